@@ -37,7 +37,9 @@ def examples(root: Path) -> list[str]:
 def cases(root: Path, options: argparse.Namespace) -> list[str]:
     """The names of what is compared, in order."""
     seeds = range(options.first, options.first + max(options.runs, options.scenarios))
-    found = [f"run {seed}" for seed in seeds[: options.runs]] + [f"scenario {seed}" for seed in seeds[: options.scenarios]]
+    found = [f"run {seed}" for seed in seeds[: options.runs]] + [
+        f"scenario {seed}" for seed in seeds[: options.scenarios]
+    ]
     if options.examples:
         found += examples(root)
     if options.reproduce:

@@ -37,6 +37,8 @@ class ServingInterval:
 
     tpot: Factors
     ttft: Factors
+    unseen: str
+    """Of what kind those deployments were: of whose deployment alone, or also model or device, the fit had seen nothing."""
     basis: str
     """Whose errors they are from, in words."""
 
@@ -89,4 +91,4 @@ def serving_interval(
     basis = f"{entry['rows']:,} rows of {stack} whose {held} no fit had seen"
     if loan[0] < 1.0 or loan[1] > 1.0:
         basis += f", times {loan[0]:.2g} to {loan[1]:.2g} for kernels that were not measured on {device}"
-    return ServingInterval(tpot=found["tpot_s"], ttft=found["ttft_s"], basis=basis)
+    return ServingInterval(tpot=found["tpot_s"], ttft=found["ttft_s"], unseen=held, basis=basis)

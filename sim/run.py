@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.engine import Experiment, PolicyError, run
+from sim.engine.columns import sum_rounds
 from sim.errors import ScenarioError
 from sim.results import Result
+from sim.scenario import Scenario
+from sim.scenario.assembly import resolve
 from sim.work import work_done
+from workloads import ServiceClass, Trace
 
 if TYPE_CHECKING:
-    from sim.engine import Columns, Experiment
-    from sim.scenario import Scenario
+    from sim.engine import Columns
     from sim.scenario.assembly import Built
 
 
-def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Result:
+def simulate(what: Scenario | Experiment, *, fast_forward: bool = True, spill_to: Path | None = None) -> Result:
     """Run a scenario, or an experiment made by hand, to its end.
 
-    With *fast_forward* off every iteration is an event of its own: the same result, slower. Raises ScenarioError
-    (a ValueError) for a scenario that cannot be built, and for a policy that breaks its rules.
+    With *fast_forward* off every iteration is an event of its own: the same result, slower. Records of iterations beyond
+    64 MB go to a file without a name in the folder *spill_to*, or in that of temporary files (TMPDIR), and vanish with the
+    result. Raises ScenarioError (a ValueError) for a scenario that cannot be built, and for a policy that breaks its rules.
     """
-    from sim.engine import Experiment
-
     if isinstance(what, Experiment):
         manifest = {"label": "experiment", "seed": what.seed, **_classes(what, {})}
-        return Result(_run(what, fast_forward), manifest=manifest)
-    from sim.scenario import Scenario
+        return Result(_run(what, fast_forward, spill_to), manifest=manifest)
 
     if not isinstance(what, Scenario):
         raise TypeError(f"simulate takes a Scenario or an Experiment; got {type(what).__name__}")
-    from sim.scenario.assembly import resolve
 
-    return run_built(resolve(what), fast_forward=fast_forward)
+    return run_built(resolve(what), fast_forward=fast_forward, spill_to=spill_to)
 
 
-def run_built(built: Built, *, fast_forward: bool = True) -> Result:
-    """Run what `sim.scenario.assembly.resolve` made of a scenario."""
-    columns = _run(built.experiment, fast_forward)
+def run_built(built: Built, *, fast_forward: bool = True, spill_to: Path | None = None) -> Result:
+    """Run what `sim.scenario.assembly.resolve` made of a scenario; *spill_to* as of `simulate`."""
+    columns = _run(built.experiment, fast_forward, spill_to)
     return Result(columns, manifest={**built.manifest, **_classes(built.experiment, built.class_limits)}, slo=built.slo)
 
 
 def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Classes of service and tenants of a workload by their rows, for the manifest; nothing where there are none. *limits*: those
     that a class's requests keep together."""
-    from workloads import ServiceClass, Trace
-
     workload = experiment.workload
     found: dict[str, Any] = {}
     if isinstance(workload, Trace) and workload.class_index is not None:
@@ -70,11 +70,9 @@ def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) 
     return found
 
 
-def _run(experiment: Experiment, fast_forward: bool) -> Columns:
-    from sim.engine import PolicyError, run
-
+def _run(experiment: Experiment, fast_forward: bool, spill_to: Path | None) -> Columns:
     try:
-        columns = run(experiment, fast_forward=fast_forward)
+        columns = run(experiment, fast_forward=fast_forward, spill_to=spill_to)
     except PolicyError as error:
         way_out = "; in a scenario: memory.preemption: recompute" if error.short_of_memory else ""
         raise ScenarioError(f"{error}{way_out}") from error
@@ -86,7 +84,5 @@ def completed(experiment: Experiment, columns: Columns) -> Columns:
     columns.meta.update(work_done(experiment, columns))
     rounds = [replica.speculation for replica in columns.replicas if replica.speculation is not None]
     if rounds:
-        from sim.engine.columns import sum_rounds
-
         columns.meta["speculation"] = sum_rounds(rounds)
     return columns

@@ -1,8 +1,9 @@
-"""Words for people: durations, and what a message says of a name or value that cannot be used."""
+"""Words for people: durations, differences of shares, and what a message says of a name or value that cannot be used."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,22 @@ def seconds_text(value_s: float) -> str:
     if value_s < 0.9995:
         return f"{value_s * 1e3:.3g} ms"
     return f"{value_s:.3g} s" if value_s < 600 else f"{value_s / 60:.3g} min"
+
+
+_SHARES = re.compile(
+    r"(^|\.)(slo_attainment|attainment|mfu|mbu|busy_fraction|hit_rate|block_hit_rate|best_hit_rate|draft_acceptance_rate|availability"
+    r"|link_use|\w*share|kv_utilization\.\w+)$"
+)
+
+
+def is_share(metric: str) -> bool:
+    """Whether the dotted *metric* is a share of a whole, whose differences are said in points."""
+    return _SHARES.search(metric) is not None
+
+
+def points_text(change: float, *, digits: int = 1, signed: bool = True) -> str:
+    """A difference of two shares for people: '+1.3 points'."""
+    return f"{100 * change:{'+' if signed else ''}.{digits}f} points"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

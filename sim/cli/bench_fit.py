@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from sim.cli.exits import USER_ERROR
 from sim.cli.measured_files import Before, Files, Where, read
 from sim.cli.options import Json
+from sim.cli.tables import print_json
 
 if TYPE_CHECKING:
     from sim.bench import BenchRun
@@ -105,7 +105,7 @@ def fit(
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror}") from None
     if as_json:
-        typer.echo(json.dumps(_facts(found, left_out, predicted, out), indent=2))
+        print_json(_facts(found, left_out, predicted, out))
     else:
         _print(found, left_out, predicted, out)
     for i in found.contradicting:
@@ -158,17 +158,19 @@ def _facts(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
                 "measured_s": dict(case.measured_s),
                 "before_s": dict(before),
                 "fitted_s": dict(figures),
+                "error_before": _errors(before, case.measured_s),
+                "error_fitted": _errors(figures, case.measured_s),
             }
             for case, before, figures in zip(found.cases, found.before, found.figures, strict=True)
         ],
         "left_out": [_plain(each) for each in left_out],
         "predicted": [_plain(each) for each in predicted],
-        "errors": {q: _finite(errors_of(found, left_out, q)) for q in ("tpot_s", "ttft_s")},
+        "errors": {q: errors_of(found, left_out, q) for q in ("tpot_s", "ttft_s")},
     }
 
 
-def _finite(values: dict[str, float]) -> dict[str, float | None]:
-    return {name: value if value == value else None for name, value in values.items()}
+def _errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    return {name: predicted[name] / value - 1 for name, value in measured.items() if name in predicted}
 
 
 def _plain(each: Prediction) -> dict[str, Any]:
@@ -176,6 +178,7 @@ def _plain(each: Prediction) -> dict[str, Any]:
         "name": each.name,
         "quantity": each.quantity,
         "measured_s": each.measured_s,
+        "error": each.error,
         "predicted_s": each.predicted_s,
         "low_s": each.low_s,
         "high_s": each.high_s,
@@ -300,10 +303,7 @@ def next_run(
     if as_json:
         from dataclasses import asdict
 
-        facts = asdict(found)
-        for each in facts["candidates"]:
-            each["half_width"] = each["half_width"] if each["half_width"] == each["half_width"] else None
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(asdict(found))
         return
     from sim.cli.tables import print_facts, print_table
     from sim.text import seconds_text

@@ -31,47 +31,6 @@ LOWER = (1.0, 0.9, 0.8, 0.7)
 """Shares of the highest rate at which the probability of keeping the SLO is worked out."""
 
 
-def _shown(name: str, value: float) -> str:
-    from sim.text import seconds_text
-
-    if name.split(".")[0].endswith("_s") and not name.startswith(("requests", "output")):
-        return seconds_text(value)
-    return f"{value:.1%}" if name == "slo_attainment" else f"{value:,.4g}"
-
-
-def print_intervals(found: Intervals) -> None:
-    """A table of the figures with their intervals, and what they are from."""
-    from sim.cli.tables import print_facts, print_table
-
-    rows = [
-        (
-            name,
-            _shown(name, each.middle),
-            f"{_shown(name, each.low)} to {_shown(name, each.high)}",
-            f"{_shown(name, each.simulation_low)} to {_shown(name, each.simulation_high)}",
-        )
-        for name, each in found.figures.items()
-    ]
-    print_table(("90 % intervals", "middle", "model and simulation", "simulation alone"), rows)
-    facts = [
-        ("From", f"{found.replays} replays, {found.basis}; {found.simulations} more seeds for the simulation's own")
-    ]
-    facts += level_facts(found.replays)
-    if found.saturated:
-        facts.append(("Saturated", f"{found.saturated} of {found.replays} replays"))
-    print_facts(facts)
-
-
-def level_facts(replays: int) -> list[tuple[str, str]]:
-    """A row that says what so few *replays* hold; none where they are enough."""
-    from sim.bench.intervals import LEVEL
-
-    held = (replays - 1) / (replays + 1)
-    if held >= LEVEL:
-        return []
-    return [("Too few", f"the farthest of {replays} replays hold {held:.0%} on average; 90 % take 19 of them or more")]
-
-
 def kept_at(scenario: Scenario, rate_per_s: float, target: Target, replays: int) -> list[dict[str, Any]]:
     """How probable it is that *scenario* keeps the target at shares of *rate_per_s*."""
     from sim.bench.intervals import intervals
@@ -154,6 +113,7 @@ def write_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | s
 def print_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | str]], folder: Path) -> None:
     """Mean TTFT and TPOT of each point with their intervals."""
     from sim.cli.tables import print_facts, print_table
+    from sim.results.trust import figure_text, level_facts
 
     keys = list(found[0][0]) if found else []
     rows = []
@@ -161,7 +121,7 @@ def print_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | s
         cells = []
         for name in ("ttft_s.mean", "tpot_s.mean"):
             each = None if isinstance(around, str) else around.figures.get(name)
-            cells.append("-" if each is None else f"{_shown(name, each.low)} to {_shown(name, each.high)}")
+            cells.append("-" if each is None else f"{figure_text(name, each.low)} to {figure_text(name, each.high)}")
         rows.append((*(str(settings[key]) for key in keys), *cells))
     print_table((*keys, "TTFT mean, 90 %", "TPOT mean, 90 %"), rows, left=len(keys))
     failed = [around for _, around in found if isinstance(around, str)]
@@ -179,15 +139,20 @@ def change_facts(found: Mapping[str, Interval]) -> dict[str, Any]:
 
 
 def print_changes(found: Mapping[str, Interval], replays: int) -> None:
-    """How much B differs from A where both are as far off as they may be."""
+    """How much B differs from A where both are as far off as they may be: shares in points, others relative to A."""
     from sim.cli.tables import print_facts, print_table
+    from sim.results.trust import level_facts
+    from sim.text import is_share, points_text
+
+    def shown(name: str, change: float) -> str:
+        return points_text(change) if is_share(name) else f"{change:+.1%}"
 
     rows = [
         (
             name,
-            f"{each.middle:+.1%}",
-            f"{each.low:+.1%} to {each.high:+.1%}",
-            f"{each.simulation_low:+.1%} to {each.simulation_high:+.1%}",
+            shown(name, each.middle),
+            f"{shown(name, each.low)} to {shown(name, each.high)}",
+            f"{shown(name, each.simulation_low)} to {shown(name, each.simulation_high)}",
         )
         for name, each in found.items()
     ]

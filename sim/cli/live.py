@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -20,10 +21,11 @@ def validate_live(
     alpha: float,
     out: Path | None,
     plots: Path | None,
+    as_json: bool,
 ) -> None:
     """Run, print measured beside simulated beside closed form, and write JSON to *out* and a picture into *plots*."""
-    from sim.cli.tables import print_table
-    from sim.validation.live import MEANINGLESS, LiveSettings, run_live
+    from sim.cli.tables import print_json
+    from sim.validation.live import LiveSettings, run_live
     from workloads.write import write_whole
 
     if hardware is None or not hardware.endswith(".toml"):
@@ -37,6 +39,25 @@ def validate_live(
         profile=Path(hardware), device=device, scale=scale, target=target, draft=draft, alpha=alpha
     )  # fmt: skip
     result = run_live(settings, report=lambda text: typer.echo(f"... {text}", err=True))
+    if as_json:
+        print_json(result.as_json())
+    else:
+        _print(result)
+    if out is not None:
+        write_whole(out, json.dumps(result.as_json(), indent=2) + "\n")
+    if plots is not None:
+        from sim.plots.calibration import draw_live
+
+        plots.mkdir(parents=True, exist_ok=True)
+        picture = draw_live(result, plots / "live.png")
+        if not as_json:
+            typer.echo(f"Plot: {picture}")
+
+
+def _print(result: Any) -> None:
+    from sim.cli.tables import print_table
+    from sim.validation.live import MEANINGLESS
+
     typer.echo(f"{result.target} and {result.draft} on {result.device}, {result.clock} clock. {MEANINGLESS}")
     typer.echo(
         f"The stack's own time, from models of hardly any arithmetic: {result.host['step_s'] * 1e3:.2f} ms a step and "
@@ -69,10 +90,3 @@ def validate_live(
     typer.echo(f"Median error of the target's steps: {100 * result.median_step_error:.1f} %")
     typer.echo(f"Largest error of a speed-up: {100 * result.worst_speedup_error:.1f} %")
     typer.echo(f"Best K: {best[0]} measured, {best[1]} simulated")
-    if out is not None:
-        write_whole(out, json.dumps(result.as_json(), indent=2) + "\n")
-    if plots is not None:
-        from sim.plots.calibration import draw_live
-
-        plots.mkdir(parents=True, exist_ok=True)
-        typer.echo(f"Plot: {draw_live(result, plots / 'live.png')}")

@@ -30,6 +30,7 @@ from sim.engine.roles import OneEach, Part
 from sim.engine.runs import RunPool
 from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go, refuse, take_for_rounds
 from sim.engine.sequences import hand_back as give_all_back
+from sim.engine.spill import Spill
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
 from sim.engine.tiers import SharedStores, Tiers
@@ -57,6 +58,8 @@ class InCommon(NamedTuple):
     """Prices of iterations, worked out once for all replicas that one `ReplicaSpec` describes, by its identity."""
     stores: SharedStores | None = None
     """What machines read of each other's KV."""
+    spill: Spill | None = None
+    """Takes the records of iterations that are more than memory should hold."""
 
 
 class Tenant:
@@ -73,7 +76,10 @@ class Tenant:
         is_rank = prices is not None
         self.number = number
         self.spec = spec
-        self.recorder = recorder = Recorder()
+        self._max_lanes = spec.micro_batches or len(stages)
+        self.recorder = recorder = Recorder(
+            common.spill, n_recent=0 if alone else self._max_lanes, n_stages=len(stages)
+        )
         self.sequences = sequences = Sequences(spec, state, common.outside, recorder, alone=alone, part=part)
         if prices is None:
             prices = common.prices.get(id(spec)) or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
@@ -87,7 +93,6 @@ class Tenant:
         self._ahead = sequences.ahead
         self._finding = sequences.finding
         self._late = sequences.kv.caches_late
-        self._max_lanes = spec.micro_batches or len(stages)
         self.loading: Loading | None = None
         if spec.tiers and (sequences.kv.caches or spec.swaps):
             self.loading = self._loading_of(machine, common.stores or SharedStores(peers=False))
@@ -171,7 +176,7 @@ class Tenant:
             end = self._carry_out(lane, plan, ticks)
             if end >= 0:
                 return end
-            if end == NOTHING and not self._asks_again(lane, plan, ticks):
+            if not self._asks_again(lane, plan, ticks, changed=end == ASK_AGAIN):
                 lane.wake_ns = plan.until_ns
                 return NOTHING
 
@@ -179,10 +184,13 @@ class Tenant:
         """Whether nothing has happened that a held plan does not let pass, and there is memory for its next iteration."""
         return held.holds(self._version, ticks >> TICK_BITS) and lane.decoding.growth_blocks <= self._kv.free
 
-    def _asks_again(self, lane: Lane, plan: Plan, ticks: int) -> bool:
-        """Whether a plan that starts nothing was made ahead, or memory comes free for another."""
+    def _asks_again(self, lane: Lane, plan: Plan, ticks: int, *, changed: bool) -> bool:
+        """Whether a plan that starts nothing was made ahead, has *changed* what the next one sees, or leaves memory to those who
+        hold it from each other, one of whom gives it back."""
         planner = self.planner
-        return planner.knows_more_now(lane) or planner.takes_memory_back(lane, plan.until_ns, ticks >> TICK_BITS)
+        if planner.knows_more_now(lane) or changed:
+            return True
+        return planner.takes_memory_back(lane, plan.until_ns, ticks >> TICK_BITS)
 
     def _go_on(self, lane: Lane, held: HeldPlan, ticks: int) -> int:
         """Carry a held plan out for one iteration more."""
@@ -423,7 +431,7 @@ class Tenant:
             joins=recorder.joins.array(),
             queued_ns=np.array(recorder.queued_ns, np.int64),
             resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),
-            stages=recorder.stages.array(),
+            stages=recorder.all_stages(),
             kv_blocks_total=kv.total,
             block_tokens=kv.block_tokens,
             n_stages=len(self.stages),
@@ -436,13 +444,3 @@ class Tenant:
 def _emitted(lanes: Sequence[Lane]) -> dict[int, IntArray]:
     found = {lane.index: lane.decoding.emitted() for lane in lanes}
     return {index: tokens for index, tokens in found.items() if tokens is not None}
-
-
-def n_loading(tenant: Tenant) -> int:
-    """Requests whose KV is on its way from a tier."""
-    return tenant.n_loading
-
-
-def columns_of(tenant: Tenant) -> ReplicaColumns:
-    """The records of the run."""
-    return tenant.columns()

@@ -13,6 +13,7 @@ from sim.launch.chosen import Chosen, Export
 from sim.launch.dynamo import manifest
 from sim.launch.kubernetes import kserve, kubernetes, llm_d
 from sim.launch.writers import commands, of_the_whole
+from sim.results.trust import trust_rows
 from sim.scenario import Scenario
 from sim.scenario.tiers import Tier
 from sim.text import unknown
@@ -47,7 +48,7 @@ def _figures(summary: Mapping[str, Any]) -> tuple[str, ...]:
             )
     if summary.get("slo_attainment") is not None:
         found.append(f"{summary['slo_attainment']:.1%} of the requests within the SLO")
-    return tuple(found)
+    return (*found, *(f"{name}: {text}" for name, text in trust_rows(summary)))
 
 
 def _best_candidate(folder: Path) -> Chosen:

@@ -15,18 +15,24 @@ def with_limits(
     summary: dict[str, Any], slo: Mapping[str, float | None] | None, classes: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """*summary* with `slo`, which has `limit_s`, `value_s` and `kept` of each mean or percentile that *slo* limits, the same in the
-    classes that have such limits, and `slo_kept`, whether all of them are; the same summary without any.
+    classes that have such limits, and `slo_kept`, whether all of them are; `request_limits` are those that requests are held to
+    one by one (`slo_attainment`). The same summary without any.
 
     Values are of the requests that the summary's latencies are of, so that a request without a first token is in no percentile.
     """
     found = dict(summary)
+    # With classes a request is held to those of its class in their place.
+    if (of_requests := _of_requests(slo or {})) and not classes:
+        found["request_limits"] = of_requests
     top = _held(summary, slo or {})
     if top:
         found["slo"] = top
     for each in classes:
-        own = _held(summary["classes"][each["name"]], each["slo"])
-        if own:
-            found["classes"] = {**found["classes"], each["name"]: {**summary["classes"][each["name"]], "slo": own}}
+        group = summary["classes"][each["name"]]
+        own = {"request_limits": _of_requests(each["slo"]), "slo": _held(group, each["slo"])}
+        if any(own.values()):
+            mine = {**group, **{key: value for key, value in own.items() if value}}
+            found["classes"] = {**found["classes"], each["name"]: mine}
     limits = list(limits_in(found))
     return {**found, "slo_kept": all(limit["kept"] for _, _, limit in limits)} if limits else found
 
@@ -38,6 +44,10 @@ def limits_in(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[st
     for name, group in groups.items():
         for key, limit in group.get("slo", {}).items():
             yield name, key, limit
+
+
+def _of_requests(slo: Mapping[str, float | None]) -> dict[str, float]:
+    return {key: limit_s for key in LIMITS if (limit_s := slo.get(key)) is not None}
 
 
 def _held(figures: Mapping[str, Any], slo: Mapping[str, float | None]) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.results.trust import interval_text
 from sim.text import seconds_text
 from workloads.write import write_whole
 
@@ -20,20 +21,31 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 2000
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 1180px; margin: 2em auto;
-  padding: 0 1em; }
+:root { color-scheme: light dark; --text: #1b1b1b; --soft: #444; --page: #fff; --line: #ddd; --head: #888; --block: #f5f5f5;
+  --note: #fdf6e8; --bad: #fdf0e8; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e6e6; --soft: #b5b5b5; --page: #15181c; --line: #3a3f45; --head: #8a9199;
+  --block: #20242a; --note: #332a15; --bad: #3a2114; } }
+body { font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 1180px; margin: 2em auto;
+  padding: 0 1em; overflow-wrap: anywhere; -webkit-text-size-adjust: 100%; }
 h1 { font-size: 1.5em; margin-bottom: 0.2em; } h2 { font-size: 1.15em; margin-top: 2em; }
-.lead { color: #444; margin-top: 0; } .note { border-left: 4px solid #E69F00; padding: 0.2em 0.8em; background: #fdf6e8; }
-.bad { border-left-color: #D55E00; background: #fdf0e8; }
+.lead { color: var(--soft); margin-top: 0; } .note { border-left: 4px solid #E69F00; padding: 0.2em 0.8em;
+  background: var(--note); }
+.bad { border-left-color: #D55E00; background: var(--bad); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.25em 0.7em; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #888; }
+th, td { padding: 0.25em 0.7em; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid var(--head); }
 table.facts td { text-align: left; white-space: normal; } table.facts th { text-align: left; font-weight: 600; }
 table.sortable thead th { cursor: pointer; } th[aria-sort=ascending]::after { content: " \\2191"; }
 th[aria-sort=descending]::after { content: " \\2193"; }
-img { max-width: 100%; height: auto; display: block; margin: 0.8em 0; } pre { background: #f5f5f5; padding: 0.8em;
+/* Pictures are drawn on white, which they keep in the dark. */
+img { max-width: 100%; height: auto; display: block; margin: 0.8em 0; background: #fff; border-radius: 4px; } pre {
+  background: var(--block); padding: 0.8em;
   overflow-x: auto; font-size: 13px; } details { margin: 0.6em 0; } summary { cursor: pointer; font-weight: 600; }
-@media print { body { max-width: none; } details > *:not(summary) { display: block; } }
+@media (max-width: 640px) { body { margin: 1em auto; padding: 0 0.7em; } th, td { padding: 0.25em 0.45em; }
+  table.facts, table.facts tbody, table.facts tr, table.facts th, table.facts td { display: block; border: 0; }
+  table.facts tr { border-bottom: 1px solid var(--line); padding: 0.3em 0; } table.facts th, table.facts td { padding: 0; }
+  .picture { overflow-x: auto; } .picture img { min-width: 35em; } }
+@media print { :root { color-scheme: light; } body { max-width: none; } details > *:not(summary) { display: block; } }
 """
 # Sorts a table by the column whose head is clicked: numbers by data-value, texts by letter.
 _SCRIPT = """
@@ -58,7 +70,17 @@ for (const table of document.querySelectorAll("table.sortable")) {
 def write_run_report(result: Result, path: str | os.PathLike[str]) -> Path:
     """Write the report of one run to *path*, whole or not at all, and return the path."""
     from sim.plots import run_figures
-    from sim.results import LATENCY_HEADS, STAGE_HEADS, fact_rows, latency_rows, stage_rows
+    from sim.results import (
+        GROUP_HEADS,
+        INTERVAL_HEADS,
+        LATENCY_HEADS,
+        STAGE_HEADS,
+        fact_rows,
+        group_rows,
+        interval_rows,
+        latency_rows,
+        stage_rows,
+    )  # fmt: skip
 
     summary, manifest = result.summary, result.manifest
     body = [_head(result.label, _run_lead(summary))]
@@ -72,13 +94,19 @@ def write_run_report(result: Result, path: str | os.PathLike[str]) -> Path:
         body.append(
             "<h2>Where the time went</h2>" + _table(("", *STAGE_HEADS), [(name, *cells) for name, cells in stages])
         )
+    if intervals := interval_rows(summary):
+        body.append("<h2>90 % intervals</h2>" + _table(("", *INTERVAL_HEADS), intervals))
+    if groups := group_rows(summary):
+        rows = [(name, total, *cells) for name, total, cells in groups]
+        body.append("<h2>Classes and tenants</h2>" + _table(("", "requests", *GROUP_HEADS), rows))
     body.append("<h2>The run</h2>" + _facts(fact_rows(summary)))
     if result.rejections:
         rows = sorted(result.rejections.items(), key=lambda item: -item[1])
         body.append("<h2>Rejected requests</h2>" + _facts([(f"{count:,}", reason) for reason, count in rows]))
     if summary["requests"]["finished"]:
         body.append("<h2>Pictures</h2>")
-        body += [_picture(name, figure) for name, figure in run_figures(result.requests, result.iterations).items()]
+        figures = run_figures(result.requests, result.columns.iteration_blocks)
+        body += [_picture(name, figure) for name, figure in figures.items()]
     body.append(_provenance(manifest.get("scenario"), manifest))
     return _write(Path(path), result.label, body)
 
@@ -89,7 +117,7 @@ def write_sweep_report(sweep: SweepResult | str | os.PathLike[str], path: str | 
     The table holds the first 2,000 points, and says so where there are more.
     """
     from sim.plots import sweep_figures
-    from sim.study.sweep import SweepResult, short_table
+    from sim.study.sweep import SweepResult, expected_facts, short_table
 
     result = sweep if isinstance(sweep, SweepResult) else SweepResult(sweep)
     counts = result.counts
@@ -118,6 +146,7 @@ def write_sweep_report(sweep: SweepResult | str | os.PathLike[str], path: str | 
     body.append("<h2>Points</h2>" + _table(heads, rows, values=_values(result, heads), sortable=True))
     if counts["points"] > len(rows):
         body.append(f"<p>The first {len(rows):,} of {counts['points']:,}; all are in results.parquet and .csv.</p>")
+    body.append(_facts(expected_facts(result)))
     body.append(_provenance(result.manifest.get("base"), result.manifest))
     return _write(Path(path), title, body)
 
@@ -127,9 +156,8 @@ def _run_lead(summary: Mapping[str, Any]) -> str:
     text = f"{counts['finished']:,} of {counts['total']:,} requests finished"
     if first["p99"] is None:
         return text
-    return (
-        f"{text}; half see a first token within {seconds_text(first['p50'])}, 99 % within {seconds_text(first['p99'])}"
-    )
+    text += f"; half see a first token within {seconds_text(first['p50'])}, 99 % within {seconds_text(first['p99'])}"
+    return f"{text}. To be measured: {interval_text(summary['intervals'])}" if "intervals" in summary else text
 
 
 def _values(result: SweepResult, heads: Sequence[str]) -> list[list[Any]]:
@@ -175,7 +203,7 @@ def _picture(name: str, figure: Figure) -> str:
 
     # As an image rather than inline, so that the names within one picture cannot meet those of another.
     data = base64.b64encode(svg_bytes(figure)).decode()
-    return f"<img alt='{escape(name.replace('-', ' '))}' src='data:image/svg+xml;base64,{data}'>"
+    return f"<div class='picture'><img alt='{escape(name.replace('-', ' '))}' src='data:image/svg+xml;base64,{data}'></div>"
 
 
 def _provenance(scenario: Any, manifest: Mapping[str, Any]) -> str:

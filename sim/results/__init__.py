@@ -2,6 +2,7 @@
 
 from sim.results.folder import FILES, SOMETIMES, staging
 from sim.results.result import Result
+from sim.results.trust import INTERVAL_HEADS, figure_text, interval_rows, interval_text
 from sim.results.words import (
     GROUP_HEADS,
     LATENCY_HEADS,
@@ -17,12 +18,16 @@ from sim.results.words import (
 __all__ = [
     "FILES",
     "GROUP_HEADS",
+    "INTERVAL_HEADS",
     "LATENCY_HEADS",
     "SOMETIMES",
     "STAGE_HEADS",
     "Result",
     "fact_rows",
+    "figure_text",
     "group_rows",
+    "interval_rows",
+    "interval_text",
     "latency_rows",
     "over",
     "stage_rows",

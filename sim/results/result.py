@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from sim.errors import OutputError
 from sim.results.costs import costs_of
 from sim.results.folder import FILES, read_json, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
+from sim.results.trust import trusted
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
 
 if TYPE_CHECKING:
@@ -56,32 +56,10 @@ class Result:
         costs = costs_of(self.columns, self.manifest)
         if costs is not None and found["window"]["rule"] != "whole":
             found["window"]["whole_run"].append("costs")
-        beside = {"costs": costs, "fitted_stack": fitted_stack(self.manifest)}
+        beside = {
+            **trusted(self.manifest, found), "reported": self._reported, "costs": costs, "fitted_stack": fitted_stack(self.manifest)
+        }  # fmt: skip
         return {**found, **{key: value for key, value in beside.items() if value}}
-
-    @property
-    def intervals(self) -> dict[str, dict[str, Any]]:
-        """For `tpot_s` and `ttft_s` the mean of the summary, and `low` and `high` of the 90 % interval in which it would be
-        measured, by how far off deployments were that the serving stack's fit had not seen (`basis`). Empty where none were held
-        back: pools, speculation, the datasheet, a stack that nothing was fitted to, a device that is no GPU, and a saturated run,
-        whose latencies grow for as long as arrivals last. TPOT's `low` is no less than the reading of the weights takes."""
-        factors = self.manifest.get("interval")
-        if factors is None or self.summary["saturated"]:
-            return {}
-        found = {}
-        for name in ("tpot_s", "ttft_s"):
-            mean = self.summary[name]["mean"]
-            if mean is not None:
-                low, high = factors[name]
-                # Nothing is measured faster than the datasheet allows.
-                floor = min(mean, factors.get("tpot_floor_s", 0.0)) if name == "tpot_s" else 0.0
-                found[name] = {
-                    "mean": mean,
-                    "low": max(mean * low, floor),
-                    "high": mean * high,
-                    "basis": factors["basis"],
-                }
-        return found
 
     @property
     def figures(self) -> Figures | None:
@@ -92,6 +70,16 @@ class Result:
         if asked.get("protocol") is None:
             return None
         return protocol(asked["protocol"]).figures(self.columns, asked["concurrency"])
+
+    @property
+    def _reported(self) -> dict[str, float | None] | None:
+        """`figures` for a summary; None for what none of the requests has."""
+        found = self.figures
+        return (
+            None
+            if found is None
+            else {key: value if value == value else None for key, value in found._asdict().items()}
+        )
 
     @property
     def _window(self) -> Mapping[str, Any]:
@@ -139,7 +127,7 @@ class Result:
         return None if transfers is None else transfer_table(transfers).to_pandas()
 
     def kept(self) -> Result:
-        """The same result with iterations, where they are few, worked out once: for files and pictures together."""
+        """The same result with gaps and iterations, where they are few, worked out once for figures, files and pictures."""
         if isinstance(self.columns, _Once):
             return self
         found = Result(_Once(self.columns), manifest=self.manifest, slo=self.slo)
@@ -250,27 +238,36 @@ def fitted_stack(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Once:
-    """Columns whose gaps, and iterations where they are few, are worked out once while a folder is written."""
+    """Columns whose gaps and iterations, where they are few, are worked out once."""
 
     def __init__(self, columns: metrics.Columns) -> None:
         self.requests = columns.requests
         self.reasons = columns.reasons
         self.meta = columns.meta
-        self.itl_blocks = columns.itl_blocks
         self.transfers = lambda: metrics.transfers_of(columns)
         self._columns = columns
-        self._kept: list[Mapping[str, NDArray[Any]]] = []
+        self._gaps: metrics.Blocks | None = None
+        self._kept: Sequence[Mapping[str, NDArray[Any]]] | None = ()
+        """None: they are many."""
+
+    def itl_blocks(self) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        if self._gaps is None:
+            self._gaps = metrics.kept_blocks(self._columns.itl_blocks)
+        return self._gaps()
 
     def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]:
-        if self._kept:
-            return self._kept
-        blocks = iter(self._columns.iteration_blocks())
-        first: list[Mapping[str, NDArray[Any]]] = []
-        n = 0
-        for block in blocks:
-            first.append(block)
-            n += len(block["start_ns"])
-            if n > _ROWS_TO_KEEP:
-                return itertools.chain(first, blocks)
-        self._kept = first
-        return first
+        if self._kept == ():
+            self._kept = _few(self._columns.iteration_blocks())
+        return self._columns.iteration_blocks() if self._kept is None else self._kept
+
+
+def _few(blocks: Iterable[Mapping[str, NDArray[Any]]]) -> list[Mapping[str, NDArray[Any]]] | None:
+    """The blocks where their rows are few, and otherwise None."""
+    found: list[Mapping[str, NDArray[Any]]] = []
+    n = 0
+    for block in blocks:
+        found.append(block)
+        n += len(block["start_ns"])
+        if n > _ROWS_TO_KEEP:
+            return None
+    return found

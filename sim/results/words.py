@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sim.metrics as metrics
+from sim.results.trust import trust_rows
 from sim.text import seconds_text
 
 LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -51,11 +52,21 @@ def group_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
 
 
 def limit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Limits of means and percentiles beside what was reached, for people; none where there are none."""
+    """Limits of means and percentiles, and of the requests of classes, beside what was reached, for people; none where there are
+    none."""
     found: dict[str, list[str]] = {}
+    for name, group in summary.get("classes", {}).items():
+        if limits := request_limits_text(group):
+            found[f"SLO of {name}"] = [f"{limits} of each request, kept by {group['slo_attainment'] or 0:.1%}"]
     for name, key, limit in metrics.limits_in(summary):
         found.setdefault(f"SLO of {name}" if name else "SLO", []).append(limit_text(key, limit))
     return [(name, "; ".join(texts)) for name, texts in found.items()]
+
+
+def request_limits_text(group: Mapping[str, Any]) -> str:
+    """Limits that each request of a summary, or of a class in it, is held to; empty without any."""
+    limits = group.get("request_limits", {})
+    return ", ".join(f"{key[:-2].upper()} at most {seconds_text(limit_s)}" for key, limit_s in limits.items())
 
 
 def limit_text(key: str, limit: Mapping[str, Any]) -> str:
@@ -302,7 +313,9 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if summary["slo_attainment"] is not None:
         good = rate(summary["goodput_requests_per_s"], "requests/s")
-        rows.append(("Within the SLO", f"{share(summary['slo_attainment'])} of requests, goodput {good}"))
+        limits = request_limits_text(summary)
+        held = f" ({limits})" if limits else ""
+        rows.append(("Within the SLO", f"{share(summary['slo_attainment'])} of requests{held}, goodput {good}"))
     rows += limit_rows(summary)
     window = summary.get("window", metrics.WHOLE)
     rows.insert(1, ("Figures over", window_text(window)))
@@ -348,6 +361,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             ),
             ("Accepted by position", ", ".join(share(rate) for rate in speculation["acceptance_rate_per_pos"])),
         ]
+    rows += trust_rows(summary)
     if summary["wall_s"] is not None:
         rows.append(("Spent simulating", seconds_text(summary["wall_s"])))
     return rows

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from sim.study.paired import STATISTICS, latency_change, queue_stretches
 from sim.study.points import Sweep
 from sim.study.sweep import FORMAT, SweepResult, sweep
 from sim.study.table import SATURATED, UNSTEADY
-from sim.text import unknown
+from sim.text import is_share, unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,9 +45,12 @@ _MORE_IS_BETTER = {
 _PER_REQUEST = ("ttft_s", "tpot_s", "e2el_s", "queue_s")
 
 
+Bounds = tuple[float, float] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One metric of A and B. *change* is B / A - 1; None, with *why*, where there is none to give."""
+    """One metric of A and B. *change* is B / A - 1, or of shares B - A; None, with *why*, where there is none to give."""
 
     metric: str
     where: Mapping[str, Any]
@@ -56,6 +59,8 @@ class Difference:
     b: float | None
     change: st.Change | None
     why: str = ""
+    bounds: tuple[Bounds, Bounds] = (None, None)
+    """Within which A and B would be measured (`intervals` of their summaries); None where these have no interval for the metric."""
 
     @property
     def certain(self) -> bool:
@@ -69,7 +74,7 @@ class Difference:
             return f"{_metric_name(self.metric)}: {self.why}"
         if self.a == self.b and self.change.mean == 0:
             return f"A and B are equal at {_metric_name(self.metric)}"
-        percent, bounds = _percent(self.change)
+        percent, bounds = _sizes(self.change, " points" if is_share(self.metric) else " %")
         head = self.metric.rpartition(".")[0]
         up = self.change.mean > 0
         if self.metric in _MORE_IS_BETTER:
@@ -85,20 +90,21 @@ class Difference:
         return f"{said} ({bounds})"
 
 
-def _percent(change: st.Change) -> tuple[str, str]:
-    """The size of a change and the interval around it; an empty interval where there is none."""
+def _sizes(change: st.Change, unit: str) -> tuple[str, str]:
+    """The size of a change in hundredths, which are percent of A or points of a share, and the interval around it, empty where
+    there is none."""
     if math.isnan(change.half_width):
-        return f"{100 * abs(change.mean):.3g} %", ""
+        return f"{100 * abs(change.mean):.3g}{unit}", ""
     half = 100 * change.half_width
     digits = min(2, max(0, 1 - math.floor(math.log10(half)))) if 0 < half < 10 else 0
     ends = [100 * change.low, 100 * change.high]
     if not change.certain:
-        down, up = (f"{abs(end):.{digits}f} %" for end in ends)
-        return f"{100 * abs(change.mean):.{digits}f} %", f"from {down} down to {up} up"
+        down, up = (f"{abs(end):.{digits}f}{unit}" for end in ends)
+        return f"{100 * abs(change.mean):.{digits}f}{unit}", f"from {down} down to {up} up"
     low, high = sorted(map(abs, ends))
     # An interval that leaves out 0 does not end at a rounded 0.
     digits = max(digits, min(4, -math.floor(math.log10(low))))
-    return f"{100 * abs(change.mean):.{digits}f} %", f"{low:.{digits}f} to {high:.{digits}f} %"
+    return f"{100 * abs(change.mean):.{digits}f}{unit}", f"{low:.{digits}f} to {high:.{digits}f}{unit}"
 
 
 def _metric_name(metric: str) -> str:
@@ -117,19 +123,23 @@ class Comparison:
     level: float = st.LEVEL
     notes: tuple[Noted, ...] = ()
     """Notes of the runs of A and B."""
+    trusted: tuple[Mapping[str, Any], Mapping[str, Any]] = field(default_factory=lambda: ({}, {}))
+    """`intervals`, `trust`, `memory` and `kv_utilization` of the summaries of A and B; empty for sweeps of several points, whose
+    tables have them."""
 
     def __iter__(self) -> Any:
         return iter(self.differences)
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row a metric (and point): a, b, change, low, high, half_width, verdict."""
+        """One row a metric (and point): a, b, change, low, high, half_width, unit, a_low, a_high, b_low, b_high, verdict."""
         import pandas as pd
 
         return pd.DataFrame(self.rows())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The differences as plain values; change, low, high and half_width are shares of A, None where there is none."""
+        """The differences as plain values: change, low, high and half_width are shares of A, or where *unit* is `points` the
+        difference of two shares; a_low to b_high are `Difference.bounds`. None where there is none."""
         return [
             {
                 **each.where,
@@ -138,6 +148,12 @@ class Comparison:
                 "b": each.b,
                 "change": None if each.change is None else each.change.mean,
                 **{name: _value(each.change, name) for name in ("low", "high", "half_width")},
+                "unit": "points" if is_share(each.metric) else "of_a",
+                **{
+                    f"{side}_{end}": None if bounds is None else bounds[at]
+                    for side, bounds in zip("ab", each.bounds, strict=True)
+                    for at, end in enumerate(("low", "high"))
+                },
                 "verdict": each.verdict,
             }
             for each in self.differences
@@ -197,6 +213,7 @@ def compare(
             how=_how((first, second), f"{n} replications, paired by seed", level) + alone,
             level=level,
             notes=_notes(map(str, first.notes), map(str, second.notes)),
+            trusted=(_of_one_point(first), _of_one_point(second)),
         )
     places = [f"{given}: " if isinstance(given, str | os.PathLike) else "" for given in (a, b)]
     return _results(first, second, metrics, level, places)  # type: ignore[arg-type]
@@ -240,6 +257,7 @@ def _scenarios(
         how=_how(both, f"{replications} replications on the same random numbers", level),
         level=level,
         notes=_notes(*(map(str, side.notes) for side in both)),
+        trusted=(_of_one_point(both[0]), _of_one_point(both[1])),
     )
 
 
@@ -322,19 +340,20 @@ def _paired(
         why = _saturated_text(*verdicts)
     elif not pairs:
         why = "no value"
-    elif sum(x for x, _ in pairs) <= 0:
+    elif sum(x for x, _ in pairs) <= 0 and not is_share(metric):
         why = "no relative change from 0"
+    bounds = _bounds(metric, [[run[seed] for seed in seeds] for run in (a, b)])
     if why:
-        return Difference(metric=metric, where=where, a=means[0], b=means[1], change=None, why=why)
+        return Difference(metric=metric, where=where, a=means[0], b=means[1], change=None, why=why, bounds=bounds)
     first, second = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
     # Equal runs under every seed say that nothing is random here, not that all is certain.
     if len(pairs) > 1 and len(set(pairs)) > 1:
-        change = st.ratio_interval(first, second, level=level)
+        change = (st.point_interval if is_share(metric) else st.ratio_interval)(first, second, level=level)
     else:
-        mean = float(second.mean() / first.mean()) - 1
+        mean = _change(metric, float(first.mean()), float(second.mean()))
         change = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level)
         why = "one run has no interval" if len(pairs) == 1 else "equal replications have no interval"
-    return Difference(metric=metric, where=where, a=means[0], b=means[1], change=change, why=why)
+    return Difference(metric=metric, where=where, a=means[0], b=means[1], change=change, why=why, bounds=bounds)
 
 
 def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, places: Sequence[str]) -> Comparison:
@@ -363,16 +382,19 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
             why = _saturated_text(*saturated)
         elif not all(map(_known, value)):
             why = "no value"
-        elif value[0] <= 0:
+        elif value[0] <= 0 and not is_share(metric):
             why = "no relative change from 0"
         elif head in _PER_REQUEST and statistic in STATISTICS:
             before, after = (each[head].to_numpy()[order] for each in (first, second))
             change, why = latency_change(before, after, statistic, stretches=stretches, level=level)
         if change is None and not why:
-            mean = value[1] / value[0] - 1
+            mean = _change(metric, *value)
             change = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level)
             why = "one run has no interval; compare scenarios"
-        differences.append(Difference(metric=metric, where={}, a=value[0], b=value[1], change=change, why=why))
+        bounds = _bounds(metric, [[side] for side in flat])
+        differences.append(
+            Difference(metric=metric, where={}, a=value[0], b=value[1], change=change, why=why, bounds=bounds)
+        )
     part = "" if order.size == len(first) else f" ({order.size:,} in the windows of both)"
     return Comparison(
         a=places[0] + a.label,
@@ -384,6 +406,7 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
         ),
         level=level,
         notes=_notes(*(each.manifest.get("notes", ()) for each in (a, b))),
+        trusted=(_trusted(a.summary), _trusted(b.summary)),
     )
 
 
@@ -394,6 +417,30 @@ def _stretches(result: Result, order: np.ndarray) -> float:
         return math.inf
     columns = result.columns.requests
     return queue_stretches(*(columns[name][order] for name in ("arrival_ns", "scheduled_ns", "replica")))
+
+
+def _bounds(metric: str, sides: Sequence[Sequence[Mapping[Any, Any]]]) -> tuple[Bounds, Bounds]:
+    """Within which A and B would be measured, by their runs' dotted figures; the mean of the runs' bounds."""
+
+    def of(runs: Sequence[Mapping[Any, Any]]) -> Bounds:
+        low, high = (_mean([run.get(f"intervals.figures.{metric}.{end}") for run in runs]) for end in ("low", "high"))
+        return None if low is None or high is None else (low, high)
+
+    return of(sides[0]), of(sides[1])
+
+
+def _trusted(summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: summary[key] for key in ("intervals", "trust", "memory", "kv_utilization") if key in summary}
+
+
+def _of_one_point(result: SweepResult) -> dict[str, Any]:
+    """`_trusted` of the first run of a sweep of one point."""
+    found = next(iter(result.summaries()), [None]) if result.counts["points"] == 1 else [None]
+    return {} if found[0] is None else _trusted(found[0])
+
+
+def _change(metric: str, a: float, b: float) -> float:
+    return b - a if is_share(metric) else b / a - 1
 
 
 def _chosen(metrics: Sequence[str] | None, columns: Sequence[str]) -> list[str]:

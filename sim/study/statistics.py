@@ -62,7 +62,8 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A relative change and the interval that holds it at *level*, from *n* pairs; longer on one side where they are skewed."""
+    """A relative change, or a difference of shares, and the interval that holds it at *level*, from *n* pairs; longer on one side
+    where they are skewed."""
 
     mean: float
     low: float
@@ -189,6 +190,17 @@ def ratio_interval(a: ArrayLike, b: ArrayLike, *, level: float = LEVEL) -> Chang
     ratio = float(b.mean()) / base
     down, up = _arms((b - ratio * a) / base, level)
     return Change(mean=ratio - 1, low=ratio - 1 - down, high=ratio - 1 + up, n=a.size, level=level)
+
+
+def point_interval(a: ArrayLike, b: ArrayLike, *, level: float = LEVEL) -> Change:
+    """mean(b) - mean(a) of shares over independent pairs that share their random numbers. Shapes [n], n at least 2.
+
+    The skewness of the differences lengthens the interval on its side, as in `ratio_interval`.
+    """
+    a, b = _pairs(a, b)
+    mean = float((b - a).mean())
+    down, up = _arms(b - a - mean, level)
+    return Change(mean=mean, low=mean - down, high=mean + up, n=a.size, level=level)
 
 
 def batch_ratio(

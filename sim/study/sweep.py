@@ -25,7 +25,7 @@ from sim.study.progress import Progress, shown
 from sim.study.statistics import LEVEL
 from sim.study.store import Store
 from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
-from sim.text import seconds_text
+from sim.text import is_share, points_text, seconds_text
 from workloads.write import write_whole
 
 if TYPE_CHECKING:
@@ -157,19 +157,37 @@ def short_table(result: SweepResult, *, most: int, errors: bool = True) -> tuple
             if _absent(value):
                 row.append("saturated" if values.get("saturated") and name.startswith(("ttft", "e2el")) else "-")
                 continue
-            show = seconds_text if "_s." in name else _text
-            row.append(show(value) + _half(values, name, show))
+            half = values.get(name + HALF_WIDTH)
+            row.append(_figure(name, value) + ("" if _absent(half) else f" ± {_figure(name, half, width=True)}"))
         rows.append([*row, *["-"] * (len(heads) - len(row))])
     return heads, rows
+
+
+def expected_facts(result: SweepResult) -> list[tuple[str, str]]:
+    """Rows for people that say by whose errors the points have intervals of what would be measured, or why they have none."""
+    table = result.table
+    rows: list[tuple[str, str]] = []
+    for column, said in (("intervals.basis", "90 % intervals in columns intervals.*, by the errors on {}"),
+                         ("intervals.why_not", "no interval: {}")):  # fmt: skip
+        for text, n in table[column].value_counts().items() if column in table else ():
+            where = "" if n == len(table) else f" ({n:,} of {len(table):,} points)"
+            rows.append(("" if rows else "Expect to measure", said.format(text) + where))
+    return rows
 
 
 def _absent(value: Any) -> bool:
     return value is None or value != value
 
 
-def _half(values: Mapping[Any, Any], name: str, show: Callable[[Any], str]) -> str:
-    half = values.get(name + HALF_WIDTH)
-    return "" if _absent(half) else f" ± {show(half)}"
+def _figure(name: str, value: Any, *, width: bool = False) -> str:
+    """A figure for people, or the *width* around it, which is in points where the figure is a share."""
+    if isinstance(value, str | bool):
+        return _text(value)
+    if "_s." in name:
+        return seconds_text(value)
+    if is_share(name):
+        return points_text(value, signed=False) if width else f"{value:.1%}"
+    return _text(value)
 
 
 def _text(value: Any) -> str:

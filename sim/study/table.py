@@ -29,6 +29,8 @@ UNSTEADY = ("ttft_s.", "e2el_s.", "queue_s.")
 KEPT = ("slo_kept", "_s.kept")
 """Verdicts on limits of means and percentiles."""
 _HELD = re.compile(r"\b(ttft|e2el)_\w+_s\.value_s$")
+_NOT_ESTIMATES = ("intervals.", "trust.", "memory.", "request_limits.")
+"""Figures that no mean over replications estimates: they have no half-width."""
 _NOT_RESULTS = ("wall_s",)  # differs from run to run of the same scenario
 _ROWS_A_GROUP = 512
 
@@ -82,8 +84,10 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
             row[key] = values[0] if all(value == values[0] for value in values) else None
         elif (saturated and (key.startswith(UNSTEADY) or _HELD.search(key))) or not values:
             row[key] = None
-            if half_widths:
+            if half_widths and _estimated(key):
                 row[key + HALF_WIDTH] = None
+        elif not _estimated(key):
+            row[key] = sum(values) / len(values)
         else:
             interval = mean_interval(values, level=level)
             row[key] = interval.mean
@@ -91,6 +95,10 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
                 known = not certain and not math.isnan(interval.half_width)
                 row[key + HALF_WIDTH] = interval.half_width if known else None
     return row
+
+
+def _estimated(key: str) -> bool:
+    return not key.startswith(_NOT_ESTIMATES)
 
 
 class RunIndex:
@@ -128,7 +136,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> t
     metrics: dict[str, str] = {}
     for key, kind in keys.items():
         metrics[key] = kind
-        if half and kind == "number":
+        if half and kind == "number" and _estimated(key):
             metrics[key + HALF_WIDTH] = "number"
     counts: dict[str, int] = dict.fromkeys(("points", "runs", "failed", "saturated", "alike"), 0)
     shown = {key: kinds[key] for key in axes}

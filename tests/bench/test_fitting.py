@@ -28,8 +28,9 @@ from sim.bench.measured import BenchRun
 from sim.bench.next_run import advise
 from sim.bench.overlay import errors_of, posterior_of, stack_text
 from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Setting, own_value, priors, setting_at
-from sim.cli.intervals import kept_at, kept_by, kept_facts, level_facts
+from sim.cli.intervals import kept_at, kept_by, kept_facts
 from sim.errors import RooftraceError, ScenarioError
+from sim.results.trust import level_facts
 from sim.scenario.assembly import build, resolve
 from sim.scenario.assembly.deployment import deployment_of
 from sim.study.rates import Target, own_rate_per_s
@@ -120,7 +121,7 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
         error = fitted.errors.of(quantity)
         assert np.abs(off).max() < 0.75 * error < 1.2 * error < np.abs(before).max()
     # What counts against the truth, which has no residuals, is how far it lies out by the priors. Figures go up and down in steps
-    # as terms move, and this fit stops where it is 18 % worse than that: it has not found the least (docs/how-to/fit.md).
+    # as terms move, and this fit stops where it is 18 % worse than that: it has not found the least (docs/validation/servers.md).
     data = sum(
         2.0 * (np.hypot(1.0, np.log(f[q] / c.measured_s[q]) / fitted.errors.of(q)) - 1.0)
         for f, c in zip(fitted.figures, fitted.cases, strict=True)
@@ -440,11 +441,10 @@ def test_what_is_off_in_both_sides_of_a_comparison_cancels(stack_file: Path) -> 
         changes(closed(stack_file), closed("vllm"), 2)
 
 
-def test_an_slo_that_no_request_keeps_has_no_change() -> None:
+def test_shares_change_by_points_also_from_none() -> None:
     never = closed("vllm").with_set("slo={ttft_s: 0.000001}")
-    found = changes(never, never, 2)
-    assert "slo_attainment" not in found
-    assert found["tpot_s.mean"].middle == 0.0
+    found = changes(never, closed("vllm").with_set("slo={ttft_s: 10}"), 2)
+    assert (found["slo_attainment"].middle, found["tpot_s.mean"].middle) == (1.0, 0.0)
 
 
 def test_the_probability_of_an_slo_is_worked_out_at_lower_rates_until_it_is_certain(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sim import metrics
 from sim.cli import build_app
-from sim.engine.handover import Handovers
+from sim.engine.handovers import Handovers
 from sim.results import FILES, Result
 from sim.scenario import Scenario
 from tests.engine.build import patches_the_engine
@@ -61,6 +61,21 @@ def test_without_arguments_results_go_to_a_folder_and_the_table_says_which():
     assert f"KV cache {memory['blocks']:,} blocks of 16 tokens" in text
     assert "gpu_memory_utilization 0.92 of 79.19 GiB, by vllm 0.32: weights 14.96, activations" in text
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES[:4])
+
+
+def test_a_run_says_what_it_wrote_and_its_commands_show_it(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = rooftrace("run", "--no-plots", *TINY, "--out", "out")
+    said = result.stdout.splitlines()
+    (files,) = [line for line in said if line.startswith("Results")]
+    assert files.split(": ")[1].strip().split(", ") == sorted(FILES[:4])
+    commands = [line[line.index("rooftrace") :].strip() for line in said if "rooftrace " in line]
+    assert [command.split()[1] for command in commands] == ["plot", "compare", "export"]
+    for command in commands:
+        shown = rooftrace(*command.replace("OTHER", "out").split()[1:])
+        assert shown.exit_code == 0, shown.output
+    assert Path("out.html").is_file()
+    assert "out/report.html in a browser" in rooftrace("run", "--no-plots", "--html", *TINY, "--out", "out").stdout
 
 
 def test_a_run_with_plots_writes_the_whole_folder():
@@ -212,7 +227,7 @@ def test_an_unwritable_output_folder_is_refused_before_the_run(monkeypatch):
     assert_refused(rooftrace("run", "--out", "/proc/rooftrace/out"), "choose another --out")
 
 
-@pytest.mark.parametrize("where", ["sim.engine.run", "sim.results.result.write_parquet", "sim.plots.runs.save"])
+@pytest.mark.parametrize("where", ["sim.run.run", "sim.results.result.write_parquet", "sim.plots.runs.save"])
 def test_ctrl_c_leaves_nothing_and_exits_with_130(monkeypatch, where):
     def interrupt(*_arguments, **_settings):
         raise KeyboardInterrupt

@@ -317,7 +317,7 @@ def test_replicas_of_one_kind_are_priced_once() -> None:
     cluster = _Cluster(
         Experiment(workload=a_trace((0, [1])), replicas=(one,) * 50 + (other,), router=RoundRobin()), True, False
     )
-    prices = [machine.tenants[0].prices for machine in cluster._machines]
+    prices = [machine.tenants[0].iterations.prices for machine in cluster._machines]
     assert [each is prices[0] for each in prices] == [True] * 50 + [False]
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from sim import Scenario, simulate, sweep
 from sim.cli import build_app
 from sim.report.html import write_run_report, write_sweep_report
+from sim.results import interval_text
 
 BASE = Scenario.default().with_set("scheduler={policy: sarathi}", "workload.limit=30")
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -58,6 +59,45 @@ def test_a_run_report_holds_tables_pictures_scenario_and_provenance(tmp_path):
 
 
 @pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page of a run with classes, whose tables and words are all there are."""
+    classes = "classes={chat: {share: 1, slo: {ttft_s: 0.5}}, batch: {share: 1}}"
+    run = simulate(BASE.with_set(classes, "slo={ttft_p95_s: 0.9, ttft_s: 1}"))
+    return run, write_run_report(run, tmp_path_factory.mktemp("page") / "r.html")
+
+
+def test_a_page_says_the_slo_beside_what_keeps_it_and_what_is_to_be_measured(page):
+    run, path = page
+    text = " ".join(parsed(path).text)
+    assert "of requests, goodput" in text
+    assert "TTFT at most 500 ms of each request, kept by 100.0%" in text
+    assert re.search(r"TTFT p95 \S+ .?s, within 900 ms", text)
+    assert "class chat" in text
+    assert f"To be measured: {interval_text(run.summary['intervals'])}" in text
+
+
+def test_every_colour_of_the_page_has_one_for_the_dark(page):
+    style = page[1].read_text().partition("<style>")[2].partition("</style>")[0]
+    light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
+    dark = dark.partition("} }")[0]
+    named = set(re.findall(r"(--\w+):", light))
+    assert named == set(re.findall(r"(--\w+):", dark)) == set(re.findall(r"var\((--\w+)\)", style))
+    # Colours without a name are marks at the edge of notes, which both have, and the ground that pictures are drawn on.
+    rules = style.replace(dark, "").partition("body {")[2]
+    assert set(re.findall(r"#\w{3,6}", rules)) == {"#E69F00", "#D55E00", "#fff"}
+    assert "color-scheme: light dark" in style
+
+
+def test_a_page_fits_a_phone_and_what_is_wider_scrolls(page):
+    text = page[1].read_text()
+    assert "<meta name='viewport' content='width=device-width, initial-scale=1'>" in text
+    assert text.count("<table") == text.count("<div class='scroll'><table") > 2
+    assert text.count("<img ") == text.count("<div class='picture'><img ") > 1
+    style = text.partition("<style>")[2].partition("</style>")[0]
+    assert not re.search(r"[^-]\bwidth: *\d+px", style)
+
+
+@pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "s"
     return sweep(BASE, axes={"scheduler.token_budget": [128, 1024, -1, 512]}, out=folder, jobs=1)
@@ -101,12 +141,13 @@ def test_the_commands_write_reports(tmp_path, monkeypatch):
     assert not (tmp_path / "x").exists()
 
 
-def browse(page, folder):
+def browse(page, folder, *options):
     """The page as a browser sees it after its scripts have run."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("needs chromium, which is not installed")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
+    command += options
     return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=600, check=True).stdout
 
 
@@ -128,3 +169,24 @@ def test_a_browser_sorts_the_points_by_the_column_that_is_clicked(swept, tmp_pat
     pictures = re.search(r'data-pictures="(\d+) of (\d+)"', dom)
     assert pictures is not None
     assert pictures[1] == pictures[2] != "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_page_on_a_phone_without_scrolling_sideways(page, scheme, tmp_path):
+    """Text stands out from the ground, and nothing but tables and pictures is wider than the screen."""
+    probe = (
+        "<script>const s = getComputedStyle(document.body); document.body.dataset.seen = "
+        "[document.documentElement.scrollWidth <= innerWidth, s.color, s.backgroundColor].join('|');</script></body>"
+    )
+    (tmp_path / "p.html").write_text(page[1].read_text().replace("</body>", probe))
+    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    seen = re.search(
+        r'data-seen="([^"]*)"', browse(tmp_path / "p.html", tmp_path / "b", "--window-size=500,900", *dark)
+    )
+    assert seen is not None
+    fits, text, ground = seen[1].split("|")
+    assert fits == "true"
+    brightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (text, ground)]
+    assert abs(brightness[0] - brightness[1]) > 400
+    assert (brightness[1] < 200) == (scheme == "dark")

@@ -1,12 +1,10 @@
 """What the table of a run says is what its summary holds."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from sim import Scenario, simulate
-from sim.cli.commands.run import _expected
 from sim.results import LATENCY_HEADS, fact_rows, latency_rows
+from sim.results.trust import interval_text, trust_rows
 from sim.text import seconds_text
 
 
@@ -28,7 +26,8 @@ def test_each_latency_has_its_own_row(summary):
 def test_facts_are_those_of_the_summary(summary):
     facts, kv, costs = dict(fact_rows(summary)), summary["kv_utilization"], summary["costs"]
     assert 0 < summary["goodput_requests_per_s"] < summary["requests_per_s"]
-    kept = f"{summary['slo_attainment']:.1%} of requests, goodput {summary['goodput_requests_per_s']:.3g} requests/s"
+    kept = f"{summary['slo_attainment']:.1%} of requests (TTFT at most 100 ms)"
+    kept += f", goodput {summary['goodput_requests_per_s']:.3g} requests/s"
     assert facts["Within the SLO"] == kept
     assert facts["Request throughput"] == f"{summary['requests_per_s']:.3g} requests/s"
     assert facts["Output throughput"] == f"{summary['output_tokens_per_s']:,.0f} tokens/s"
@@ -38,15 +37,15 @@ def test_facts_are_those_of_the_summary(summary):
 
 
 def test_what_a_protocol_reports_is_first_token_then_later_ones():
-    result = SimpleNamespace(figures=(0.1, 0.02), intervals={}, manifest={}, summary={"saturated": False})
-    assert _expected(result) == [("As the protocol reports", "TTFT 100 ms, TPOT 20 ms")]
-    both = {
-        "ttft_s": {"low": 0.1, "high": 0.4, "basis": "12 rows"},
-        "tpot_s": {"low": 0.01, "high": 0.03, "basis": "-"},
-    }
-    result = SimpleNamespace(figures=None, intervals=both, manifest={}, summary={"saturated": False})
+    assert trust_rows({"reported": {"ttft_s": 0.1, "tpot_s": None}}) == [
+        ("As the protocol reports", "TTFT 100 ms, TPOT -")
+    ]
+
+
+def test_an_interval_says_how_much_it_holds_and_whose_errors_it_is_from():
+    figures = {"tpot_s.mean": {"low": 0.01, "high": 0.03}, "ttft_s.mean": {"low": 0.1, "high": 0.4}}
     said = "mean TTFT 100 ms to 400 ms, TPOT 10 ms to 30 ms (90 % interval), by the errors on 12 rows"
-    assert _expected(result) == [("Expect to measure", said)]
+    assert interval_text({"level": 0.9, "basis": "12 rows", "figures": figures}) == said
 
 
 def test_a_run_that_answered_nobody_still_has_its_price():

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sim.protocols import protocol
+
 _NAMES = ("finished", "rejected", "unfinished", "aborted", "lost")
 _STATES = ("off", "starting", "ready", "draining", "failed")
 _WHOLE = ("itl_s", "mfu", "mbu", "saturated", "speculation")
@@ -58,7 +60,7 @@ def _over(amount: float | None, by: float) -> float | None:
 
 class _Run:
     def __init__(self, columns: Any, manifest: Mapping[str, Any], slo: Mapping[str, float | None]) -> None:
-        self.manifest, self.meta, self.slo = manifest, columns.meta, slo
+        self.columns, self.manifest, self.meta, self.slo = columns, manifest, columns.meta, slo
         requests = pd.DataFrame({name: np.asarray(values) for name, values in columns.requests.items()})
         requests["status"] = [_NAMES[code] for code in requests["status"]]
         done = requests["status"] == "finished"
@@ -174,7 +176,48 @@ class _Run:
             found["costs"] = costs
             if window["rule"] != "whole":
                 found["window"]["whole_run"].append("costs")
-        return found
+        return {**found, **self._trusted(found)}
+
+    def _trusted(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Limits, what the protocol reports, and how far to trust the figures, by what the manifest says of the deployment."""
+        of_requests = ("ttft_s", "tpot_s", "e2el_s")
+        more: dict[str, Any] = {}
+        if not self.classes and any(self.slo.get(key) is not None for key in of_requests):
+            more["request_limits"] = {key: self.slo[key] for key in of_requests if self.slo.get(key) is not None}
+        for each in self.classes:
+            limits = {key: value for key, value in each["slo"].items() if key in of_requests and value is not None}
+            if limits:
+                found["classes"][each["name"]]["request_limits"] = limits
+        asked = self.manifest["scenario"]["workload"]
+        if asked["protocol"] is not None:
+            reported = protocol(asked["protocol"]).figures(self.columns, asked["concurrency"])
+            more["reported"] = {key: None if math.isnan(value) else value for key, value in reported._asdict().items()}
+        models = {
+            name if len(pool["models"]) == 1 else f"{name}/{model['serves']}": model
+            for name, pool in self.manifest.get("pools", {"": {"models": [self.manifest]}}).items()
+            for model in pool["models"]
+        }
+        for part in ("trust", "memory"):
+            said = {
+                name: {key: value for key, value in of[part].items() if key != "why_not"} for name, of in models.items()
+            }
+            more[part] = said.get("", said)
+        if "interval" not in self.manifest:
+            more["intervals"] = {"why_not": next(iter(models.values()))["trust"]["why_not"]}
+        elif found["saturated"]:
+            more["intervals"] = {"why_not": "the run is saturated, and the runs that were held back are not"}
+        else:
+            factors, figures = self.manifest["interval"], {}
+            for name in ("ttft_s", "tpot_s"):
+                if (mean := found[name]["mean"]) is not None:
+                    low, high = (mean * factor for factor in factors[name])
+                    if name == "tpot_s":
+                        low = max(low, min(mean, factors["tpot_floor_s"]))
+                    figures[f"{name}.mean"] = {"low": low, "high": high}
+            more["intervals"] = {"level": 0.9, "basis": factors["basis"], "figures": figures}
+            if not figures:
+                more["intervals"] = {"why_not": "no request has a TTFT"}
+        return more
 
     def _figures(self, requests: pd.DataFrame, span_s: float) -> dict[str, Any]:
         limited = self._limited(requests)

@@ -8,7 +8,6 @@ import pytest
 from hwmodels.device import CATALOGUE, read_devices
 from hwmodels.overheads import serving_stack
 from sim import Scenario, ScenarioError, simulate
-from sim.cli.commands.run import _expected
 from sim.scenario.assembly import resolve
 
 FEW = {"trace": "conversation", "requests": 40}
@@ -89,16 +88,14 @@ def test_a_model_whose_kernels_nobody_measured_for_the_device_is_refused():
 def test_a_run_gives_the_interval_of_its_means_where_deployments_were_held_back() -> None:
     asked = {"protocol": "inferencex", "concurrency": 2, "prompt_tokens": 200, "output_tokens": 20}
     result = simulate(scenario(serving_stack="vllm", workload=asked))
-    assert set(result.intervals) == {"tpot_s", "ttft_s"}
-    for name, found in result.intervals.items():
-        assert found["low"] < found["mean"] < found["high"]
-        assert found["mean"] == result.summary[name]["mean"]
-        assert "no fit had seen" in found["basis"]
+    intervals = result.summary["intervals"]
+    assert (intervals["level"], set(intervals["figures"])) == (0.9, {"tpot_s.mean", "ttft_s.mean"})
+    for name, found in intervals["figures"].items():
+        assert found["low"] < result.summary[name.removesuffix(".mean")]["mean"] < found["high"]
+    assert "no fit had seen" in intervals["basis"]
     # All requests of this protocol count, so that its figures are the means.
     means = (result.summary["ttft_s"]["mean"], result.summary["tpot_s"]["mean"])
     assert result.figures == pytest.approx(means, rel=1e-9)
-    assert simulate(scenario(serving_stack="ideal", workload=asked)).intervals == {}
-    assert simulate(scenario(serving_stack="vllm", cost_model="roofline", workload=asked)).intervals == {}
 
 
 def test_a_release_of_the_stack_has_overheads_of_its_own() -> None:
@@ -170,7 +167,9 @@ def test_intervals_widen_on_borrowed_devices_and_are_of_gpus_alone() -> None:
 
 def test_no_interval_reaches_below_the_reading_of_the_weights() -> None:
     asked = {"protocol": "inferencex", "concurrency": 1, "prompt_tokens": 200, "output_tokens": 20}
-    found = simulate(scenario(hardware="l4", model="llama-3.1-8b", workload=asked)).intervals["tpot_s"]
+    found = simulate(scenario(hardware="l4", model="llama-3.1-8b", workload=asked)).summary["intervals"]["figures"][
+        "tpot_s.mean"
+    ]
     # All but the embedding: 8.03e9 less 128,256 x 4,096 parameters in 16 bits at 300 GB/s.
     assert found["low"] == pytest.approx(2 * (8.030e9 - 128256 * 4096) / 300e9, rel=2e-3)
 
@@ -185,9 +184,7 @@ def test_a_saturated_run_has_no_interval() -> None:
     result = simulate(scenario(workload=asked))
     assert result.summary["saturated"] is True
     assert "interval" in result.manifest
-    assert result.intervals == {}
-    (row,) = _expected(result)
-    assert row == ("Expect to measure", "no interval: the run is saturated, and the runs that were held back are not")
+    assert result.summary["intervals"] == {"why_not": "the run is saturated, and the runs that were held back are not"}
 
 
 def test_a_release_before_all_that_are_known_is_noted() -> None:

@@ -53,7 +53,8 @@ def test_a_pool_that_says_nothing_is_the_scenario_of_the_top_level():
     alone = simulate(Scenario(**settings))
     pooled = simulate(Scenario(**settings, pools={"all": {}}))
     assert_same(alone, pooled)
-    assert alone.summary | {"wall_s": 0} == pooled.summary | {"wall_s": 0}
+    named = {key: {"all": alone.summary[key]} for key in ("trust", "memory")}
+    assert alone.summary | {"wall_s": 0, **named} == pooled.summary | {"wall_s": 0}
 
 
 def test_a_pool_has_what_it_says_and_the_rest_from_the_top_level():

@@ -33,6 +33,29 @@ def test_verdicts_are_sentences():
     assert verdict(0.234) == "B is 23.4 % slower at p99 TTFT; one run"
 
 
+def test_shares_differ_by_points_and_not_by_percent_of_each_other():
+    assert verdict(0.031, "slo_attainment", 0.012, 0.05) == "B has 3.1 points more SLO attainment (1.2 to 5.0 points)"
+    assert verdict(-0.5, "busy_fraction", -0.6, -0.4) == "B is 50.0 points lower in busy_fraction (40.0 to 60.0 points)"
+    said = "no difference can be told at SLO attainment (from 8 points down to 32 points up)"
+    assert verdict(0.12, "slo_attainment", -0.08, 0.32) == said
+
+
+def test_a_share_that_was_none_grows_by_points():
+    never, always = (BUSY.with_set(f"slo={{ttft_s: {limit_s}}}") for limit_s in (1e-6, 1e3))
+    found = compare(never, always, replications=2, jobs=1, metrics=["slo_attainment"])
+    (row,) = found.rows()
+    assert (row["change"], row["unit"], row["a"], row["b"]) == (1.0, "points", 0.0, 1.0)
+    assert row["verdict"].startswith("B has 100 points more SLO attainment")
+
+
+def test_shares_over_seeds_have_an_interval_in_points():
+    held = BUSY.with_set("slo={ttft_s: 0.1}", "workload.requests=100")
+    found = compare(held, held.with_set("hardware=a100-80gb-sxm"), replications=4, jobs=1, metrics=["slo_attainment"])
+    (row,) = found.rows()
+    assert row["change"] == pytest.approx(row["b"] - row["a"])
+    assert row["low"] < row["change"] < row["high"]
+
+
 def test_scenarios_are_compared_on_the_same_random_numbers():
     found = compare(BUSY, BUSY.with_set("hardware=a100-80gb-sxm"), replications=4, jobs=1, metrics=["tpot_s.p50"])
     (each,) = found

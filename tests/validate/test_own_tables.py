@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -87,10 +88,10 @@ def fitted_and_validated(frame: pd.DataFrame, folder: Path, family: str, variant
     kernel = load_profile(str(profile)).kernel(family, (variant,))
     assert kernel is not None
     assert (kernel.provenance.files, kernel.provenance.points) == (("mine.parquet",), len(frame))
-    validated = run("validate", "--measured", table, "--hardware", profile)
+    validated = run("validate", "--measured", table, "--hardware", profile, "--json")
     assert validated.exit_code == 0, validated.output
-    (line,) = [each for each in validated.output.splitlines() if each.startswith("mine.parquet  ")]
-    return kernel.provenance.held_mape_pct, float(line.split()[3])
+    (line,) = json.loads(validated.stdout)["files"]
+    return kernel.provenance.held_mape_pct, line["mape_pct"]
 
 
 def test_a_fit_to_a_synthetic_table_recovers_it_and_validation_agrees(tmp_path):
@@ -236,8 +237,8 @@ def test_a_serving_table_is_simulated(tmp_path):
     (tmp_path / "ours.csv").write_text(rows + "llama-3.1-8b,H200,1,256,16,2,0.02,5.0,bf16\n")
     result = run("validate", "--measured", tmp_path / "ours.csv")
     assert result.exit_code == 0, result.output
-    lines = {line.split()[1]: line.split()[2:4] for line in result.output.splitlines() if line.startswith("ours, ")}
-    assert lines == {"ttft": ["1", "0"], "tpot": ["1", "0"]}
+    lines = [line.split()[1:4] for line in result.output.splitlines() if line.strip().startswith("ours, ")]
+    assert lines == [["ttft", "1", "0"], ["tpot", "1", "0"]]
     assert "vLLM and the protocol genai-perf assumed" in result.output
     ttft, tpot = validate(tmp_path)
     assert (ttft.measured.tolist(), tpot.measured.tolist()) == ([0.02], [0.005])

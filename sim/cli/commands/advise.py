@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 
 from sim.cli.exits import interrupted
 from sim.cli.options import Json, Limits, ScenarioFile, with_limits
+from sim.cli.tables import print_json
 
 if TYPE_CHECKING:
     from sim.study.advise import Advice, Row
@@ -69,7 +71,7 @@ def advise(
         given.append(f"slo={json.dumps(found.base.slo.model_dump(exclude_none=True))}")
     commands = {row.candidate.name: _command(scenario, given, row) for row in found.rows}
     if as_json:
-        typer.echo(json.dumps(_facts(found, commands), indent=2))
+        print_json(_facts(found, commands))
     else:
         _print(found, commands, out)
     for each in found.notes:
@@ -116,7 +118,7 @@ def _facts(found: Advice, commands: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None:
-    from sim.cli.tables import print_facts, print_table
+    from sim.cli.tables import print_facts, print_table, written
     from sim.results.words import money
 
     print_facts(_needs(found))
@@ -137,7 +139,7 @@ def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None
         )
     heads = [f"{measure.upper()} {statistic}" for measure, statistic, _ in (key.split("_") for key in keys)]
     heads = ["", "change", *(["in SLO"] if share else []), *heads, "$/month", "$/M out", "what it misses"]
-    print_table(heads, rows, left=2, fold=1)
+    print_table(heads, rows, left=2, fold=1, fold_left=True)
     facts = [
         ("Ranked", "by what the deployment costs an hour, among those that keep the SLO; as much costs the same rank")
     ]
@@ -147,8 +149,9 @@ def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None
     if found.replications > 1:
         text = f"± half-widths over {found.replications} seeds, where these differ; figures are those of the commands below"
         facts.append(("Figures", text))
+    facts += _expected(found)
     if out is not None:
-        facts.append(("Runs", f"{out}/results.csv, runs.parquet"))
+        facts += written(out, f"rooftrace plot {shlex.quote(str(out))}")
     print_facts(facts)
     if found.refused:
         print_table(
@@ -158,6 +161,31 @@ def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None
     typer.echo("\nTo run one of them:")
     for name, command in commands.items():
         typer.echo(f"  {name}: {command}")
+
+
+def _expected(found: Advice) -> list[tuple[str, str]]:
+    """Within what the means of candidates would be measured, relative to what is simulated: once for those that share it."""
+    of: dict[str, list[str]] = {}
+    for row in found.rows:
+        of.setdefault(_bounds_text(row.figures), []).append(row.candidate.name)
+    return [
+        ("Expect to measure" if i == 0 else "", f"{'all' if len(of) == 1 else ', '.join(names)}: {text}")
+        for i, (text, names) in enumerate(of.items())
+    ]
+
+
+def _bounds_text(figures: Mapping[str, Any]) -> str:
+    basis = figures.get("intervals.basis")
+    if basis is None:
+        return f"no interval: {figures['intervals.why_not']}"
+    texts = []
+    for name in ("ttft_s", "tpot_s"):
+        mean, low = figures[f"{name}.mean"], figures.get(f"intervals.figures.{name}.mean.low")
+        if mean and low is not None:
+            high = figures[f"intervals.figures.{name}.mean.high"]
+            texts.append(f"{name[:-2].upper()} {low / mean:.2f} to {high / mean:.2f}")
+    level = 100 * figures["intervals.level"]
+    return f"mean {', '.join(texts)} times what is simulated ({level:.0f} % interval), by the errors on {basis}"
 
 
 def _needs(found: Advice) -> list[tuple[str, str]]:
@@ -197,5 +225,7 @@ def _latency(row: Row, key: str) -> str:
 
 
 def _attained(row: Row) -> str:
+    from sim.text import points_text
+
     value, half = row.figures.get("slo_attainment"), row.half_widths.get("slo_attainment")
-    return "-" if value is None else f"{value:.1%}" + ("" if not half else f" ± {half:.1%}")
+    return "-" if value is None else f"{value:.1%}" + ("" if not half else f" ± {points_text(half, signed=False)}")

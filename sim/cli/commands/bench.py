@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +13,7 @@ from sim.cli import bench_fit
 from sim.cli.exits import USER_ERROR
 from sim.cli.measured_files import Before, Facts, Files, Where, read
 from sim.cli.options import Json
+from sim.cli.tables import print_json
 
 if TYPE_CHECKING:
     from sim.bench import BenchRun
@@ -57,7 +57,7 @@ def show(
     if csv:
         typer.echo(to_frame(runs).to_csv(index=False), nl=False)
     elif as_json:
-        typer.echo(json.dumps([_plain(run.to_record()) for run in runs], indent=2, allow_nan=False))
+        print_json([run.to_record() for run in runs])
     else:
         _print_runs(runs)
 
@@ -121,7 +121,7 @@ def compare(
     if csv:
         typer.echo(frame_of(found).to_csv(index=False), nl=False)
     elif as_json:
-        typer.echo(json.dumps(_plain(to_json(found)), indent=2, allow_nan=False))
+        print_json(to_json(found))
     else:
         _print_compared(found)
     if html is not None:
@@ -132,6 +132,9 @@ def compare(
         from sim.plots.measured import draw_measured
 
         draw_measured(found.replays, plot)
+    for path in (html, plot) if not (csv or as_json) else ():
+        if path is not None:
+            typer.echo(f"Written: {path}{', for a browser' if path is html else ''}")
     exceeded = found.exceeded(limits, statistic) if limits else []
     for sentence in exceeded:
         typer.echo(f"Above --max-error: {sentence}", err=True)
@@ -157,17 +160,6 @@ def _limits(given: Sequence[str]) -> dict[str, float]:
             raise RooftraceError(unknown(f"--max-error {name} is not a quantity", name, HEADLINES))
         limits[name if equals else "all"] = limit / 100
     return limits
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold: infinity as a word, NaN as null."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf"
-    return value
 
 
 def _ms(value: float | None) -> str:
@@ -220,7 +212,7 @@ def _print_runs(runs: Sequence[BenchRun]) -> None:
                 "" if run.output_tokens_per_s is None else f"{run.output_tokens_per_s:,.1f}",
             )
         )
-    print_table(heads, rows, left=2, fold_left=True, least=8)
+    print_table(heads, rows, left=2, fold_left=True)
     marks = "".join(cell for row in rows for cell in row)
     words = (
         ["latencies are means"]
@@ -294,7 +286,7 @@ def _print_compared(found: Compared) -> None:
             absent = "~" if quantity in each.unjudged and None not in (theirs, ours) else ""
             cells.append(absent if error is None else f"{error:+.0%}" if abs(error) >= 1 else f"{error:+.1%}")
         rows.append(cells)
-    print_table(heads, rows, left=2, fold_left=True, least=9)
+    print_table(heads, rows, left=2, fold_left=True, together=3)
     stated = ", ".join(name for names in figures.values() for name in sorted(names))
     legend = (
         f"Measured, simulated (sim.) and error; latencies in ms. Figures: {stated}; simulated over {_draws(found)}."

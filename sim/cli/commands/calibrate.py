@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sim.cli.exits import interrupted
+from sim.cli.options import Json
 from sim.errors import RooftraceError
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def calibrate(
     ] = "auto",
     allow_noise: Annotated[bool, typer.Option("--allow-noise", help="Go on when repeats scatter.")] = False,
     fit_only: Annotated[bool, typer.Option("--fit-only", help="Fit the samples that the folder has.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Time the kernels that serving uses, fit a profile to them, and report how good it is."""
     import datetime
@@ -62,17 +65,21 @@ def calibrate(
                 out=out, backend=backend, device=device, models=tuple(model or ()), dtypes=tuple(dtype or ()),
                 budget_s=budget_s, threads=threads, clock=clock, allow_noise=allow_noise,
             )  # fmt: skip
-            _take(request, today)
+            _take(request, today, quiet=as_json)
         profile = fit_samples(out, fitted_on=today)
         _, _, samples = read_log(out)
     except CalibrationError as error:
         raise RooftraceError(str(error)) from None
     except OSError as error:
         raise RooftraceError(f"cannot use the folder {out}: {error.strerror}; choose another --out") from None
-    from sim.cli.tables import print_table
+    from sim.cli.tables import print_json, print_table
     from sim.report.calibration import scenario_line, write_report
 
     paths = write_report(out, profile, samples)
+    if as_json:
+        kernels = [{"kernel": f"{each.family} {each.variant}", **asdict(each.provenance)} for each in profile.kernels]
+        print_json({"profile": out / PROFILE, "report": paths[-1], "note": profile.note, "kernels": kernels})
+        return
     rows = [
         (
             f"{kernel.family} {kernel.variant}",
@@ -90,7 +97,7 @@ def calibrate(
     typer.echo(f"Use it with  {scenario_line(out / PROFILE)}")
 
 
-def _take(request: Any, today: str) -> None:
+def _take(request: Any, today: str, *, quiet: bool) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -108,7 +115,8 @@ def _take(request: Any, today: str) -> None:
         def opened(facts: Facts) -> None:
             typer.echo(
                 f"{facts.title}: {facts.backend} {facts.backend_version} on {facts.device}, {facts.cores} cores, "
-                f"{facts.clock} clock"
+                f"{facts.clock} clock",
+                err=quiet,
             )
 
         def report(progress: Progress_) -> None:
@@ -126,4 +134,4 @@ def _take(request: Any, today: str) -> None:
             bar.stop()
             raise interrupted(error, f"the samples in {request.out} are kept, and the same command goes on.") from None
     for reason, count in taken.skipped.items():
-        typer.echo(f"Left out: {reason} ({count} operations)")
+        typer.echo(f"Left out: {reason} ({count} operations)", err=quiet)

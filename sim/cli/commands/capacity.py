@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from sim.cli.options import Json, Limits, ScenarioFile, with_limits
+from sim.cli.tables import print_json
 from sim.errors import RooftraceError
 
 
@@ -147,7 +147,7 @@ def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: 
         }
         if memory is not None:
             facts["memory"] = memory.facts
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     from sim.cli.tables import print_facts, print_table
 
@@ -197,16 +197,13 @@ def _search(
     for each in found.notes:
         typer.echo(f"Note: {each}", err=True)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "rate_per_s": found.rate_per_s,
-                    "outside_per_s": found.outside_per_s,
-                    "limits": {"tbt_p99_s": tbt_p99, "queue_p50_s": queue_p50, "attainment": attainment, **of_all},
-                    "probes": [{"rate_per_s": each.rate_per_s, "miss": each.miss} for each in found.judgements],
-                },
-                indent=2,
-            )
+        print_json(
+            {
+                "rate_per_s": found.rate_per_s,
+                "outside_per_s": found.outside_per_s,
+                "limits": {"tbt_p99_s": tbt_p99, "queue_p50_s": queue_p50, "attainment": attainment, **of_all},
+                "probes": [{"rate_per_s": each.rate_per_s, "miss": each.miss} for each in found.judgements],
+            }
         )
         return
     from sim.cli.tables import print_facts, print_table
@@ -236,7 +233,7 @@ def _explain(as_json: bool) -> None:
 
     cases = stated_batches()
     if as_json:
-        typer.echo(json.dumps(cases, indent=2))
+        print_json(cases)
         return
     from sim.cli.tables import print_table
 

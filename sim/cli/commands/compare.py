@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from sim.cli.intervals import IntervalReplays, change_facts, print_changes
 from sim.cli.options import Json
+from sim.cli.tables import print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -65,9 +65,11 @@ def compare(
     if as_json:
         more = {} if around is None else {"intervals": change_facts(around)}
         facts = {"a": found.a, "b": found.b, "how": found.how, "differences": found.rows(), **more}
-        typer.echo(json.dumps(facts, indent=2))
+        facts |= {"trusted": dict(zip("ab", found.trusted, strict=True))}
+        print_json(facts)
         return
     from sim.cli.tables import console, print_facts
+    from sim.results import interval_text
 
     print_facts([("A", found.a), ("B", found.b)])
     where: object = {}
@@ -79,5 +81,12 @@ def compare(
             )
         console().print(f"  {each.verdict}", markup=False, soft_wrap=True)
     console().print(f"({found.how})", markup=False, soft_wrap=True)
+    print_facts(
+        [
+            (f"Expect to measure of {side}", interval_text(trusted["intervals"]))
+            for side, trusted in zip("AB", found.trusted, strict=True)
+            if "intervals" in trusted
+        ]
+    )
     if around is not None and intervals is not None:
         print_changes(around, intervals)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import typer
 
 from sim.cli.options import Json
+from sim.cli.tables import print_json
 
 _EXTRAS = {
     "fast": ("numba",),
@@ -28,7 +28,7 @@ def doctor(as_json: Json = False) -> None:
     """Print versions, extras, whether the engine is compiled, shared data, GPU and free memory."""
     found = _facts()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     from sim.cli.tables import print_facts
 

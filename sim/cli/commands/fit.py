@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sim.cli.options import Json
 from sim.errors import OutputError, RooftraceError
 from sim.text import unknown
 
@@ -43,6 +45,7 @@ def fit(
         ),
     ] = None,
     borrow: Annotated[bool, typer.Option(help="Take what was not measured from the shipped profiles.")] = True,
+    as_json: Json = False,
 ) -> None:
     """Fit a device's kernels to measurements, hold part of the shapes back, report the errors on them.
 
@@ -59,6 +62,7 @@ def fit(
     from hwmodels.fit import fit_profile, refitted
     from hwmodels.measured import Said, format_of
     from hwmodels.profiles import complete, datasheet_of, profile_text
+    from sim.cli.tables import print_json, print_table
     from sim.validation.files import LEFT_OUT, read_measured
     from workloads.write import write_whole
 
@@ -70,8 +74,8 @@ def fit(
         target = load_device(device)
         families = _families(only)
         before = _before(out, target.name) if families else None
-        said = Said(device=target.name, dtype=format_of(dtype) if dtype else "")
-        folder = read_measured(measured, strict=strict, said=said)
+        told = Said(device=target.name, dtype=format_of(dtype) if dtype else "")
+        folder = read_measured(measured, strict=strict, said=told)
         files = [m for m in folder.measurements if _is_of(m, target)]
         if not files:
             for sentence in folder.left_out:
@@ -88,19 +92,14 @@ def fit(
             raise RooftraceError(f"{measured}: nothing can be fitted: {too_few}; give more rows")
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
-    typer.echo(f"{'kernel':<40}{'points':>9}{'fit %':>9}{'held-back %':>13}{'median %':>10}{'p90 %':>9}")
-    for kernel in profile.kernels:
-        p = kernel.provenance
-        typer.echo(
-            f"{kernel.family + ' ' + kernel.variant:<40}{p.points:>9,}{p.fit_mape_pct:>9.1f}{p.held_mape_pct:>13.1f}"
-            f"{p.held_median_pct:>10.1f}{p.held_p90_pct:>9.1f}"
-        )
+    said: list[str] = []
+    fitted = profile.kernels
     if too_few:
         typer.echo(f"Not fitted: {too_few}", err=True)
     if before is not None:
         kept = len(before.kernels)
         profile = refitted(before, profile)
-        typer.echo(f"Into {out}, whose other kernels stay as they are: {kept} before, {len(profile.kernels)} now")
+        said.append(f"Into {out}, whose other kernels stay as they are: {kept} before, {len(profile.kernels)} now")
     elif borrow:
         own = {(kernel.family, kernel.variant) for kernel in profile.kernels}
         profile = complete(profile, _donors(target))
@@ -113,14 +112,27 @@ def fit(
             }
         )
         if lent:
-            typer.echo(f"Not measured here, borrowed from {', '.join(lent)}: {len(profile.kernels) - len(own)} kernels")
+            said.append(
+                f"Not measured here, borrowed from {', '.join(lent)}: {len(profile.kernels) - len(own)} kernels"
+            )
     try:
         write_whole(out, profile_text(profile))
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror}") from None
-    typer.echo(f"Profile: {out}")
-    for note in dict.fromkeys(f"{m.path.name}: {note}" for m in files for note in m.notes):
-        typer.echo(note)
+    notes = [*dict.fromkeys(f"{m.path.name}: {note}" for m in files for note in m.notes)]
+    if as_json:
+        kernels = [{"kernel": f"{each.family} {each.variant}", **asdict(each.provenance)} for each in fitted]
+        print_json({"profile": out, "kernels": kernels, "not_fitted": too_few, "notes": [*said, *notes]})
+    else:
+        rows = [
+            (f"{kernel.family} {kernel.variant}", f"{p.points:,}", f"{p.fit_mape_pct:.1f}", f"{p.held_mape_pct:.1f}",
+             f"{p.held_median_pct:.1f}", f"{p.held_p90_pct:.1f}")
+            for kernel in fitted
+            for p in (kernel.provenance,)
+        ]  # fmt: skip
+        print_table(("kernel", "points", "fit %", "held-back %", "median %", "p90 %"), rows)
+        for text in (*said, f"Profile: {out}; in a scenario, hardware: {out}", *notes):
+            typer.echo(text)
     for sentence in folder.left_out:
         typer.echo(f"Left out: {sentence}", err=True)
     if folder.left_out:

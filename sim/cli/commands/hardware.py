@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sim.cli.options import Json, wants_json
+from sim.cli.tables import print_json
 from sim.errors import RooftraceError
 
 
@@ -31,7 +32,7 @@ def hardware(
 
     devices = list(device_catalogue().values())
     if as_json:
-        typer.echo(json.dumps([_facts(device) for device in devices], indent=2))
+        print_json([_facts(device) for device in devices])
         return
     from sim.cli.tables import print_table
 
@@ -69,8 +70,9 @@ def show(
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     facts = _facts(device)
+    listed = list_prices().of.get(device.name, ())
     if wants_json(ctx, as_json):
-        typer.echo(json.dumps({**facts, "kernels": kernels}, indent=2))
+        print_json({**facts, "kernels": kernels, "prices": [asdict(each) for each in listed]})
         return
     rows = [
         (key, "-" if value is None else f"{value:,g}", device.sources.get(key, "-"))
@@ -78,7 +80,6 @@ def show(
     ]
     print_table(("", "value, SI units", "Source"), rows, title=device.title, fold=1)
     console().print(f"Kernels: {kernels}.")
-    listed = list_prices().of.get(device.name, ())
     if listed:
         rows = [(each.provider, f"{each.usd_per_hour:.2f}", each.seen, each.listed) for each in listed]
         title = "On-demand list prices; the first is the default, costs.provider chooses"
@@ -86,8 +87,10 @@ def show(
 
 
 def diff(
+    ctx: typer.Context,
     first: Annotated[str, typer.Argument(help="Device name, or path to a calibrated profile (.toml).")],
     second: Annotated[str, typer.Argument(help="The profile to compare with it.")],
+    as_json: Json = False,
 ) -> None:
     """Compare two calibrated profiles: datasheet numbers and every fitted parameter, with their intervals."""
     from hwmodels.profiles import compare_profiles, load_profile
@@ -98,6 +101,9 @@ def diff(
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
     found = compare_profiles(*profiles)
+    if wants_json(ctx, as_json):
+        print_json([{**asdict(line), "ratio": line.ratio} for line in found])
+        return
     rows = [
         (
             line.kernel,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Annotated, Any
 
 import typer
 
 from sim.cli.options import Fetch, Json, fetch_models, wants_json
+from sim.cli.tables import print_json
 from sim.errors import RooftraceError
 
 
@@ -35,7 +35,7 @@ def models(
         except ValueError as error:
             found.append({"name": name, "refused": str(error)})
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     from sim.cli.tables import print_table
 
@@ -75,7 +75,7 @@ def show(
         raise RooftraceError(str(error)) from None
     facts = _facts(spec)
     if wants_json(ctx, as_json):
-        typer.echo(json.dumps({**facts, "notes": [*spec.notes]}, indent=2))
+        print_json({**facts, "notes": [*spec.notes]})
         return
     facts["notes"] = " ".join(spec.notes) or "-"
     print_facts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from sim.cli.exits import interrupted
 from sim.cli.intervals import IntervalReplays, kept_at, kept_by, kept_facts
 from sim.cli.options import Json, Limits, with_limits
+from sim.cli.tables import print_json
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
@@ -109,19 +111,16 @@ def optimize(
     if as_json:
         rows = json.loads(found.table.to_json(orient="records"))
         part = over(chosen.resolved(), list(axes))
-        typer.echo(
-            json.dumps(
-                {
-                    "goal": goal,
-                    "figures_over": part,
-                    "best": _plain(best),
-                    "as_little": [_plain({key: row[key] for key in axes}) for row in found.least[1:]],
-                    "kept": kept,
-                    "candidates": rows,
-                    "notes": [str(each) for each in found.notes],
-                },
-                indent=2,
-            )
+        print_json(
+            {
+                "goal": goal,
+                "figures_over": part,
+                "best": best,
+                "as_little": [{key: row[key] for key in axes} for row in found.least[1:]],
+                "kept": kept,
+                "candidates": rows,
+                "notes": [str(each) for each in found.notes],
+            }
         )
     else:
         _print(found, out, over(chosen.resolved(), list(axes)))
@@ -180,19 +179,16 @@ def _rate(
             chosen = chosen.with_value(key, best[key])
         best["kept"] = kept_at(chosen, best["rate_per_s"], target, intervals)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "goal": "rate",
-                    "attainment": target.attainment,
-                    "figures_over": over(scenario.resolved(), list(axes)),
-                    "best": best,
-                    "as_high": [{key: row[key] for key in axes} for row in as_high],
-                    "candidates": rows,
-                    "notes": [str(each) for each in notes.found],
-                },
-                indent=2,
-            )
+        print_json(
+            {
+                "goal": "rate",
+                "attainment": target.attainment,
+                "figures_over": over(scenario.resolved(), list(axes)),
+                "best": best,
+                "as_high": [{key: row[key] for key in axes} for row in as_high],
+                "candidates": rows,
+                "notes": [str(each) for each in notes.found],
+            }
         )
     else:
         from sim.cli.tables import print_facts, print_table
@@ -203,7 +199,7 @@ def _rate(
             print_table(("requests/s", "runs", "verdict"), cells, left=0, fold=1)
         else:
             cells = [(*map(str, (row[key] for key in axes)), f"{row['rate_per_s']:.4g}") for row in rows]
-            print_table((*axes, "requests/s within the SLO"), cells, left=len(axes))
+            print_table((*axes, "requests/s within the SLO"), cells, left=len(axes), fold_left=True)
         choice = _where({key: best[key] for key in axes})
         if best["rate_per_s"] > 0:
             said = f"{best['rate_per_s']:.4g} requests/s within the SLO, not {best['outside_per_s']:.4g}"
@@ -226,7 +222,8 @@ def _where(settings: dict[str, Any]) -> str:
 
 
 def _print(found: Choice, out: Path | None, part: str) -> None:
-    from sim.cli.tables import print_facts, print_table
+    from sim.cli.tables import print_facts, print_table, written
+    from sim.results import figure_text
     from sim.text import short_keys
 
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
@@ -234,15 +231,14 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
     rows = [
         (
             *(str(row[key]) for key in found.axes),
-            *("-" if row.get(key) is None or row[key] != row[key] else f"{row[key]:,.4g}" for key in columns),
+            *("-" if row.get(key) is None or row[key] != row[key] else figure_text(key, row[key]) for key in columns),
             "yes" if row["keeps"] else "no",
             "yes" if row["on_front"] else "",
         )
         for row in ranked.head(_SHOWN).to_dict("records")
     ]
     heads = (
-        # The name of a pool over the setting, or the columns behind are cut.
-        *(key.replace(".", ".\n") for key in short_keys(found.axes)),
+        *short_keys(found.axes),
         found.column,
         "$/month",
         "attained",
@@ -251,14 +247,15 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
         "keeps",
         "front",
     )
-    print_table(heads, rows, left=len(found.axes))
+    print_table(heads, rows, left=len(found.axes), fold_left=True)
     facts = [
         ("Candidates", f"{len(found.table)}, {int(found.table['keeps'].sum())} keep the SLO"),
         ("Best" if len(found.least) < 2 else "Equal", str(found)),
         ("Figures over", part),
     ]
     if out is not None:
-        facts.append(("Results", f"{out}/ranked.csv, pareto.png"))
+        name = shlex.quote(str(out))
+        facts += written(out, f"rooftrace export {name} --for vllm", f"rooftrace plot {name}")
     print_facts(facts)
     failed = found.table[found.table["failed"] > 0]
     if len(failed):
@@ -284,12 +281,3 @@ def _write(found: Choice, out: Path) -> None:
     )
     plots.pareto(found.table, figure.subplots(), hue=varied[0] if varied else None, named=found.axes)
     plots.save(figure, out / "pareto")
-
-
-def _plain(row: dict[str, Any] | None) -> dict[str, Any] | None:
-    if row is None:
-        return None
-    return {
-        key: None if value is None or value != value else value.item() if hasattr(value, "item") else value
-        for key, value in row.items()
-    }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sim.cli.options import SummaryJson
+from sim.cli.tables import print_json
 
 if TYPE_CHECKING:
     from sim.placement import Outcome, Plan
@@ -62,7 +63,7 @@ def place(
     if plan is not None and plan.note is not None:
         typer.echo(f"Note: {plan.note}", err=True)
     if as_json:
-        typer.echo(json.dumps(summary, indent=2, allow_nan=False))
+        print_json(summary)
     else:
         _print(placements, serving, summary, out)
 
@@ -116,6 +117,7 @@ def _summary(chosen: Any, plan: Any, placements: list[Any], trained: Any, tested
     summary: dict[str, Any] = {
         "scenario": chosen.settings.model_dump(mode="json"),
         "groups": placements[0].describe(),
+        "placement": _groups(placements[0], chosen.serving),
         "replicas": placements[0].replicas,
         "not_placed": _not_placed(chosen.serving.names, placements),
         "train": _outcome(trained),
@@ -133,6 +135,26 @@ def _summary(chosen: Any, plan: Any, placements: list[Any], trained: Any, tested
             "screened_by": plan.screened_by,
         }
     return summary
+
+
+def _groups(placement: Any, serving: Any) -> list[dict[str, Any]]:
+    """The groups of *placement*: their devices, from the first to the last, their shape, and what they host."""
+    from policies.placement import group_bytes
+
+    found, device = [], 0
+    for group in placement.groups:
+        last = device + group.n_devices - 1
+        found.append(
+            {
+                "devices": [device, last],
+                "inter_op": group.inter_op,
+                "intra_op": group.intra_op,
+                "bytes_per_device": group_bytes(group, serving.views_without_traffic),
+                "models": [serving.names[model] for model in group.models],
+            }
+        )
+        device = last + 1
+    return found
 
 
 def _not_placed(names: Any, placements: list[Any]) -> list[str]:
@@ -159,7 +181,7 @@ def _write(out: Path, placement: Any, serving: Any, summary: dict[str, Any]) -> 
 
     try:
         out.mkdir(parents=True, exist_ok=True)
-        about = {key: value for key, value in summary.items() if key != "scenario"}
+        about = {key: value for key, value in summary.items() if key not in ("scenario", "placement")}
         save_placement(placement, serving.names, out / "placement.json", about=about)
         save(placement_figure(placement, serving.names, serving.cluster), out / "placement.png", svg=False)
         write_json(out / "summary.json", summary)
@@ -170,26 +192,19 @@ def _write(out: Path, placement: Any, serving: Any, summary: dict[str, Any]) -> 
 
 
 def _print(placements: list[Any], serving: Any, summary: dict[str, Any], out: Path | None) -> None:
-    from policies.placement import group_bytes
-    from sim.cli.tables import print_facts, print_table
+    from sim.cli.tables import print_facts, print_table, written
 
-    placement = placements[0]
-    rows, device = [], 0
-    sizes = serving.views_without_traffic
-    for index, group in enumerate(placement.groups):
-        last = device + group.n_devices - 1
-        names = _gathered([serving.names[model] for model in group.models]) or "nothing"
-        rows.append(
-            (
-                str(index),
-                f"{device}-{last}" if last > device else str(device),
-                f"({group.inter_op}, {group.intra_op})",
-                f"{group_bytes(group, sizes) / 1e9:.1f} GB",
-                str(len(group.models)),
-                names,
-            )
+    rows = [
+        (
+            str(index),
+            "-".join(map(str, dict.fromkeys(group["devices"]))),
+            f"({group['inter_op']}, {group['intra_op']})",
+            f"{group['bytes_per_device'] / 1e9:.1f} GB",
+            str(len(group["models"])),
+            _gathered(group["models"]) or "nothing",
         )
-        device = last + 1
+        for index, group in enumerate(summary["placement"])
+    ]
     heads = ("Group", "Devices", "(inter, intra)", "Per device", "Hosts", "Models")
     print_table(heads, rows, fold=1)
     facts = [("Groups", summary["groups"])]
@@ -208,5 +223,7 @@ def _print(placements: list[Any], serving: Any, summary: dict[str, Any], out: Pa
         facts.append(("Planning", f"{took}{windows}{cut}"))
     if out is not None:
         only = "; the placement saved is that of the first window" if len(placements) > 1 else ""
-        facts.append(("Results", f"{out}/{only}"))
+        replay = shlex.quote(str(out / "placement.json"))
+        (name, text), *see = written(out, f"rooftrace place SCENARIO --replay {replay}")
+        facts += [(name, text + only), *see]
     print_facts(facts)

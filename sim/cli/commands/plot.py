@@ -25,8 +25,14 @@ def plot(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the pictures; default FOLDER-plots beside it.", show_default=False)
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", help="Write the report of FOLDER to this file, in place of pictures.", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Draw a run or a sweep as PNG and SVG; without options, what suits it."""
+    """Draw a run or a sweep as PNG and SVG; without options, what suits it; with --html its report."""
     from sim import plots
     from sim.errors import OutputError, RooftraceError
     from sim.results import Result
@@ -38,6 +44,20 @@ def plot(
         if not folder.exists():
             raise OutputError(f"{folder} does not exist; give the folder of a run or a sweep") from None
         raise OutputError(f"{folder} is not the folder of a run or a sweep: it has no readable manifest.json") from None
+    if html is not None:
+        from sim.report.html import write_run_report, write_sweep_report
+
+        for name, value in (("--x", x), ("--y", y), ("--hue", hue), ("--out", out)):
+            if value is not None:
+                raise RooftraceError(
+                    f"{name} is about pictures, and --html writes the report in their place; leave one out"
+                )
+        try:
+            path = write_sweep_report(folder, html) if kind == FORMAT else write_run_report(Result.load(folder), html)
+        except OSError as error:
+            raise OutputError(f"cannot write {html}: {error.strerror}") from None
+        typer.echo(str(path))
+        return
     try:
         if kind == FORMAT:
             result = SweepResult(folder)
@@ -47,7 +67,7 @@ def plot(
             if given:
                 raise RooftraceError(f"{given[0]} is about the columns of a sweep, and {folder} holds one run")
             run = Result.load(folder)
-            figures = plots.run_figures(run.requests, run.iterations)
+            figures = plots.run_figures(run.requests, run.columns.iteration_blocks)
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     target = out if out is not None else folder.resolve().with_name(f"{folder.resolve().name}-plots")

@@ -8,13 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from sim.cli.exits import interrupted
+from sim.cli.options import Json
+from sim.cli.tables import print_json
 from sim.errors import OutputError, RooftraceError
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def reproduce(
         int | None,
         typer.Option("--jobs", min=1, help="Processes; without it one for each processor.", show_default=False),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Run the published experiments; exit code 1 when a row is out of its tolerance."""
     from sim.reproduce import groups, load_group, write_csv
@@ -61,21 +64,26 @@ def reproduce(
         with contextlib.closing(_computed(names, quick, jobs or _processors(), done)) as computed:
             for name, found in computed:
                 module = load_group(name)
-                _print_group(module.TITLE, found, failures_only)
+                if not as_json:
+                    _print_group(module.TITLE, found, failures_only)
                 if out is not None:
                     for path in module.plots(out):
-                        typer.echo(f"Picture {path}")
+                        typer.echo(f"Picture {path}", err=as_json)
     except KeyboardInterrupt as error:
         if out is not None and done:
             write_csv(_rows(done, names), out / "reproduce.csv")
         kept = "--out keeps its rows" if out is None else f"its rows are in {out / 'reproduce.csv'}"
         raise interrupted(error, f"parts done: {len(done)}{f'; {kept}' if done else ''}.") from None
     rows = _rows(done, names)
-    if len(names) > 1:
+    if as_json:
+        shown = [row for row in rows if row.ok is False or not failures_only]
+        print_json({"rows": [{**asdict(row), "error_pct": row.error_pct, "ok": row.ok} for row in shown],
+                    "summary": _counts(rows)})  # fmt: skip
+    elif len(names) > 1:
         _print_summary("All groups", rows)
     if out is not None:
         write_csv(rows, out / "reproduce.csv")
-        typer.echo(f"Rows    {out / 'reproduce.csv'}")
+        typer.echo(f"Rows    {out / 'reproduce.csv'}", err=as_json)
     if any(row.ok is False for row in rows):
         raise typer.Exit(1)
 
@@ -246,6 +254,15 @@ def _print_group(title: str, rows: Sequence[Row], failures_only: bool) -> None:
         if row.note:
             typer.echo(f"Out of tolerance: {row.experiment}, {row.case}, {row.quantity}: {row.note}")
     _print_summary(title, rows)
+
+
+def _counts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    from sim.reproduce import summary
+
+    return [
+        {"evidence": name, "rows": n, "judged": asked, "within": met, "not": asked - met}
+        for name, n, asked, met in summary(rows)
+    ]
 
 
 def _print_summary(title: str, rows: Sequence[Row]) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, with_export
-from sim.cli.intervals import IntervalReplays, print_intervals
+from sim.cli.intervals import IntervalReplays
 from sim.cli.options import Fetch, ScenarioFile, SummaryJson, fetch_models
+from sim.cli.tables import print_json
 from sim.cli.under_way import under_way
 
 REPORT = "report.html"
-INTERVALS = "intervals.json"
+_OLD = "intervals.json"
+"""A file that older folders have; the summary holds what it held."""
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +54,7 @@ def run(
 ) -> None:
     """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
     from sim.results import FILES, SOMETIMES, staging
-    from sim.results.folder import write_json
+    from sim.results.trust import REPLAYED
     from sim.run import run_built
     from sim.scenario import Scenario
     from sim.scenario.assembly import resolve
@@ -75,35 +76,31 @@ def run(
         from sim.bench.intervals import intervals as intervals_of
 
         around = intervals_of(chosen, intervals)
-    with staging(folder, files=(*FILES, *SOMETIMES, REPORT, INTERVALS)) as scratch:
+        built = replace(built, manifest={**built.manifest, REPLAYED: around.facts()})
+    with staging(folder, files=(*FILES, *SOMETIMES, REPORT, _OLD)) as scratch:
         n_requests, n_machines = len(built.experiment.workload), len(built.experiment.replicas)
         machines = f"{n_machines:,} machine{'s' if n_machines > 1 else ''}"
         with under_way(f"Simulating {n_requests:,} requests on {machines}"):
-            result = run_built(built).or_whole()
+            run = run_built(built, spill_to=scratch.parent)
+            result = run.kept().or_whole()
         for note in result.manifest["notes"][len(built.manifest["notes"]) :]:
             typer.echo(f"Note: {note}", err=True)
-        kept = result.kept()
         with under_way("Writing the results"):
-            kept.write(scratch)
+            result.write(scratch)
             if plots:
                 from sim.plots import save_run
 
-                save_run(kept, scratch)
+                save_run(result, scratch)
         if html:
             from sim.report.html import write_run_report
 
             write_run_report(result, scratch / REPORT)
         if timeline is not None:
-            _write_events(result, timeline)
-        if around is not None:
-            write_json(scratch / INTERVALS, around.facts())
+            _write_events(run, timeline)
     if as_json:
-        more = {} if around is None else {"intervals": around.facts()}
-        typer.echo(json.dumps({**result.summary, **more}, indent=2, allow_nan=False))
+        print_json(result.summary)
     else:
-        _print(result, folder)
-        if around is not None:
-            print_intervals(around)
+        _print(result, folder, timeline)
 
 
 def _check_writable(path: Path) -> None:
@@ -127,9 +124,19 @@ def _write_events(result: Any, path: Path) -> None:
         raise OutputError(str(error)) from error
 
 
-def _print(result: Any, folder: Path) -> None:
-    from sim.cli.tables import console, print_facts, print_table
-    from sim.results import GROUP_HEADS, LATENCY_HEADS, STAGE_HEADS, fact_rows, group_rows, latency_rows, stage_rows
+def _print(result: Any, folder: Path, timeline: Path | None) -> None:
+    from sim.cli.tables import console, print_facts, print_table, seen_by, written
+    from sim.results import (
+        GROUP_HEADS,
+        INTERVAL_HEADS,
+        LATENCY_HEADS,
+        STAGE_HEADS,
+        fact_rows,
+        group_rows,
+        interval_rows,
+        latency_rows,
+        stage_rows,
+    )  # fmt: skip
 
     console().print(result.label, style="bold", markup=False)
     rows = [(name, *cells) for name, cells in latency_rows(result.summary)]
@@ -139,6 +146,8 @@ def _print(result: Any, folder: Path) -> None:
     groups = group_rows(result.summary)
     if groups:
         print_table(("Who", "requests", *GROUP_HEADS), [(name, total, *cells) for name, total, cells in groups])
+    if intervals := interval_rows(result.summary):
+        print_table(("90 % intervals", *INTERVAL_HEADS), intervals)
     facts = fact_rows(result.summary)
     rejections = result.rejections
     if rejections:
@@ -146,44 +155,6 @@ def _print(result: Any, folder: Path) -> None:
         more = len(rejections) - 1
         others = f", and {more} more reason{'s' if more > 1 else ''} in requests.parquet" if more else ""
         facts.append(("Rejected", f"{count:,} x {reason}{others}"))
-    print_facts([*facts, *_expected(result), *_memory(result.manifest), ("Results", f"{folder}/")])
-
-
-def _expected(result: Any) -> list[tuple[str, str]]:
-    """What the protocol reports, and within what the means would be measured."""
-    from sim.text import seconds_text
-
-    rows = []
-    if result.figures is not None:
-        ttft, tpot = (seconds_text(each) if each == each else "-" for each in result.figures)
-        rows.append(("As the protocol reports", f"TTFT {ttft}, TPOT {tpot}"))
-    if result.intervals:
-        texts = [
-            f"{name.removesuffix('_s').upper()} {seconds_text(each['low'])} to {seconds_text(each['high'])}"
-            for name, each in result.intervals.items()
-        ]
-        basis = next(iter(result.intervals.values()))["basis"]
-        rows.append(("Expect to measure", f"mean {', '.join(texts)} (90 % interval), by the errors on {basis}"))
-    elif "interval" in result.manifest and result.summary["saturated"]:
-        rows.append(
-            ("Expect to measure", "no interval: the run is saturated, and the runs that were held back are not")
-        )
-    return rows
-
-
-def _memory(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The KV cache and what else takes memory, to lay beside the log of an engine."""
-    from hwmodels.memory import cache_text, parts_text
-
-    if "memory" in manifest:
-        found = [("", manifest["memory"])]
-    else:
-        found = [
-            (f" of {name}/{model['serves']}" if len(pool["models"]) > 1 else f" of {name}", model["memory"])
-            for name, pool in manifest["pools"].items()
-            for model in pool["models"]
-        ]
-    rows = []
-    for whose, facts in found:
-        rows += [(f"KV cache{whose}", cache_text(facts)), (f"Memory{whose}", parts_text(facts))]
-    return rows
+    if timeline is not None:
+        facts.append(("Timeline", f"{timeline}, which ui.perfetto.dev opens"))
+    print_facts([*facts, *written(folder, *seen_by(folder))])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
+
+from sim.cli.tables import print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -19,8 +20,8 @@ def schema(
     if place:
         from sim.placement.scenario import describe_schema
 
-        typer.echo(json.dumps(describe_schema(), indent=2))
+        print_json(describe_schema())
         return
     from sim.scenario.schema import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=2))
+    print_json(json_schema())

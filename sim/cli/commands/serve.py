@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sim.cli.options import ScenarioFile
+from sim.cli.options import ScenarioFile, SummaryJson
 
 
 def register(app: typer.Typer) -> None:
@@ -60,6 +60,7 @@ def serve(
     max_body_mb: Annotated[float, typer.Option(help="Largest body in MiB; a larger one is answered by 413.")] = 8.0,
     lag_bound_ms: Annotated[float, typer.Option(help="Warn where tokens are written so much later than due.")] = 20.0,
     plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
+    as_json: SummaryJson = False,
 ) -> None:
     """Serve a simulated deployment at an OpenAI-compatible endpoint; write its results when it is stopped (Ctrl-C)."""
     from sim.errors import RooftraceError
@@ -105,19 +106,25 @@ def serve(
     where = f"[{host}]" if ":" in host else host
 
     def started(_stop: object) -> None:
-        typer.echo(f"{setup.built.manifest['label']} at http://{where}:{bound}/v1, speed {speed:g}; Ctrl-C ends it")
+        typer.echo(
+            f"{setup.built.manifest['label']} at http://{where}:{bound}/v1, speed {speed:g}; Ctrl-C ends it",
+            err=as_json,
+        )
 
     facts = {"tokens": tokens.told, "outputs": outputs}
     result = _served(endpoint, listening, started, folder, facts, plots=plots)
     if result is None:
         typer.echo("No request came; nothing was written.", err=True)
         return
-    from sim.cli.tables import console, print_facts, print_table
+    from sim.cli.tables import console, print_facts, print_json, print_table, seen_by, written
     from sim.results import LATENCY_HEADS, fact_rows, latency_rows
 
+    if as_json:
+        print_json(result.summary)
+        return
     console().print(result.label, style="bold", markup=False)
     print_table(("Latency", *LATENCY_HEADS), [(name, *cells) for name, cells in latency_rows(result.summary)])
-    print_facts([*fact_rows(result.summary), *_lags(result.manifest), ("Results", f"{folder}/")])
+    print_facts([*fact_rows(result.summary), *_lags(result.manifest), *written(folder, *seen_by(folder))])
 
 
 def _served(endpoint: Any, listening: Any, started: Any, folder: Path, facts: dict[str, Any], *, plots: bool) -> Any:

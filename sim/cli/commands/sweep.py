@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -127,21 +128,25 @@ def _plan(
 
 
 def _print(result: object, folder: Path) -> None:
-    from sim.cli.tables import print_facts, print_table
+    from sim.cli.tables import print_facts, print_table, written
     from sim.results import over
-    from sim.study.sweep import SweepResult, short_table
+    from sim.study.sweep import SweepResult, expected_facts, short_table
+    from sim.text import short_keys
 
     assert isinstance(result, SweepResult)
     counts = result.counts
-    heads, rows = _fitting(*short_table(result, most=_SHOWN, errors=False), fixed=len(result.axes))
-    print_table(heads, rows, left=len(result.axes))
+    heads, rows = short_table(result, most=_SHOWN, errors=False)
+    heads[: len(result.axes)] = short_keys(heads[: len(result.axes)])
+    print_table(heads, rows, left=len(result.axes), fold_left=True)
     if counts["points"] > _SHOWN:
         typer.echo(f"and {counts['points'] - _SHOWN:,} more points")
     facts = [("Points", f"{counts['points']:,}"), ("Runs", f"{counts['runs']:,}")]
     if counts["saturated"]:
         facts.append(("Saturated", f"{counts['saturated']:,} points: arrivals outrun the deployment"))
     facts.append(("Figures over", over(result.manifest["base"], result.axes)))
-    print_facts([*facts, ("Results", f"{folder}/results.parquet, .csv; runs.parquet")])
+    facts += expected_facts(result)
+    name = shlex.quote(str(folder))
+    print_facts([*facts, *written(folder, f"rooftrace plot {name}", f"rooftrace compare {name} OTHER")])
     failures = result.failures(20)
     if failures:
         typer.echo(f"{counts['failed']:,} run{'s' * (counts['failed'] != 1)} failed:", err=True)
@@ -150,24 +155,3 @@ def _print(result: object, folder: Path) -> None:
             typer.echo(f"  {where}: {row['error']}", err=True)
         if counts["failed"] > len(failures):
             typer.echo(f"  and {counts['failed'] - len(failures):,} more in {folder}/failures.csv", err=True)
-
-
-def _fitting(heads: list[str], rows: list[list[str]], *, fixed: int) -> tuple[list[str], list[list[str]]]:
-    """The axes, and as many of the metrics as fit a line, the most asked for first: cut columns say nothing."""
-    from sim.cli.tables import console
-    from sim.text import short_keys
-
-    heads = [*short_keys(heads[:fixed]), *heads[fixed:]]
-    widths = [max(len(text) for text in column) + 3 for column in zip(heads, *rows, strict=True)]
-    order = sorted(
-        range(fixed, len(heads)),
-        key=lambda i: (not heads[i].endswith(("p99", "per_s", "attainment", "kept", "month")), i),
-    )
-    left = console().width - sum(widths[:fixed])
-    kept = []
-    for column in order:
-        if widths[column] <= left:
-            kept.append(column)
-            left -= widths[column]
-    columns = [*range(fixed), *sorted(kept)]
-    return [heads[i] for i in columns], [[row[i] for i in columns] for row in rows]

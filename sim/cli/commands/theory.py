@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from sim.cli.options import Json
+from sim.cli.tables import print_json
 from sim.errors import RooftraceError
 
 
@@ -46,7 +46,7 @@ def theory(
     except (ValueError, TypeError) as error:
         raise RooftraceError(str(error)) from None
     if as_json:
-        typer.echo(json.dumps({"theory": name, "arguments": given, "value": _plain(value)}, indent=2, allow_nan=False))
+        print_json({"theory": name, "arguments": given, "value": value})
     else:
         _show(entry, given, value)
 
@@ -60,8 +60,11 @@ def _split(argument: str) -> tuple[str, str]:
 
 def _list(entries: list[Any], as_json: bool) -> None:
     if as_json:
-        found = [{"name": e.name, "group": e.group, "summary": e.summary, "source": e.source} for e in entries]
-        typer.echo(json.dumps(found, indent=2))
+        found = [
+            {"name": e.name, "group": e.group, "parameters": _parameters(e), "summary": e.summary, "source": e.source}
+            for e in entries
+        ]
+        print_json(found)
         return
     from sim.cli.tables import print_table
 
@@ -78,31 +81,19 @@ def _list(entries: list[Any], as_json: bool) -> None:
         print_table(("Closed form", "Arguments", "What it is"), rows, title=group, left=2, fold=1, fold_left=True)
 
 
+def _parameters(entry: Any) -> list[dict[str, Any]]:
+    return [{"name": p.name, "required": p.required, "default": p.default, "whole": p.whole} for p in entry.parameters]
+
+
 def _describe(entry: Any, as_json: bool) -> None:
-    parameters = [
-        {"name": p.name, "required": p.required, "default": p.default, "whole": p.whole} for p in entry.parameters
-    ]
     if as_json:
-        found = {"name": entry.name, "group": entry.group, "description": entry.description, "parameters": parameters}
-        typer.echo(json.dumps(found, indent=2))
+        found = {"name": entry.name, "group": entry.group, "description": entry.description}
+        found["parameters"] = _parameters(entry)
+        print_json(found)
         return
     typer.echo(f"{entry.name}\n\n{entry.description}\n")
     for p in entry.parameters:
         typer.echo(f"  {p.name}" + ("" if p.required else f" (default {p.default})"))
-
-
-def _plain(value: Any) -> Any:
-    """Nested lists of numbers; infinities and NaN as text, which JSON has no numbers for."""
-    import math
-
-    import numpy as np
-
-    value = np.asarray(value).tolist() if isinstance(value, np.ndarray | np.generic) else value
-    if isinstance(value, list):
-        return [_plain(x) for x in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def _show(entry: Any, given: dict[str, str], value: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, columns_of
 from sim.cli.options import Json
+from sim.cli.tables import print_json
 from sim.errors import OutputError, RooftraceError
 
 _File = Annotated[Path, typer.Argument(help="Trace file, folder or pattern; its format is recognised by its content.")]
@@ -57,7 +57,7 @@ def describe(
         with _picture(out):
             save(plot_trace(trace, curve), out, svg=False)
     if as_json:
-        typer.echo(json.dumps({**found, "notes": trace.notes}, indent=2, allow_nan=False))
+        print_json({**found, "notes": trace.notes})
         return
     _print_described(found)
     if out is not None:
@@ -184,7 +184,7 @@ def reuse(
             "never_hit": 1.0 - curve.best_hit_rate,
             "sizes": sizes,
         }
-        typer.echo(json.dumps(found, indent=2, allow_nan=False))
+        print_json(found)
         return
     _print_reuse(curve, trace, sizes, per_token, model)
     typer.echo(f"Picture: {picture}", err=True)

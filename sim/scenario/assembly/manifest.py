@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
@@ -34,6 +35,10 @@ def manifest_of(
         names = dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments)
         models = list(getattr(workload, "models", ()) or names)
         facts = {"models": models, "pools": _pool_facts(pools, built), "router": router}
+        if len(built) == len(built[0]) == 1:
+            only = pools[0].deployments[0]
+            found = _trust(only, built[0][0], only.provenance)
+            facts |= {"interval": found["interval"]} if "interval" in found else {}
         facts |= facts_of(scenario, pools, experiment.handover)
     chosen = {
         f"{pool.prefix(i)}{key}": {"tokens": tokens, "why": why}
@@ -60,6 +65,9 @@ def manifest_of(
         "versions": versions(),
         **({"auto": chosen} if chosen else {}),
     }
+
+
+_SEVERAL = "of several pools, or models, together no run was held back"
 
 
 def _label(pools: list[PoolOf], built: list[list[Hosted]], plain: bool) -> str:
@@ -93,6 +101,7 @@ def _name(pool: PoolOf, i: int, plain: bool) -> str:
 def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any]:
     """What the manifest says of each pool; `rows` are the values of the column `replica` that are its own."""
     found, first = {}, 0
+    alone = len(built) == len(built[0]) == 1
     for pool, hosted in zip(pools, built, strict=True):
         facts = [_facts(pool, hosted, i) for i in range(len(hosted))]
         last = first + pool.replicas * len(hosted) * pool.scenarios[0].parallel.data - 1
@@ -108,6 +117,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any
                     **each["model"],
                     **({"ranks": each["ranks"]} if "ranks" in each else {}),
                     "memory": each["memory"],
+                    "trust": each["trust"] if alone else {**each["trust"], "why_not": _SEVERAL},
                     "scheduler": each["scheduler"],
                     "decoding": each["decoding"],
                 }
@@ -121,7 +131,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any
 def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
     """What the manifest says of a model on its machines."""
     deployment, decoding = pool.deployments[i], hosted[i].decoding
-    model, device = deployment.model, deployment.device
+    model, device, provenance = deployment.model, deployment.device, deployment.provenance
     usd_per_hour, price_source = price_of(pool.scenarios[i], device)
     return {
         "model": {
@@ -134,7 +144,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
         "hardware": {
             "name": device.name,
             "title": device.title,
-            **deployment.provenance,
+            **provenance,
             "memory_bytes": device.memory_bytes,
             "hbm_bytes_per_s": device.hbm_bytes_per_s,
             "peak_flops_per_s": dict(device.peak_flops_per_s),
@@ -145,7 +155,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
                 **({"price_usd_per_hour": price_source} if price_source else {}),
             },
         },
-        **_interval(deployment, hosted[i]),
+        **_trust(deployment, hosted[i], provenance),
         **ranks_of(pool.scenarios[i]),
         "memory": hosted[i].plan.facts,
         "scheduler": named.shown_policy(hosted[i].spec.scheduler),
@@ -153,28 +163,51 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
     }
 
 
-def _interval(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
-    """Factors of a 90 % interval for TPOT and TTFT, where deployments were held back of the stack's fit."""
+def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What the prices come from (`trust`), and factors of a 90 % interval for TPOT and TTFT where deployments were held back of the
+    stack's fit; `why_not` where there are none."""
     from hwmodels.calibrated import Calibrated
     from hwmodels.serving_intervals import has_rows, serving_interval
 
     profile = deployment.profile
-    if not isinstance(deployment.made_by, Calibrated) or profile is None or hosted.decoding is not None:
-        return {}
+    stack = provenance.get("serving_stack", {})
+    priced = {"kernels": provenance.get("calibration", provenance["profile"])}
+    priced |= {key: provenance[key] for key in ("measured_kernels", "borrowed_kernels") if key in provenance}
+    priced |= {
+        f"stack_{key}" if key != "name" else "stack": stack[key]
+        for key in ("name", "release", "fitted_to")
+        if key in stack
+    }
+
+    def without(tier: str, why: str) -> dict[str, Any]:
+        return {"trust": {"tier": tier, **priced, "why_not": why}}
+
+    if not isinstance(deployment.made_by, Calibrated) or profile is None:
+        return without("no measurements", "no measured deployment was laid beside this cost model")
     if deployment.made_by.stack.fit:
-        # Deployments held back of the catalogue's fit say nothing of one that was fitted itself.
-        return {}
-    stack = deployment.made_by.stack.name
+        return without(
+            "fitted to your runs",
+            "the stack was fitted to runs of its own; --intervals N replays what its fit left unknown",
+        )
+    if hosted.decoding is not None:
+        return without("nothing held back", "no run with speculative decoding was held back of the stack's fit")
+    name = deployment.made_by.stack.name
     found = serving_interval(
-        stack,
+        name,
         deployment.model.name,
         deployment.measured_as,
         kind=profile.kind,
-        loan=deployment.loan(network_alone=has_rows(stack, deployment.measured_as)),
+        loan=deployment.loan(network_alone=has_rows(name, deployment.measured_as)),
     )
     if found is None:
-        return {}
-    return {"interval": {**found.facts, "tpot_floor_s": deployment.least_step_s}}
+        return without(
+            "nothing held back",
+            f"no measured deployment was held back of serving_stack {name} on {deployment.device.name}",
+        )
+    return {
+        "interval": {**found.facts, "tpot_floor_s": deployment.least_step_s},
+        "trust": {"tier": f"{found.unseen} not seen by the fit", **priced},
+    }
 
 
 def versions() -> dict[str, str]:
