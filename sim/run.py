@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.results import Result
+from sim.under_way import under_way
 from sim.work import work_done
 
 if TYPE_CHECKING:
@@ -73,8 +74,13 @@ def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) 
 def _run(experiment: Experiment, fast_forward: bool) -> Columns:
     from sim.engine import PolicyError, run
 
+    n = len(experiment.workload)
     try:
-        columns = run(experiment, fast_forward=fast_forward)
+        columns = run(
+            experiment,
+            fast_forward=fast_forward,
+            followed=lambda ended: under_way("Simulating", unit="requests", done=ended, total=lambda: n),
+        )
     except PolicyError as error:
         way_out = "; in a scenario: memory.preemption: recompute" if error.short_of_memory else ""
         raise ScenarioError(f"{error}{way_out}") from error

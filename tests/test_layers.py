@@ -93,7 +93,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
 
 
 FLOORS = (
-    ("errors", "text", "packages"),
+    ("errors", "text", "packages", "under_way"),
     ("theory", "tokens"),
     ("engine",),
     ("scenario", "metrics", "warmup", "protocols", "results", "run", "work"),

@@ -21,6 +21,7 @@ from sim.bench.cases import at as experiment_at
 from sim.bench.fitting import ERRORS
 from sim.bench.parameters import Z90, Setting
 from sim.errors import RooftraceError
+from sim.under_way import steps
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -224,8 +225,9 @@ def results(scenario: Scenario, replays: int = REPLAYS) -> tuple[Result, list[Re
         """The scenario assembled with another seed, whose requests are others."""
         return resolve(scenario.with_value("seed", scenario.seed + i)) if i else built
 
-    runs = [_run(seeded(1 + i), deployment, world) for i, world in enumerate(worlds)]
-    same = [_run(seeded(1 + i), deployment, middle) for i in range(SIMULATIONS)]
+    asked = [*((1 + i, world) for i, world in enumerate(worlds)), *((1 + i, middle) for i in range(SIMULATIONS))]
+    found = [_run(seeded(i), deployment, world) for i, world in steps(asked, "replays")]
+    runs, same = found[: len(worlds)], found[len(worlds) :]
     return _run(built, deployment, middle), runs, same, basis
 
 

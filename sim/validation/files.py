@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.errors import RooftraceError
+from sim.under_way import steps
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
@@ -180,7 +181,7 @@ def comparisons(folder: Folder, *, hardware: str | None = None) -> Iterator[Comp
         given = _Hardware.of(hardware) if hardware is not None else None
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
-    for measurement in folder.measurements:
+    for measurement in steps(folder.measurements, "files"):
         yield from compare(measurement, hardware=given, others=folder.measurements)
 
 

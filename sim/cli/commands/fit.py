@@ -9,6 +9,7 @@ import typer
 
 from sim.errors import OutputError, RooftraceError
 from sim.text import unknown
+from sim.under_way import steps
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
@@ -82,7 +83,10 @@ def fit(
             )
         today = datetime.date.today().isoformat()
         sheet = datasheet_of(target) if before is None else before.datasheet
-        profile = fit_profile(files, sheet, fitted_on=today, max_points=max_points, partial=True, only=families)
+        profile = fit_profile(
+            files, sheet, fitted_on=today, max_points=max_points, partial=True, only=families,
+            counted=lambda kernels: steps(kernels, "kernels"),
+        )  # fmt: skip
         too_few = profile.note.partition("; ")[2]
         if not profile.kernels:
             raise RooftraceError(f"{measured}: nothing can be fitted: {too_few}; give more rows")

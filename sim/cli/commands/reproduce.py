@@ -10,12 +10,13 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from sim.cli.exits import interrupted
 from sim.errors import OutputError, RooftraceError
+from sim.under_way import under_way
 
 if TYPE_CHECKING:
     from sim.reproduce import Row
@@ -190,22 +191,10 @@ class _Progress:
 def _shown(progress: _Progress) -> Iterator[None]:
     """Shows *progress* while the block runs: a bar on a terminal, a line now and then on standard error otherwise."""
     if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, ProgressColumn, TimeElapsedColumn
-        from rich.text import Text
-
-        class Said(ProgressColumn):
-            def render(self, task: object) -> Text:
-                return Text(str(progress))
-
-        class Bar(BarColumn):
-            def render(self, task: Any) -> Any:
-                task.completed = sum(each.seconds for each in progress.done)
-                return BarColumn.render(self, task)
-
-        columns = (Bar(), Said(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            bar.add_task("", total=sum(task.seconds for task in progress.tasks))
+        total_s = sum(task.seconds for task in progress.tasks)
+        with under_way(
+            done=lambda: sum(each.seconds for each in progress.done), total=lambda: total_s, said=lambda: str(progress)
+        ):
             yield
         return
     ended = threading.Event()

@@ -12,7 +12,7 @@ import typer
 from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, with_export
 from sim.cli.intervals import IntervalReplays, print_intervals
 from sim.cli.options import Fetch, ScenarioFile, SummaryJson, fetch_models
-from sim.cli.under_way import under_way
+from sim.under_way import under_way
 
 REPORT = "report.html"
 INTERVALS = "intervals.json"
@@ -76,10 +76,7 @@ def run(
 
         around = intervals_of(chosen, intervals)
     with staging(folder, files=(*FILES, *SOMETIMES, REPORT, INTERVALS)) as scratch:
-        n_requests, n_machines = len(built.experiment.workload), len(built.experiment.replicas)
-        machines = f"{n_machines:,} machine{'s' if n_machines > 1 else ''}"
-        with under_way(f"Simulating {n_requests:,} requests on {machines}"):
-            result = run_built(built).or_whole()
+        result = run_built(built).or_whole()
         for note in result.manifest["notes"][len(built.manifest["notes"]) :]:
             typer.echo(f"Note: {note}", err=True)
         kept = result.kept()
