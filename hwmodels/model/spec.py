@@ -111,6 +111,8 @@ class ModelSpec:
     """Layer by layer: experts, or the dense MLP."""
     layer_attention: tuple[AttentionKind, ...]
     """Layer by layer: what its queries see."""
+    layer_has_indexer: tuple[bool, ...] = ()
+    """Layer by layer: sparse attention with an indexer of its own; others attend to the tokens that an earlier layer chose."""
     experts: Experts | None = None
     linear_attention: LinearAttention | None = None
     gated_mlp: bool = True
@@ -175,10 +177,15 @@ class ModelSpec:
         query = h * a.q_lora_rank + a.q_lora_rank + a.q_lora_rank * q if a.q_lora_rank else h * q
         latent = h * (a.kv_lora_rank + a.rope_dim) + a.kv_lora_rank
         up = a.kv_lora_rank * a.n_heads * (a.nope_dim + a.v_dim)
-        index = 0
-        if a.index_topk:
-            index = a.q_lora_rank * a.index_heads * a.index_dim + h * (a.index_dim + a.index_heads) + 2 * a.index_dim
-        return query + latent + up + a.n_heads * a.v_dim * h + index
+        return query + latent + up + a.n_heads * a.v_dim * h
+
+    @property
+    def indexer_params(self) -> int:
+        """Of one indexer of sparse attention (0 without), beside the layer's attention."""
+        h, a = self.hidden, self.attention
+        if not isinstance(a, LatentAttention) or not a.index_topk:
+            return 0
+        return a.q_lora_rank * a.index_heads * a.index_dim + h * (a.index_dim + a.index_heads) + 2 * a.index_dim
 
     @property
     def linear_attention_params(self) -> int:
@@ -229,6 +236,7 @@ class ModelSpec:
     def _count(self, experts_per_layer: int) -> int:
         n_moe, n_linear = sum(self.layer_is_moe), sum(self.layer_is_linear)
         total = (self.n_layers - n_linear) * self.attention_params + n_linear * self.linear_attention_params
+        total += sum(self.layer_has_indexer) * self.indexer_params
         total += (self.n_layers - n_moe) * self.dense_mlp_params
         total += n_moe * (experts_per_layer * self.expert_params + self.shared_expert_params + self.router_params)
         total += (self.n_layers * self.norms_per_layer + self.extra_norms) * self.norm_params
@@ -256,7 +264,7 @@ class ModelSpec:
         return a.kv_lora_rank + a.rope_dim
 
     def index_bytes_per_layer(self) -> int:
-        """Cached bytes of one token for the sparse-attention indexer: fp8 keys and one fp32 scale."""
+        """Cached bytes of one token for one indexer of sparse attention: fp8 keys and one fp32 scale."""
         a = self.attention
         return a.index_dim + 4 if isinstance(a, LatentAttention) and a.index_topk else 0
 
@@ -264,7 +272,8 @@ class ModelSpec:
         """Cache of one token over all layers and GPUs, nothing replicated; the model's own precision by default."""
         element = precision(kv_precision or self.kv_precision or self.base_precision).element_bytes
         layers = self.n_layers - sum(self.layer_is_linear)
-        return layers * (self.kv_elements_per_layer() * element + self.index_bytes_per_layer())
+        indexers = sum(self.layer_has_indexer) * self.index_bytes_per_layer()
+        return layers * self.kv_elements_per_layer() * element + indexers
 
     @property
     def state_bytes_per_sequence(self) -> float:
@@ -279,6 +288,7 @@ class ModelSpec:
         n_moe = sum(self.layer_is_moe)
         attention = (self.n_layers - sum(self.layer_is_linear)) * self.attention_params
         attention += sum(self.layer_is_linear) * self.linear_attention_params
+        attention += sum(self.layer_has_indexer) * self.indexer_params
         mlp = (self.n_layers - n_moe) * self.dense_mlp_params + n_moe * self.shared_expert_params
         experts = n_moe * self.expert_params * (self.experts.n_experts if self.experts else 0)
         rest = self.params - attention - mlp - experts
@@ -308,6 +318,7 @@ class ModelSpec:
             name=f"{self.name} MTP",
             layer_is_moe=(self.layer_is_moe[-1],) * n,
             layer_attention=(kind,) * n,
+            layer_has_indexer=(True,) * n if self.layer_has_indexer else (),
             linear_attention=None,
             # One for each input, and one before the head.
             norms_per_layer=self.norms_per_layer + 3,
