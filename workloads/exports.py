@@ -129,35 +129,47 @@ def _part(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part
                 if len(part.prompt) >= wanted:
                     return part
             n_lines *= 2
-    return _read_rows(rows_of(file, None), rules, tokens)
+    return _read_rows(rows_of(file, None, lambda rows: _wanted(rows.names, rules)), rules, tokens)
 
 
 def _choose(rows: Rows, rules: Rules) -> _Chosen:
-    of: dict[str, str] = {}
-    for said in SYNONYMS:
-        if hits := matching(rows.names, SYNONYMS[said]):
-            of[said] = hits[0][0]
-    # What is anthropic's: tokens read from and written to a cache are counted beside `input_tokens`.
-    prompt = of.get("prompt_tokens", "")
-    head = prompt[: -len("input_tokens")]
-    cached = [f"{head}{each}" for each in ("cache_read_input_tokens", "cache_creation_input_tokens")]
-    if prompt.endswith("input_tokens") and (cached := [each for each in cached if each in rows.names]):
-        of["prompt_tokens"] = "+".join([prompt, *cached])
-    if "end" in rules.columns:
-        of.pop("arrival", None)
-    of |= rules.columns
     for said, path in rules.columns.items():
         for each in _paths(said, path):
             if not rows.has(each):
                 raise ValueError(
                     f"{rows.path}: no column {each!r}, which {said} is said to be in; it has {_listed(rows.names)}"
                 )
+    return _chosen(rows.names, rules)
+
+
+def _wanted(names: Sequence[str], rules: Rules) -> set[str]:
+    """The columns that are read."""
+    chosen = _chosen(names, rules)
+    told = (*chosen.of.items(), *rules.columns.items())
+    used = {path for said, text in told for path in _paths(said, text)} | set(chosen.statuses)
+    return used | {name for name, _ in matching(names, SUMS)} | ({chosen.operation} - {None})
+
+
+def _chosen(names: Sequence[str], rules: Rules) -> _Chosen:
+    of: dict[str, str] = {}
+    for said in SYNONYMS:
+        if hits := matching(names, SYNONYMS[said]):
+            of[said] = hits[0][0]
+    # What is anthropic's: tokens read from and written to a cache are counted beside `input_tokens`.
+    prompt = of.get("prompt_tokens", "")
+    head = prompt[: -len("input_tokens")]
+    cached = [f"{head}{each}" for each in ("cache_read_input_tokens", "cache_creation_input_tokens")]
+    if prompt.endswith("input_tokens") and (cached := [each for each in cached if each in names]):
+        of["prompt_tokens"] = "+".join([prompt, *cached])
+    if "end" in rules.columns:
+        of.pop("arrival", None)
+    of |= rules.columns
     if "arrival" in of:
         of = {said: path for said, path in of.items() if said not in ("end", "duration")}
     statuses = (
-        (rules.columns["status"],) if "status" in rules.columns else tuple(n for n, _ in matching(rows.names, STATUSES))
+        (rules.columns["status"],) if "status" in rules.columns else tuple(n for n, _ in matching(names, STATUSES))
     )
-    operation = next((n for n, _ in matching(rows.names, ("gen_ai_operation_name",))), None)
+    operation = next((n for n, _ in matching(names, ("gen_ai_operation_name",))), None)
     return _Chosen(of=of, statuses=statuses, operation=operation)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.arrivals import ArrivalProcess, arrivals_ns
-from workloads.cells import json_objects, read_bytes
+from workloads.cells import json_objects, read_lines
 from workloads.columns import INT64_MAX, IntArray, first_row, int_column
 from workloads.follows import Follows
 from workloads.trace import Trace
@@ -264,7 +264,7 @@ def _of_an_id(path: Any, offsets: IntArray, place: int, got: object) -> str:
 
 def _json_lines(path: Any) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    for line, record in json_objects(path, read_bytes(path)):
+    for line, record in json_objects(path, read_lines(path)):
         _check_names(f"{path}, line {line}", record)
         ids = record["hash_ids"]
         if not isinstance(ids, list) or not all(type(block) is int and 0 <= block <= INT64_MAX for block in ids):
