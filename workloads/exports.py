@@ -147,7 +147,7 @@ def _wanted(names: Sequence[str], rules: Rules) -> set[str]:
     chosen = _chosen(names, rules)
     told = (*chosen.of.items(), *rules.columns.items())
     used = {path for said, text in told for path in _paths(said, text)} | set(chosen.statuses)
-    return used | {name for name, _ in matching(names, SUMS)} | ({chosen.operation} - {None})
+    return used | {name for name, _ in matching(names, SUMS)} | ({chosen.operation} if chosen.operation else set())
 
 
 def _chosen(names: Sequence[str], rules: Rules) -> _Chosen:
