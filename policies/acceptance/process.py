@@ -16,10 +16,8 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 class Acceptance(Protocol):
     """What a decoding method asks of an acceptance process; see the text of the package."""
 
-    @property
-    def finite(self) -> bool:
-        """Whether only so many rounds exist, so that none may be asked for in advance."""
-        ...
+    finite: ClassVar[bool]
+    """Whether only so many rounds exist, so that none may be asked for in advance."""
 
     def accepted(self, request_id: int, round_start: int, n_rounds: int, k: int, seed: int) -> IntArray: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -94,16 +94,17 @@ def _own(settings: Policy) -> Acceptance:
             f"{_KEY}: {settings.policy} has no {missing[0]}; a subclass of policies.acceptance.Chain needs accepted and "
             "per_position alone"
         )
-    return OwnAcceptance(process=process, name=settings.policy, finite=bool(getattr(process, "finite", False)))
+    kind = OwnRecording if getattr(process, "finite", False) else OwnAcceptance
+    return kind(process=process, name=settings.policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnAcceptance:
     """An acceptance process of the user's own, whose answers are checked as they come."""
 
+    finite: ClassVar[bool] = False
     process: Any
     name: str
-    finite: bool
 
     def __repr__(self) -> str:
         return named.shown_policy(self.process)
@@ -140,6 +141,12 @@ class OwnAcceptance:
             raise ScenarioError(
                 f"{_KEY}: {self.name} failed at {what}({k}): {type(error).__name__}: {error}"
             ) from error
+
+
+class OwnRecording(OwnAcceptance):
+    """One that has only so many rounds."""
+
+    finite: ClassVar[bool] = True
 
 
 def _two_state(settings: TwoStates, at_k: int) -> Acceptance:
