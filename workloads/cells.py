@@ -33,7 +33,7 @@ HEADERS: dict[str, tuple[str, ...]] = {
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """What is in a file, unpacked where gzip or zstd packed it; ValueError for one that is damaged, or no text."""
+    """The content of a file, unpacked where gzip or zstd packed it; ValueError for one that is damaged, or no text."""
     return read_beginning(path, None)[0]
 
 

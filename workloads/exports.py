@@ -47,13 +47,13 @@ _RESPONSE_TIME_MS = ("response_time", "total_time")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How an export is read."""
+    """The rules by which an export is read."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    """What is in which column, in place of what its name says: one of `FIELDS` to a dotted path. Paths with + between are added
+    """The column that something is in, in place of what names say: one of `FIELDS` to a dotted path. Paths with + between are added
     up; `:ms` behind the path of a time says its unit."""
     missing_output: MissingOutput | None = None
-    """What becomes of requests without an output length: left out, given their max_tokens, or drawn from the others' lengths.
+    """The fate of requests without an output length: left out, given their max_tokens, or drawn from the others' lengths.
     None: left out, and refused where no request has one."""
     keep_failed: bool = False
     timed: bool = True
@@ -104,7 +104,7 @@ class _Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one file gives."""
+    """The requests that one file gives."""
 
     arrival_ns: list[int]
     prompt: list[int]
@@ -201,7 +201,7 @@ def _missing(chosen: _Chosen, rules: Rules) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lengths:
-    """How long the prompts and answers of requests are, and which blocks of tokens they share."""
+    """The lengths of prompts and answers, and the blocks of tokens that they share."""
 
     row_of: list[int]
     """The row that each request is from; conversations by turns have several."""
@@ -332,7 +332,7 @@ def _taken(
 def _said_beside(
     rows: Rows, of: Mapping[str, str], for_row: Sequence[int], allowed: Sequence[int | None] | None, *, several: bool
 ) -> dict[str, list[Any]]:
-    """What else is said of the requests that are taken, each of its row; *several*: of one row there may be several."""
+    """The other columns of the requests that are taken, each of its row; *several*: one row may give several requests."""
     found: dict[str, list[Any]] = {}
     for said in ("model", "session", "tenant", "class", "priority", "deadline_s"):
         if said in of:
@@ -354,7 +354,7 @@ def _refuse_sums(rows: Rows) -> None:
 
 
 def _arrivals(rows: Rows, of: Mapping[str, str], rules: Rules) -> tuple[list[int | None], list[str]]:
-    """When each request came, and what was taken for granted of it."""
+    """The arrival of each request, and what was taken for granted of it."""
     if "arrival" in of:
         path, unit = _unit(of["arrival"])
         found, said = _moments(rows, path, unit)

@@ -152,7 +152,7 @@ def _sampled(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def value_at(record: Any, path: str) -> Any:
-    """What is at a dotted *path* of nested objects; objects written as texts are looked into, and keys may have dots."""
+    """The value at a dotted *path* of nested objects; objects written as texts are looked into, and keys may have dots."""
     if isinstance(record, str):
         record = _object_in(record)
     if not isinstance(record, dict):

@@ -107,7 +107,7 @@ def _with_answers(
 def _edges(
     session_of: IntArray, agent: IntArray, columns: dict[str, Any], n: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Whom each request waits for and how long after, as offsets, rows and delays."""
+    """The requests that each request waits for and how long after, as offsets, rows and delays."""
     delay = _ms(columns.get("delay"), n, "delay").tolist()
     spawner = _whole(columns.get("spawned_by_request"), n, "spawned_by_request", -1).tolist()
     number = _whole(columns.get("request"), n, "request", -1).tolist()
@@ -257,7 +257,7 @@ def _parquet(path: Any) -> dict[str, Any]:
 
 
 def _of_an_id(path: Any, offsets: IntArray, place: int, got: object) -> str:
-    """What is wrong with the id at *place* of all."""
+    """An error that says what is wrong with the id at *place* of all."""
     row = int(np.searchsorted(offsets, place, side="right"))
     return f"{path}, row {row}, column hash_ids: expected whole numbers from 0 that fit in 64 bits; got {got}"
 

@@ -45,7 +45,7 @@ _READING = _Reading()
 
 
 def megabytes_read() -> tuple[float, float]:
-    """How much of the file that was opened last has been read, and how much there is."""
+    """Megabytes of the file that was opened last that have been read, and that there are."""
     raw = _READING.raw
     if raw is None or raw.closed:
         return 0.0, 0.0

@@ -68,7 +68,7 @@ def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKi
 
 
 def _rotary_kinds(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
-    """Of Llama 4: layers with rotary embeddings (a 1 in `no_rope_layers`) attend within chunks, those without to everything."""
+    """Layers of Llama 4 with rotary embeddings (a 1 in `no_rope_layers`) attend within chunks, those without to everything."""
     rotary = c.listed("no_rope_layers", int)
     if not rotary:
         step = c.integer("no_rope_layer_interval", 4)

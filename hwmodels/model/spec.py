@@ -9,7 +9,7 @@ from typing import Literal
 from hwmodels.precision import precision
 
 AttentionKind = Literal["full", "window", "chunked", "linear"]
-"""What a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
+"""Tokens that a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
 (Llama 4), or a state of constant size in place of tokens."""
 
 
@@ -62,9 +62,9 @@ class LinearAttention:
     value_dim: int
     conv_width: int
     state_bytes: float = 4.0
-    """Of one element of the state (fp32 unless the config says otherwise)."""
+    """Bytes of one element of the state (fp32 unless the config says otherwise)."""
     conv_bytes: float = 2.0
-    """Of one kept input of the convolution: the model's own format."""
+    """Bytes of one kept input of the convolution: the model's own format."""
 
     @property
     def conv_channels(self) -> int:
@@ -98,7 +98,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What a cost model and a memory budget must know of a model. Parameters are counted, never stated."""
+    """All that a cost model and a memory budget must know of a model. Parameters are counted, never stated."""
 
     name: str
     family: str
@@ -131,7 +131,7 @@ class ModelSpec:
     is_encoder: bool = False
     """Every token sees every token; nothing is decoded."""
     window_tokens: int | None = None
-    """Of windowed layers: tokens that a query sees, itself included; of chunked ones, the tokens of a chunk."""
+    """Windowed layers: tokens that a query sees, itself included; of chunked ones, the tokens of a chunk."""
     max_positions: int | None = None
     attention_precision: str = "bf16"
     mlp_precision: str = "bf16"
@@ -140,14 +140,14 @@ class ModelSpec:
     base_precision: str = "bf16"
     """Embedding, LM head, router, normalisations, and the activations."""
     kv_precision: str | None = None
-    """What the checkpoint asks for; None: the base precision."""
+    """The format that the checkpoint asks for; None: the base precision."""
     mtp_layers: int = 0
     """Layers that predict further tokens, beside `n_layers` and in none of the counts here; `mtp_draft` makes them a model."""
     is_mtp: bool = False
     """Its layers are another model's for multi-token prediction: each normalises that model's state and the embedding of the next
     token, projects both together to the hidden size, and ends in a normalisation; embedding and head are that model's own."""
     notes: tuple[str, ...] = ()
-    """What the model leaves out or approximates, in sentences."""
+    """Sentences on what is left out or approximated."""
     source: str = ""
 
     @property
@@ -166,7 +166,7 @@ class ModelSpec:
 
     @property
     def attention_params(self) -> int:
-        """Of one softmax-attention layer."""
+        """Parameters of one softmax-attention layer, an indexer apart."""
         h, a = self.hidden, self.attention
         if isinstance(a, Attention):
             q, kv = a.n_heads * a.head_dim, a.n_kv_heads * a.head_dim
@@ -181,7 +181,7 @@ class ModelSpec:
 
     @property
     def indexer_params(self) -> int:
-        """Of one indexer of sparse attention (0 without), beside the layer's attention."""
+        """Parameters of one indexer of sparse attention (0 without), beside the layer's attention."""
         h, a = self.hidden, self.attention
         if not isinstance(a, LatentAttention) or not a.index_topk:
             return 0
@@ -189,7 +189,7 @@ class ModelSpec:
 
     @property
     def linear_attention_params(self) -> int:
-        """Of one linear-attention layer (0 without): projections, short convolution, decay, gated norm."""
+        """Parameters of one linear-attention layer (0 without): projections, short convolution, decay, gated norm."""
         a = self.linear_attention
         if a is None:
             return 0
@@ -205,7 +205,7 @@ class ModelSpec:
 
     @property
     def expert_params(self) -> int:
-        """Of one routed expert."""
+        """Parameters of one routed expert."""
         if self.experts is None:
             return 0
         f = self.experts.ffn
@@ -213,7 +213,7 @@ class ModelSpec:
 
     @property
     def shared_expert_params(self) -> int:
-        """Of the experts of one layer that every token visits, with their gate."""
+        """Parameters of the experts of one layer that every token visits, with their gate."""
         if self.experts is None:
             return 0
         return 3 * self.hidden * self.experts.shared_ffn + self.experts.shared_gate * self.hidden
@@ -226,7 +226,7 @@ class ModelSpec:
 
     @property
     def mtp_projection_params(self) -> int:
-        """Of the product in a layer for multi-token prediction that joins state and embedding."""
+        """Parameters of the product in a layer for multi-token prediction that joins state and embedding."""
         return 2 * self.hidden * self.hidden
 
     @property

@@ -160,7 +160,7 @@ def _limits(given: Sequence[str]) -> dict[str, float]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: infinity as a word, NaN as null."""
+    """*value* as JSON can hold it: infinity as a word, NaN as null."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

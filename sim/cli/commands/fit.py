@@ -173,7 +173,7 @@ def _is_of(measurement: object, target: object) -> bool:
 
 
 def _donors(target: Device) -> list[Profile]:
-    """Whose kernels stand for those that were not measured: the device's shipped profile, or what others lend it."""
+    """The profiles whose kernels stand for those that were not measured: the device's shipped profile, or what others lend it."""
     from hwmodels.profiles import borrow_for, calibrated_devices, load_profile
 
     if target.name in calibrated_devices():

@@ -163,7 +163,7 @@ def _processors() -> int:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a run is. *tasks* in the order in which they are started, *jobs* of them at a time."""
+    """The progress of a run. *tasks* in the order in which they are started, *jobs* of them at a time."""
 
     tasks: Sequence[_Task]
     jobs: int

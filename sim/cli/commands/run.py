@@ -147,7 +147,7 @@ def _print(result: Any, folder: Path) -> None:
 
 
 def _expected(result: Any) -> list[tuple[str, str]]:
-    """What the protocol reports, and within what the means would be measured."""
+    """Rows on what the protocol reports, and within what the means would be measured."""
     from sim.text import seconds_text
 
     rows = []

@@ -67,7 +67,7 @@ def describe(
 
 
 def _described(trace: Any) -> tuple[dict[str, Any], Any]:
-    """What is said of *trace*, and what ideal prefix caches of all sizes find of it, where it can be told."""
+    """The facts of *trace*, and what ideal prefix caches of all sizes find of it, where it can be told."""
     from workloads.describe import rates_over_time, turns_of_sessions
     from workloads.reuse import reuse as reuse_of
 
@@ -194,7 +194,7 @@ def reuse(
 
 
 def _reuse_by_size(curve: Any, per_token: float) -> list[dict[str, Any]]:
-    """What caches of 1, 3, 10, 30, ... blocks find, up to the size that finds all that can be found."""
+    """The shares that caches of 1, 3, 10, 30, ... blocks find, up to the size that finds all that can be found."""
     import numpy as np
 
     last = int(curve.capacity_blocks[-1]) if len(curve.capacity_blocks) else 1
