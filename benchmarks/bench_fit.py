@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +46,7 @@ def served(folder: Path, place: str, every: int, offset: int, table: Path | None
     for i, (name, rows) in enumerate(sorted(deployments(folder).items())):
         if i % every != offset:
             continue
-        cases: list[tuple[int, Case, Setting]] = []
-        for row in rows:
-            try:
-                case, base = case_of_row(row, folder)
-            except Unmodelled as error:
-                left_out[str(error)] = left_out.get(str(error), 0) + 1
-                continue
-            clients = int(case.name.split(", ")[1].split(" ")[0])
-            if clients <= MOST_CLIENTS:
-                cases.append((clients, case, base))
-            else:
-                why = f"more than {MOST_CLIENTS} clients"
-                left_out[why] = left_out.get(why, 0) + 1
+        cases = _cases(rows, folder, left_out)
         levels = sorted({clients for clients, _, _ in cases})
         if len(levels) < 2:
             continue
@@ -82,6 +70,32 @@ def served(folder: Path, place: str, every: int, offset: int, table: Path | None
     print(f"\n{deployments_fitted} deployments, each fitted to its rows at its {place} concurrency alone")
     for why, rows_left in sorted(left_out.items()):
         print(f"left out: {rows_left} rows, {why}")
+    _print_errors(found)
+    _print_widths(found)
+
+
+def _cases(
+    rows: Sequence[Mapping[str, Any]], folder: Path, left_out: dict[str, int]
+) -> list[tuple[int, Case, Setting]]:
+    """Clients, case and setting of each row; why others cannot be replayed is counted in *left_out*."""
+    cases: list[tuple[int, Case, Setting]] = []
+    for row in rows:
+        try:
+            case, base = case_of_row(row, folder)
+        except Unmodelled as error:
+            left_out[str(error)] = left_out.get(str(error), 0) + 1
+            continue
+        clients = int(case.name.split(", ")[1].split(" ")[0])
+        if clients <= MOST_CLIENTS:
+            cases.append((clients, case, base))
+        else:
+            why = f"more than {MOST_CLIENTS} clients"
+            left_out[why] = left_out.get(why, 0) + 1
+    return cases
+
+
+def _print_errors(found: Sequence[tuple[str, str, Prediction, float]]) -> None:
+    """A table by stack and quantity of deployments, stacks, predictions and errors before the fit."""
     print(
         "| stack | quantity | rows predicted | unfitted median % | median % | mean % | median over deployments % | in 90 % |"
     )
@@ -98,7 +112,10 @@ def served(folder: Path, place: str, every: int, offset: int, table: Path | None
                 f"| {stack} | {quantity.removesuffix('_s').upper()} | {len(some)} | {np.median(before):.1f} | "
                 f"{np.median(off):.1f} | {np.mean(off):.1f} | {np.median(by):.1f} | {held:.1f} % |"
             )
-    # How wide the errors of runs that a fit has not seen must be taken: by the deployments of one half, for the other.
+
+
+def _print_widths(found: Sequence[tuple[str, str, Prediction, float]]) -> None:
+    """How wide the errors of runs that a fit has not seen must be taken: by the deployments of one half, for the other."""
     for quantity in QUANTITIES:
         some = [each for each in found if each[2].quantity == quantity]
         halves = [[each[2] for each in some if hash_of(each[0]) == half] for half in (0, 1)]

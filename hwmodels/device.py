@@ -146,8 +146,8 @@ def _sourced(where: str, entry: Any, documents: Mapping[str, str]) -> tuple[floa
     return float(number), documents.get(source, source)
 
 
-def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], path: Path) -> Device:
-    where = f"{path}: {name}"
+def _refuse_misspelt(where: str, table: Mapping[str, Any]) -> None:
+    """ValueError for a key that a device does not have, and for a needed one that is missing."""
     for key in table:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, sorted(_KEYS), n=1)
@@ -157,6 +157,12 @@ def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], p
     for key in ("title", "vendor", "peak", "link", "network"):
         if key not in table:
             raise ValueError(f"{where}.{key} is missing")
+
+
+def _peaks(
+    where: str, table: Mapping[str, Any], documents: Mapping[str, str]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Dense peaks by arithmetic, and where each is from."""
     sources: dict[str, str] = {}
     peaks: dict[str, float] = {}
     for arithmetic, entry in table["peak"].items():
@@ -165,6 +171,13 @@ def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], p
         peaks[arithmetic], sources[f"peak.{arithmetic}"] = _sourced(f"{where}.peak.{arithmetic}", entry, documents)
     if not peaks:
         raise ValueError(f"{where}.peak is empty; give at least one dense peak")
+    return peaks, sources
+
+
+def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], path: Path) -> Device:
+    where = f"{path}: {name}"
+    _refuse_misspelt(where, table)
+    peaks, sources = _peaks(where, table, documents)
     numbers: dict[str, float | None] = {}
     for key, needed in _NUMBERS.items():
         head, _, tail = key.partition(".")
@@ -172,12 +185,12 @@ def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], p
             sources[key] = sources[f"link.{tail}"]
             continue
         entry = table.get(head) if not tail else table.get(head, {}).get(tail)
-        if entry is None:
-            if needed:
-                raise ValueError(f"{where}.{key} is missing")
+        if entry is not None:
+            numbers[key], sources[key] = _sourced(f"{where}.{key}", entry, documents)
+        elif needed:
+            raise ValueError(f"{where}.{key} is missing")
+        else:
             numbers[key] = None
-            continue
-        numbers[key], sources[key] = _sourced(f"{where}.{key}", entry, documents)
 
     def need(key: str) -> float:
         value = numbers[key]

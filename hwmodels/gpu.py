@@ -141,28 +141,32 @@ class GpuKernels(StackKernels):
                 variants = self._head_format(stage.head_products.precision)[1]
                 ask("products of each head", "mla_bmm", variants, variants[:1])
             if stage.recurrence is not None and self.profile.has("linear_decode"):
-                for family, whose in (("linear_prefill", "prompts"), ("linear_decode", "decodes")):
-                    for kernel in KERNELS:
-                        variants = [f"{kernel}/{source}" for source in self.sources]
-                        ask(f"linear attention's {kernel} kernels for {whose}", family, variants, variants[:1])
+                self._ask_recurrence(ask)
             if self.profile.links_measured:
-                pairs = [(each.kind, each.n) for each in stage.collectives]
-                exchange = stage.exchange
-                if exchange is not None and (exchange.mode or "").startswith("deepep"):
-                    for way in ("dispatch", "combine"):
-                        variants = self.exchange_variants(way, exchange.mode)
-                        ask(f"DeepEP's {way}", "exchange", variants, variants)
-                elif exchange is not None and exchange.mode == "all_to_all":
-                    pairs.append(("all_to_all", exchange.n))
-                elif exchange is not None:
-                    pairs += [(kind, exchange.n) for kind in ("all_gather", "reduce_scatter")]
-                for collective, n in pairs:
-                    far = n > self.device.devices_per_node
-                    variants = self.link_variants(collective, far)
-                    ask(
-                        "collectives between nodes" if far else "collectives", "collective", variants, variants[:1], far
-                    )
+                self._ask_collectives(ask, stage)
         return list(found.values())
+
+    def _ask_recurrence(self, ask: Callable[..., None]) -> None:
+        for family, whose in (("linear_prefill", "prompts"), ("linear_decode", "decodes")):
+            for kernel in KERNELS:
+                variants = [f"{kernel}/{source}" for source in self.sources]
+                ask(f"linear attention's {kernel} kernels for {whose}", family, variants, variants[:1])
+
+    def _ask_collectives(self, ask: Callable[..., None], stage: StageWork) -> None:
+        pairs = [(each.kind, each.n) for each in stage.collectives]
+        exchange = stage.exchange
+        if exchange is not None and (exchange.mode or "").startswith("deepep"):
+            for way in ("dispatch", "combine"):
+                variants = self.exchange_variants(way, exchange.mode)
+                ask(f"DeepEP's {way}", "exchange", variants, variants)
+        elif exchange is not None and exchange.mode == "all_to_all":
+            pairs.append(("all_to_all", exchange.n))
+        elif exchange is not None:
+            pairs += [(kind, exchange.n) for kind in ("all_gather", "reduce_scatter")]
+        for collective, n in pairs:
+            far = n > self.device.devices_per_node
+            variants = self.link_variants(collective, far)
+            ask("collectives between nodes" if far else "collectives", "collective", variants, variants[:1], far)
 
     def _ask_attention(self, ask: Callable[..., None], shape: AttentionShape) -> None:
         cache = _cache_bytes(shape)

@@ -43,9 +43,9 @@ class _Stage:
         host = kernels.host
         self.factors = host.compute_factor, host.bandwidth_factor
         self.row_s, self.step_s = host.row_s, host.step_s
-        self.rows = RowTable(self._stretched(self._rows_s, row_s=host.row_s))
-        self.decode_rows = RowTable(self._stretched(self._padded_rows_s, row_s=host.row_s)) if captured else self.rows
-        self.logits = RowTable(self._stretched(self._logits_s))
+        self.rows = RowTable(self.stretched(self._rows_s, row_s=host.row_s))
+        self.decode_rows = RowTable(self.stretched(self._padded_rows_s, row_s=host.row_s)) if captured else self.rows
+        self.logits = RowTable(self.stretched(self._logits_s))
         self.has_head = last
         self.encoder = spec.is_encoder
         self.attention = tuple(
@@ -77,14 +77,14 @@ class _Stage:
 
     def _rows_s(self, rows: FloatArray) -> FloatArray:
         own = np.ceil(rows * self.share)
-        return self._own_rows_s(own) + own * self.row_s + self._experts_s(rows) + self._exchange_s(rows)
+        return self._own_rows_s(own) + own * self.row_s + self.experts_s(rows) + self.exchange_s(rows)
 
     def _padded_rows_s(self, rows: FloatArray) -> FloatArray:
         """Of a decode step: dense layers and exchange have as many rows as the graph, host and experts those there are."""
         own = np.ceil(rows * self.share)
         fuller = padded(self.captured, own)
         sent = np.where(fuller > own, fuller * self.data, rows)
-        return self._own_rows_s(fuller) + own * self.row_s + self._experts_s(rows) + self._exchange_s(sent)
+        return self._own_rows_s(fuller) + own * self.row_s + self.experts_s(rows) + self.exchange_s(sent)
 
     def _own_rows_s(self, own: FloatArray) -> FloatArray:
         total = self._collectives_s(own, False)
@@ -103,11 +103,11 @@ class _Stage:
                 total = total + op.layers * self.kernels.gemm_s(rows, op.n, op.k, precision=op.precision)
         return total
 
-    def _experts_s(self, rows: FloatArray) -> FloatArray:
+    def experts_s(self, rows: FloatArray) -> FloatArray:
         experts = self.work.experts
         return np.zeros_like(rows) if experts is None else experts.layers * self.kernels.moe_s(rows, experts)
 
-    def _exchange_s(self, rows: FloatArray) -> FloatArray:
+    def exchange_s(self, rows: FloatArray) -> FloatArray:
         exchange = self.work.exchange
         return np.zeros_like(rows) if exchange is None else exchange.layers * self.kernels.exchange_s(rows, exchange)
 
@@ -119,7 +119,7 @@ class _Stage:
                 total = total + op.layers * self.kernels.gemm_s(own, op.n, op.k, precision=op.precision)
         return total
 
-    def _stretched(
+    def stretched(
         self, kernels_s: Callable[[FloatArray], FloatArray], *, row_s: float = 0.0
     ) -> Callable[[FloatArray], FloatArray]:
         """Times by rows with what they take for one row as reading, and what they take more as arithmetic, each so many times as
@@ -266,10 +266,10 @@ class _Ranks:
         self._replayed = own.replayed
         own.prompt_floor_s = own.decode_floor_s = own.launch_floor_s = 0.0
         # What cannot be exchanged so is said here, and not at the first step.
-        stage._exchange_s(np.ones(1))
+        stage.exchange_s(np.ones(1))
         self._pads = kernels.pads_ranks
-        self._experts = RowTable(stage._stretched(stage._experts_s))
-        self._exchange = RowTable(stage._exchange_s)
+        self._experts = RowTable(stage.stretched(stage.experts_s))
+        self._exchange = RowTable(stage.exchange_s)
 
     def _graph(self, rows: int) -> int:
         sizes = self._own.captured
@@ -355,6 +355,11 @@ class LayerwiseCost:
         )
         self._expert_bytes = RowTable(self._expert_bytes_of)
         self._work_terms = self._linear_work()
+
+    @property
+    def work_by_stage(self) -> tuple[StageWork, ...]:
+        """The operations that are priced, stage by stage."""
+        return tuple(stage.work for stage in self._stages)
 
     @classmethod
     def on(
@@ -515,8 +520,3 @@ class LayerwiseCost:
             + (seqs + chunks) * w["sequence_bytes"]
         )
         return Work(flops, hbm_bytes)
-
-
-def stages_of(cost: LayerwiseCost) -> Sequence[StageWork]:
-    """The operations behind *cost*, stage by stage, for reports."""
-    return tuple(stage.work for stage in cost._stages)

@@ -499,6 +499,54 @@ def _padding_bytes(spec: ModelSpec, parallel: ParallelConfig, layers: range) -> 
     return padded * parameters * precision("mxfp4").weight_bytes * sum(spec.layer_is_moe[i] for i in layers)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Used:
+    """Bytes of one device that a serving stack takes beside weights and cache, and the budget of all together."""
+
+    budget_bytes: float
+    cache_share: float = 1.0
+    """Share of what the budget leaves that the cache takes."""
+    activation_bytes: float = 0.0
+    graph_bytes: float = 0.0
+    context_bytes: float = 0.0
+    communicator_bytes: float = 0.0
+
+
+def _used_by_the_stack(
+    deployment: Deployed,
+    rules: StackMemory,
+    share: float,
+    total: float,
+    stage: int,
+    layers: range,
+    tokens: int,
+    sequences: int,
+) -> _Used:
+    spec, device, parallel = deployment.model, deployment.device, deployment.parallel
+    context = rules.context_bytes if parallel.n_devices == 1 else rules.worker_bytes
+    communicator = _by_degree(rules.communicator_bytes, parallel.tensor * parallel.data)
+    budget, cache_share = share * total, 1.0
+    if rules.share_of == "free before loading":
+        # Context and buffers are there before the share is taken.
+        budget = share * (total - context - communicator) + context + communicator
+    elif rules.share_of == "free after loading":
+        budget, cache_share = total, share
+    last = stage == parallel.pipeline - 1
+    return _Used(
+        budget_bytes=budget,
+        cache_share=cache_share,
+        activation_bytes=_activation_bytes(spec, device, parallel, rules, tokens, sequences, last=last),
+        graph_bytes=rules.graph_bytes_per_layer * len(layers) if _captured(rules, device) else 0.0,
+        context_bytes=context,
+        communicator_bytes=communicator,
+    )
+
+
+def _captured(rules: StackMemory, device: Device) -> bool:
+    """Whether graphs lie in the share. A TPU's programs are compiled as a whole: there is nothing to capture."""
+    return rules.graphs_in_share and device.vendor != "Google"
+
+
 def memory_plan(
     deployment: Deployed,
     rules: StackMemory | None,
@@ -533,9 +581,6 @@ def memory_plan(
     if block_tokens is None:
         block_tokens = 16 if rules is None else int(rules.block_tokens)
     total = device.memory_bytes if rules is None else visible_bytes(device)
-    alone = parallel.n_devices == 1
-    # A TPU's programs are compiled as a whole; there is nothing to capture.
-    captured = rules is not None and rules.graphs_in_share and device.vendor != "Google"
     stages = []
     caches, in_pages = deployment.stage_caches(), rules is not None and rules.stack == "vllm"
     alike = keeps_every_token(spec)
@@ -543,25 +588,15 @@ def memory_plan(
     context_tokens = max(1, context_tokens or longest)
     layer_groups = None
     for i, (weights, state, per_token, layers) in enumerate(deployment.stage_bytes()):
-        activation = graphs = context = communicator = 0.0
-        budget, cache_share = share * total, 1.0
+        used = _Used(budget_bytes=share * total)
         if rules is not None:
             weights += _padding_bytes(spec, parallel, layers)
-            context = rules.context_bytes if alone else rules.worker_bytes
-            communicator = _by_degree(rules.communicator_bytes, parallel.tensor * parallel.data)
-            activation = _activation_bytes(
-                spec, device, parallel, rules, tokens, sequences, last=i == parallel.pipeline - 1
-            )
-            graphs = rules.graph_bytes_per_layer * len(layers) if captured else 0.0
-            if rules.share_of == "free before loading":
-                # Context and buffers are there before the share is taken.
-                budget = share * (total - context - communicator) + context + communicator
-            elif rules.share_of == "free after loading":
-                budget, cache_share = total, share
+            used = _used_by_the_stack(deployment, rules, share, total, i, layers, tokens, sequences)
+        graphs = used.graph_bytes
         draft_weights = draft_token = 0.0
         if draft is not None and i == 0:
             draft_weights, draft_token = draft.weight_bytes_per_device, draft.kv_bytes_per_token_per_device
-            if rules is not None and captured:
+            if rules is not None and _captured(rules, device):
                 graphs += rules.graph_bytes_per_layer * draft.model.n_layers
         block_bytes = per_token * block_tokens
         logged_block_bytes = 0.0
@@ -580,16 +615,16 @@ def memory_plan(
         stages.append(
             StageMemory(
                 device_bytes=total,
-                budget_bytes=budget,
+                budget_bytes=used.budget_bytes,
                 weight_bytes=weights,
                 state_bytes=state,
-                activation_bytes=activation,
+                activation_bytes=used.activation_bytes,
                 graph_bytes=graphs,
-                context_bytes=context,
-                communicator_bytes=communicator,
+                context_bytes=used.context_bytes,
+                communicator_bytes=used.communicator_bytes,
                 reserve_bytes=reserve_bytes,
                 draft_bytes=draft_weights,
-                cache_share=cache_share,
+                cache_share=used.cache_share,
                 block_bytes=block_bytes + draft_token * block_tokens,
                 logged_block_bytes=logged_block_bytes,
             )

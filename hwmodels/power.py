@@ -7,6 +7,7 @@ same shares of their peaks; that is an assumption, and `PowerModel.basis` says s
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,8 +163,6 @@ def _experts(rows: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 def main() -> None:
     """Print the table of power.toml for the folder that is named."""
-    import sys
-
     if len(sys.argv) != 2:
         raise SystemExit("python -m hwmodels.power .../systems/data/b200_sxm")
     print(f"[{_MEASURED}]")

@@ -86,18 +86,19 @@ class TableModel:
 
     def plan(self, inter_op: int, intra_op: int) -> ParallelPlan:
         """The automatic split by the cost model, also for shapes that have been measured."""
-        groups = self._layers(intra_op)
+        groups = self.layer_groups_s(intra_op)
         if inter_op > len(groups):
             raise ValueError(f"{self.name} has {len(groups)} layer groups; got {inter_op} stages")
 
         sending = _handover(TOKENS * (self.hidden or _ASSUMED_HIDDEN) * 2, 1, intra_op)
         return plan(groups, inter_op, single_device_s=self.latency_s, intra_op=intra_op, handover_s=sending)
 
-    def _layers(self, intra_op: int) -> tuple[float, ...]:
+    def layer_groups_s(self, intra_op: int) -> tuple[float, ...]:
+        """Seconds of each group of layers on *intra_op* devices; of a shape that is assumed where the model's own is not known."""
         if self.hidden:
             return _layers_of(self.layers, self.hidden, self.latency_s, intra_op)
         like = load_single_pass(_ASSUMED_LIKE)
-        factor = sum(like._layers(intra_op)) / like.latency_s
+        factor = sum(like.layer_groups_s(intra_op)) / like.latency_s
         return (self.latency_s * factor / self.layers,) * self.layers
 
     def device_bytes(self, inter_op: int, intra_op: int) -> float:

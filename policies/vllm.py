@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from policies.schedulers import admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
-from policies.view import UNTIL_CHANGE, Plan, ReplicaView, RunningSeq, WaitingSeq, prompts
+from policies.view import UNTIL_CHANGE, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq, prompts
 
 _DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
@@ -172,22 +172,17 @@ class Vllm:
         kept = int(self.watermark * (view.total_blocks + 1))
         occupied = view.n_running > 0
         cache, block_tokens = view.cache, view.block_tokens
-        found = unheld = 0
         latest: tuple[int, int, int, int] | None = None
-        """Who has been admitted, what it found and takes, and its tokens then: noted in the cache when another one looks."""
+        """The arguments of `_note_admitted` for the sequence admitted last: it is noted when another one looks."""
         for seq in self._queue(view):
             if left <= 0 or left_input <= draft_slots or seats <= 0:
                 return True
             budget = min(left, left_input - draft_slots)
             cached, to_compute = seq.cached_tokens, seq.tokens
+            found = unheld = 0
             if cache is not None:
                 if latest is not None:
-                    id_, had, took, reaches = latest
-                    if had >= 0:
-                        cache.admit(id_, had)
-                    cache.take(took)
-                    if had >= 0:
-                        cache.cached(id_, reaches)
+                    _note_admitted(cache, *latest)
                 found = 0 if cached or not to_compute else cache.found_blocks(seq.id, to_compute)
                 unheld = cache.unheld_blocks(seq.id, found) if found else 0
                 cached += found * block_tokens
@@ -195,15 +190,9 @@ class Vllm:
             if seq.shared_blocks:
                 # What was loaded for it and is its own, or is shown as found.
                 found, unheld = seq.shared_blocks, 0
-            elif cache is None:
-                found = 0
-            tokens = to_compute or view.query_tokens
-            if limit and to_compute:
-                tokens = min(tokens, limit)
-            if tokens > budget:
-                if not self.enable_chunked_prefill or not to_compute:
-                    return True
-                tokens = budget
+            tokens = self._first_tokens(to_compute, view.query_tokens, limit, budget)
+            if not tokens:
+                return True
             reserve = kept if occupied else 0
             if self.scheduler_reserve_full_isl:
                 whole = min(cached + (to_compute or 1), view.max_model_len)
@@ -225,6 +214,15 @@ class Vllm:
             chunks.append((seq.id, tokens if to_compute else 0))
         return seats <= 0
 
+    def _first_tokens(self, to_compute: int, query_tokens: int, limit: int, budget: int) -> int:
+        """Tokens that a waiting sequence computes first, *to_compute* being those of its prompt; 0 where *budget* is too small."""
+        if not to_compute:
+            return query_tokens if query_tokens <= budget else 0
+        tokens = min(to_compute, limit) if limit else to_compute
+        if tokens <= budget:
+            return tokens
+        return budget if self.enable_chunked_prefill else 0
+
     def _queue(self, view: ReplicaView) -> Sequence[WaitingSeq]:
         if self.scheduling_policy == "fcfs" or len(view.waiting) < 2:
             return view.waiting
@@ -245,19 +243,14 @@ class Vllm:
         at = 0
         while at < len(running) and left > 0 and left_input > draft_slots:
             seq = running[at]
-            if seq.leaving:
-                at += 1
-                continue
             budget = min(left, left_input - draft_slots)
-            tokens = remaining.get(seq.id, query)
-            if seq.id in remaining:
-                tokens = min(tokens, limit or tokens, budget)
-                blocks = max(_blocks(view, seq.cached_tokens + tokens) - seq.blocks, 0)
-            elif tokens > budget:
+            if seq.leaving or (query > budget and seq.id not in remaining):
                 at += 1
                 continue
-            else:
-                blocks = seq.growth_blocks
+            tokens, blocks = query, seq.growth_blocks
+            if seq.id in remaining:
+                tokens = min(remaining[seq.id], limit or budget, budget)
+                blocks = max(_blocks(view, seq.cached_tokens + tokens) - seq.blocks, 0)
             gone = False
             while blocks > free and not gone:
                 victim = self._victim(running)
@@ -269,12 +262,7 @@ class Vllm:
                     undone += [(victim.id, had_tokens)] if victim.id in remaining else []
                     left += had_tokens
                     left_input += had_tokens + draft_slots
-                free += victim.blocks + had_blocks
-                if view.cache is None:
-                    free -= victim.shared_blocks
-                else:
-                    with_content = view.cache.full_blocks(victim.id)
-                    free += view.cache.freed_by(victim.id, gone_holders) - with_content
+                free += had_blocks + _freed_blocks(view, victim, gone_holders)
                 preempted.append(victim.id)
                 gone = victim is seq
             if gone:
@@ -298,6 +286,22 @@ class Vllm:
         if self.scheduling_policy == "fcfs":
             return running[-1]
         return max(running, key=lambda seq: (seq.priority, seq.arrival_ns))
+
+
+def _note_admitted(cache: PrefixCache, id_: int, found_blocks: int, new_blocks: int, cached_tokens: int) -> None:
+    """Note in *cache* what an admitted sequence takes and then has; *found_blocks* is negative where it holds blocks already."""
+    if found_blocks >= 0:
+        cache.admit(id_, found_blocks)
+    cache.take(new_blocks)
+    if found_blocks >= 0:
+        cache.cached(id_, cached_tokens)
+
+
+def _freed_blocks(view: ReplicaView, victim: RunningSeq, gone_holders: dict[object, int]) -> int:
+    """Blocks that are free once *victim* is preempted: blocks that others hold too stay."""
+    if view.cache is None:
+        return victim.blocks - victim.shared_blocks
+    return victim.blocks - view.cache.full_blocks(victim.id) + view.cache.freed_by(victim.id, gone_holders)
 
 
 def _blocks(view: ReplicaView, cached: int) -> int:

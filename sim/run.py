@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sim.engine import Experiment, PolicyError, run
+from sim.engine.columns import sum_rounds
 from sim.errors import ScenarioError
 from sim.results import Result
+from sim.scenario import Scenario
+from sim.scenario.assembly import resolve
 from sim.under_way import under_way
 from sim.work import work_done
+from workloads import ServiceClass, Trace
 
 if TYPE_CHECKING:
-    from sim.engine import Columns, Experiment
-    from sim.scenario import Scenario
+    from sim.engine import Columns
     from sim.scenario.assembly import Built
 
 
@@ -22,16 +26,12 @@ def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Resul
     With *fast_forward* off every iteration is an event of its own: the same result, slower. Raises ScenarioError
     (a ValueError) for a scenario that cannot be built, and for a policy that breaks its rules.
     """
-    from sim.engine import Experiment
-
     if isinstance(what, Experiment):
         manifest = {"label": "experiment", "seed": what.seed, **_classes(what, {})}
         return Result(_run(what, fast_forward), manifest=manifest)
-    from sim.scenario import Scenario
 
     if not isinstance(what, Scenario):
         raise TypeError(f"simulate takes a Scenario or an Experiment; got {type(what).__name__}")
-    from sim.scenario.assembly import resolve
 
     return run_built(resolve(what), fast_forward=fast_forward)
 
@@ -45,8 +45,6 @@ def run_built(built: Built, *, fast_forward: bool = True) -> Result:
 def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Classes of service and tenants of a workload by their rows, for the manifest; nothing where there are none. *limits*: those
     that a class's requests keep together."""
-    from workloads import ServiceClass, Trace
-
     workload = experiment.workload
     found: dict[str, Any] = {}
     if isinstance(workload, Trace) and workload.class_index is not None:
@@ -72,8 +70,6 @@ def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) 
 
 
 def _run(experiment: Experiment, fast_forward: bool) -> Columns:
-    from sim.engine import PolicyError, run
-
     n = len(experiment.workload)
     try:
         columns = run(
@@ -92,7 +88,5 @@ def completed(experiment: Experiment, columns: Columns) -> Columns:
     columns.meta.update(work_done(experiment, columns))
     rounds = [replica.speculation for replica in columns.replicas if replica.speculation is not None]
     if rounds:
-        from sim.engine.columns import sum_rounds
-
         columns.meta["speculation"] = sum_rounds(rounds)
     return columns

@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwmodels.power import power_share
+from hwmodels.totals import Totals
+from sim.engine.clock import TICK_BITS
+from sim.engine.prices import StageTable
+
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
     from sim.engine import Columns, Experiment
@@ -30,8 +35,6 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     affine in them: the mean of its first and last iteration is that of all; power and shares are the mean of the two. Empty where
     a model is known by a table of latencies only, which says nothing of its work.
     """
-    from sim.engine.prices import StageTable
-
     done: dict[str, Any] = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
     done |= {"busy_s": [], "power_share_s": [], "prompt_s": 0.0, "prompt_attention_s": 0.0, "decode_kv_s": 0.0}
     rows = iter(columns.replicas)
@@ -79,9 +82,6 @@ def _together(of_ranks: list[np.ndarray]) -> np.ndarray:
 
 def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | None, spans_of: np.ndarray) -> None:
     """What a model did on a machine, by its records."""
-    from hwmodels.totals import Totals
-    from sim.engine.clock import TICK_BITS
-
     for at in range(0, len(spans_of), _SPANS_AT_ONCE):
         spans = spans_of[at : at + _SPANS_AT_ONCE]
         span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
@@ -115,8 +115,6 @@ def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | Non
 def _add_power(done: dict[str, Any], cost: CostModel, work: Any, times: np.ndarray, seconds: np.ndarray) -> None:
     """Add half of spans of *times* iterations that took *seconds* in all, in each of which *work* was done; a draft's passes draw
     what the target's step draws."""
-    from hwmodels.power import power_share
-
     busy = seconds > 0
     each = np.where(busy, seconds / times, 1.0)
     memory = np.broadcast_to(work.hbm_bytes, times.shape) / (each * cost.peak_bytes_per_s)
@@ -156,8 +154,6 @@ def _roofline_s(cost: CostModel, totals: Any) -> np.ndarray:
 
 def _add_draft_work(done: dict[str, Any], draft: CostModel, span: Mapping[str, Any]) -> None:
     """Prompts and passes of the draft model; a draft of which only a time is known adds nothing."""
-    from hwmodels.totals import Totals
-
     zero = np.zeros_like(span["n"])
     prompts = Totals(
         rows=span["prefill_rows"],

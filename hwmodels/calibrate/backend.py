@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -157,8 +159,6 @@ def open_backend(
         raise CalibrationError(f"clock must be auto, wall or cpu; got {clock!r}")
     if threads is not None and threads < 1:
         raise CalibrationError(f"threads must be at least 1; got {threads}")
-    import importlib
-    import importlib.util
 
     names = BACKENDS if backend == "auto" else (backend,)
     if backend == "auto":

@@ -8,10 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hwmodels import measured
 from hwmodels.calibrate.backend import CalibrationError, Facts
 from hwmodels.calibrate.samples import Sample, median_spread, read_log, write_measured
+from hwmodels.device import load_device
+from hwmodels.fit import fit_profile
+from hwmodels.kernels.fitting import held_back_groups
 from hwmodels.kernels.parameters import Datasheet
-from hwmodels.profiles import Calibration, Profile
+from hwmodels.measured import catalogue_name
+from hwmodels.profiles import Calibration, Profile, datasheet_of, load_profile, write_profile
 
 PROFILE = "profile.toml"
 
@@ -22,10 +27,6 @@ def fit_samples(folder: str | Path, *, fitted_on: str, sheet: Datasheet | None =
     `fitted_on` is the ISO date to record; `sheet` replaces the peaks found by `datasheet`. CalibrationError where the
     samples cannot carry a fit, with the reason.
     """
-    from hwmodels import measured
-    from hwmodels.fit import fit_profile
-    from hwmodels.profiles import write_profile
-
     folder = Path(folder)
     facts, taken_on, samples = read_log(folder)
     paths = write_measured(samples, facts, folder)
@@ -83,9 +84,6 @@ def _with_unmeasured(profile: Profile, facts: Facts) -> Profile:
 
     Families that were timed keep to what this machine said, whatever other software the shipped profile knows.
     """
-    from hwmodels.measured import catalogue_name
-    from hwmodels.profiles import load_profile
-
     if facts.device == "cpu":
         return profile
     try:
@@ -104,10 +102,6 @@ def _with_unmeasured(profile: Profile, facts: Facts) -> Profile:
 
 
 def _catalogue(label: str) -> Datasheet | None:
-    from hwmodels.device import load_device
-    from hwmodels.measured import catalogue_name
-    from hwmodels.profiles import datasheet_of
-
     try:
         return datasheet_of(load_device(catalogue_name(label)))
     except ValueError:
@@ -143,9 +137,6 @@ def _note(facts: Facts, note: str) -> str:
 
 def residuals(folder: str | Path, profile: Profile) -> list[dict[str, Any]]:
     """Each timed shape beside its prediction: file, shape, measured_s, predicted_s, whether the scored fit saw it."""
-    from hwmodels import measured
-    from hwmodels.kernels.fitting import held_back_groups
-
     found: list[dict[str, Any]] = []
     for measurement in measured.read_folder(Path(folder) / "measured"):
         seconds = measurement.measured_s

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hwmodels.calibrate.backend import Facts, Operation
+from hwmodels.model import Attention, load_model
+from hwmodels.parallel import ParallelConfig
+from hwmodels.work import stage_work
 
 _ROWS = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192,
@@ -38,10 +41,6 @@ class Shapes:
 
 def shapes_of(model: str) -> Shapes:
     """Shapes of a catalogue model or a HuggingFace config.json."""
-    from hwmodels.model import Attention, load_model
-    from hwmodels.parallel import ParallelConfig
-    from hwmodels.work import stage_work
-
     spec = load_model(model)
     if not isinstance(spec.attention, Attention):
         raise ValueError(f"{model} has latent attention, which no back end times; name a model with grouped queries")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -272,8 +273,6 @@ def _cuda_facts() -> Facts:
 
 def _nvidia_smi() -> tuple[str, str]:
     """Driver version and current clocks, as text; empty where nvidia-smi cannot be asked."""
-    import subprocess
-
     question = "--query-gpu=driver_version,clocks.sm,clocks.mem,clocks.max.sm"
     try:
         answer = subprocess.run(

@@ -72,6 +72,10 @@ def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
         yield "less than two cached tokens a sequence", few & ~m.columns["is_prefill"]
     if m.kind == "attention_mixed":
         yield "an empty batch", (m.columns["prefill_chunk"] <= 0) & (m.columns["n_decode"] <= 0)
+    yield from _unknown_kinds(m)
+
+
+def _unknown_kinds(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
     for name in ("layer", "op", "dtype", "gemm_dtype", "kv_dtype"):
         if name in m.columns:
             for value in np.unique(m.columns[name]):

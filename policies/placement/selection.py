@@ -86,29 +86,25 @@ def _heuristic(empty: Placement, cluster: Cluster, models: Sequence[ModelView], 
     replicas = dict.fromkeys(among, 0)
     for model in among:
         replicas[model] = sum(model in group.models for group in empty.groups)
-
-    def put(model: int, group: int) -> None:
-        room.put(model, group)
-        replicas[model] += 1
-
     while True:
         (found,) = yield [room.placement]
-        changed = False
-        for model in sorted(among, key=lambda m: -found.unserved[m]):
-            if not found.unserved[model]:
-                break
-            groups = room.groups(model)
-            if groups:
-                put(model, min(groups, key=lambda g: (found.requests[g], g)))
-                changed = True
-                break
-        if not changed:
+        unserved = (model for model in sorted(among, key=lambda m: -found.unserved[m]) if found.unserved[model])
+        model = next((model for model in unserved if room.groups(model)), None)
+        if model is None:
             break
-    # Memory that is left goes to further replicas, those first that have fewest for their load: they cost nothing, and
-    # help when the traffic is not that of the sample.
+        room.put(model, min(room.groups(model), key=lambda g: (found.requests[g], g)))
+        replicas[model] += 1
+    if _fill_up(room, models, replicas, list(found.requests)):
+        yield [room.placement]
+
+
+def _fill_up(room: Room, models: Sequence[ModelView], replicas: dict[int, int], requests: list[int]) -> bool:
+    """Give memory that is left to further replicas, those first that have fewest for their load; whether any had room.
+
+    They cost nothing, and help when the traffic is not that of the sample. *requests* are counted by group.
+    """
     filled = False
-    requests = list(found.requests)
-    waiting = list(among)
+    waiting = list(replicas)
     while waiting:
         model = max(waiting, key=lambda m: (models[m].rate_per_s * models[m].latency_s / (replicas[m] + 1), -m))
         groups = room.groups(model)
@@ -116,11 +112,11 @@ def _heuristic(empty: Placement, cluster: Cluster, models: Sequence[ModelView], 
             waiting.remove(model)
             continue
         chosen = min(groups, key=lambda g: (requests[g], g))
-        put(model, chosen)
+        room.put(model, chosen)
+        replicas[model] += 1
         requests[chosen] += 1
         filled = True
-    if filled:
-        yield [room.placement]
+    return filled
 
 
 def _beam(empty: Placement, cluster: Cluster, models: Sequence[ModelView], among: Sequence[int], width: int) -> Run:

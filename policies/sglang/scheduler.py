@@ -173,8 +173,7 @@ class Sglang(Settings):
 
     def _prefill(self, view: ReplicaView, past: Past, queue: Sequence[WaitingSeq], seats: int) -> Plan:
         """`_get_new_batch_prefill_raw`: the prompt that is cut goes on, then others from the head of the queue."""
-        n_leaving = view.n_leaving
-        n_batch = view.n_decoding + n_leaving
+        n_batch = view.n_decoding + view.n_leaving
         running = self._running(view, past)
         used: list[tuple[int, int]] = []
         queue, of_queue = self._looked_over(view, queue, used)
@@ -186,12 +185,40 @@ class Sglang(Settings):
         goes_on = False
         for partial in view.prefilling:
             goes_on = adder.go_on(partial)
-        full = past.full
         reject: list[tuple[int, str]] = []
+        full = self._admit(view, adder, queue, past.full, seats - n_batch, used, reject)
+        if cache is not None:
+            cache.undo()
+        looks = _new(Looks, (tuple(used), of_queue)) if used or of_queue else None
+        chunks = tuple(adder.chunks)
+        if not chunks:
+            return self._decode(view, past._replace(full=full), bool(queue), tuple(reject), looks)
+        mixed = (
+            self.enable_mixed_chunk and view.n_decoding > 0 and adder.blocks + view.growth_blocks <= view.free_blocks
+        )
+        memo = self._after_prompts(view, past, adder, running, full, goes_on, mixed)
+        listed = (*(id_ for id_, _ in chunks), *(each.seq.id for each in running)) if mixed else None
+        return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo, order=listed, looks=looks)
+
+    def _admit(
+        self,
+        view: ReplicaView,
+        adder: Adder,
+        queue: Sequence[WaitingSeq],
+        full: bool,
+        seats: int,
+        used: list[tuple[int, int]],
+        reject: list[tuple[int, str]],
+    ) -> bool:
+        """Add prompts from the head of *queue* while the adder takes them; whether the batch is full then.
+
+        What is looked up is added to *used*, sequences that never fit to *reject*.
+        """
+        cache = self._cache(view)
         for seq in queue:
             if adder.verdict() == SPENT:
                 break
-            full = full or len(adder.chunks) >= seats - n_batch
+            full = full or len(adder.chunks) >= seats
             if full:
                 break
             if adder.never_fits(seq):
@@ -206,21 +233,27 @@ class Sglang(Settings):
             verdict = adder.add(seq, found, unheld)
             if cache is not None and len(adder.chunks) > n_before:
                 cache.admit(seq.id, found)
+            if verdict == NO_MEMORY:
+                full = bool(adder.chunks) or view.n_decoding + view.n_leaving > 0
             if verdict != GO_ON:
-                if verdict == NO_MEMORY:
-                    full = bool(adder.chunks) or n_batch > 0
                 break
-        if cache is not None:
-            cache.undo()
-        looks = _new(Looks, (tuple(used), of_queue)) if used or of_queue else None
-        chunks = tuple(adder.chunks)
-        if not chunks:
-            return self._decode(view, past._replace(full=full), bool(queue), tuple(reject), looks)
-        mixed = (
-            self.enable_mixed_chunk and view.n_decoding > 0 and adder.blocks + view.growth_blocks <= view.free_blocks
-        )
+        return full
+
+    def _after_prompts(
+        self,
+        view: ReplicaView,
+        past: Past,
+        adder: Adder,
+        running: list[Running],
+        full: bool,
+        goes_on: bool,
+        mixed: bool,
+    ) -> Past:
+        """What the scheduler knows after an iteration of prompts, *mixed* with the decode batch or alone."""
+        n_leaving = view.n_leaving
+        n_batch = view.n_decoding + n_leaving
         cut = adder.cut or goes_on
-        done = tuple(id_ for id_, _ in chunks)
+        done = tuple(id_ for id_, _ in adder.chunks)
         if cut:
             done = done[1:] if goes_on else done[:-1]
         order = past.order if n_batch else None
@@ -234,7 +267,7 @@ class Sglang(Settings):
         late: bool | tuple[int, ...] = ()
         if self._is_ahead(view):
             late = mixed or done
-        memo = Past(
+        return Past(
             past.ratio,
             view.rounds,
             full=stays_full,
@@ -246,8 +279,6 @@ class Sglang(Settings):
             known=past.known,
             queue=past.queue,
         )
-        listed = (*(id_ for id_, _ in chunks), *(each.seq.id for each in running)) if mixed else None
-        return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo, order=listed, looks=looks)
 
     def _decode(
         self,

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hwmodels.calibrated import Calibrated
+from sim import engine
 from sim.bench.fitting import Case, Replayed
+from sim.bench.load import NotReplayable, in_step, load_of
 from sim.bench.parameters import Prior, Setting, priors
+from sim.bench.replay import experiment_of, figures_of
+from sim.engine import MachineSpec, ReplicaSpec
+from sim.errors import ScenarioError
+from sim.scenario.assembly.deployment import deployment_of
+from sim.validation.frozen import frozen
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -38,10 +46,7 @@ class Replay:
     figure: Figure
 
     def __call__(self, setting: Setting) -> Replayed:
-        from sim.engine import run
-        from sim.validation.frozen import frozen
-
-        columns = run(at(self.experiment, self.deployment, setting))
+        columns = engine.run(at(self.experiment, self.deployment, setting))
         counted, figures = self.figure(columns)
         moved = None
         if len(columns.replicas) == 1 and self.deployment.parallel.pipeline == 1:
@@ -98,8 +103,6 @@ def front_end_s(experiment: Experiment, counted: NDArray[np.bool_], stack: Servi
 
 def at(experiment: Experiment, deployment: Deployment, setting: Setting) -> Experiment:
     """*experiment* with the terms of *setting*: its prices, its front end, and how many KV blocks there are."""
-    from sim.engine import MachineSpec, ReplicaSpec
-
     priced = restacked(deployment, setting.stack)
 
     def changed(spec: ReplicaSpec) -> ReplicaSpec:
@@ -114,8 +117,6 @@ def at(experiment: Experiment, deployment: Deployment, setting: Setting) -> Expe
 
 def restacked(deployment: Deployment, stack: ServingStack) -> Deployment:
     """*deployment* priced under *stack*."""
-    from hwmodels.calibrated import Calibrated
-
     made_by = deployment.made_by
     assert isinstance(made_by, Calibrated)
     return _restacked(_Key(deployment), replace(made_by, stack=stack))
@@ -151,8 +152,6 @@ def case_of(
     noise: Mapping[str, float] | None = None,
 ) -> Case:
     """A case of *experiment* on *deployment*; ValueError for several kinds of machine, and for prices of no serving stack."""
-    from hwmodels.calibrated import Calibrated
-
     if not isinstance(deployment.made_by, Calibrated):
         raise ValueError("cost_model roofline has no serving stack whose terms could be fitted; leave cost_model out")
     if any(spec.decoding is not None or spec.model is not None for spec in experiment.tenants):
@@ -176,12 +175,6 @@ def cases_of(
     ScenarioError for a scenario that cannot be built or has no serving stack to fit. A run that lacks facts or has neither
     figure is left out, with a sentence in *problems*; `NotReplayable` without that list.
     """
-    from hwmodels.calibrated import Calibrated
-    from sim.bench.load import NotReplayable, in_step, load_of
-    from sim.bench.replay import experiment_of
-    from sim.errors import ScenarioError
-    from sim.scenario.assembly.deployment import deployment_of
-
     seed = scenario.seed if seed is None else seed
     deployment = deployment_of(scenario)
     if not isinstance(deployment.made_by, Calibrated) or deployment.profile is None or deployment.profile.kind != "gpu":
@@ -235,8 +228,6 @@ class _Printed:
     names: Mapping[str, str]
 
     def __call__(self, columns: Columns) -> tuple[NDArray[np.bool_], Mapping[str, float]]:
-        from sim.bench.replay import figures_of
-
         printed = figures_of(columns, self.load, self.run)
         counted = (np.arange(len(columns.requests["finish_ns"])) >= self.load.warm_requests) & (
             columns.requests["status"] == 0

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.model import catalogue_base, load_model
 from sim.bench.load import NotReplayable
 from sim.bench.measured import BenchRun
 from sim.bench.replay import LATENCIES, Replayed, replay
@@ -122,8 +123,6 @@ def headline(found: Replayed, quantity: str) -> tuple[str, float | None, float |
 
 def strange_model(scenario: Scenario, runs: Sequence[BenchRun]) -> list[str]:
     """A sentence for each model that files name and that is not the scenario's."""
-    from hwmodels.model import catalogue_base, load_model
-
     try:
         ours = (catalogue_base(scenario.model) or load_model(scenario.model)).name
     except ValueError:

@@ -11,6 +11,7 @@ from sim.bench.fields import Unreadable, number, rate
 from sim.bench.formats import vllm_log
 from sim.bench.measured import BenchRun, Lengths, SharedPrompts
 from sim.errors import RooftraceError
+from sim.scenario.yaml import parse_yaml
 from sim.text import shown, unknown
 
 PREFIX = "run."
@@ -44,8 +45,6 @@ def divided(assignments: Iterable[str]) -> tuple[tuple[str, ...], dict[str, dict
 
     Facts are by name, and by whose they are: EVERY for all runs, or the RUN of `RUN:run.KEY=VALUE` (`BenchRun.is_called`).
     """
-    from sim.scenario.yaml import parse_yaml
-
     settings: list[str] = []
     facts: dict[str, dict[str, Any]] = {}
     for assignment in assignments:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sim.bench.measured import MEDIAN, BenchRun, Latency, RequestRows
 from sim.errors import RooftraceError
 from sim.text import shown
@@ -206,6 +208,10 @@ def _contradictions(run: BenchRun) -> Iterable[str]:
         each = getattr(run.offered, side).each_tokens
         if each and amount and abs(sum(each) / amount - 1) > 0.01:
             yield f"{side} tokens of the requests add up to {sum(each):,}; the file gives {amount:,}"
+    yield from _contradictory_latencies(run)
+
+
+def _contradictory_latencies(run: BenchRun) -> Iterable[str]:
     for name in ("ttft", "tpot", "itl", "e2el"):
         found: Latency | None = getattr(run, name)
         if found is None:
@@ -229,8 +235,6 @@ def rows_of(
     failed: Sequence[bool],
 ) -> tuple[RequestRows, list[str]]:
     """Rows of requests with what cannot be so taken out of them, and a note on each kind of it."""
-    import numpy as np
-
     sent, ttft, e2el = (np.asarray(values, np.float64) for values in (sent_s, ttft_s, e2el_s))
     sent = sent - np.nanmin(sent) if np.isfinite(sent).any() else sent
     bad = np.asarray(failed, bool)
@@ -264,8 +268,6 @@ def latencies_of(rows: RequestRows) -> dict[str, Any]:
 
 def of_values(values: Any) -> Latency | None:
     """The usual figures of single values in seconds, NaN left out; None where there is none."""
-    import numpy as np
-
     values = np.asarray(values, np.float64)
     values = values[np.isfinite(values)]
     if not values.size:

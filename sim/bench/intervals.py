@@ -17,16 +17,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hwmodels.calibrated import Calibrated
+from hwmodels.serving_intervals import has_rows, serving_interval
+from hwmodels.stack_files import load_stack_file
 from sim.bench.cases import at as experiment_at
 from sim.bench.fitting import ERRORS
+from sim.bench.overlay import errors_in, posterior_of, words_of
 from sim.bench.parameters import Z90, Setting
 from sim.errors import RooftraceError
+from sim.results import Result
+from sim.run import run_built
+from sim.scenario.assembly import resolve
+from sim.scenario.assembly.deployment import deployment_of
 from sim.under_way import steps
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.overheads import ServingStack
-    from sim.results import Result
     from sim.scenario import Scenario
 
 REPLAYS = 20
@@ -120,8 +127,6 @@ def drawn(scenario: Scenario, deployment: Deployment, n: int) -> tuple[World, li
 
     RooftraceError where nothing says how far off the deployment may be.
     """
-    from hwmodels.calibrated import Calibrated
-
     if not isinstance(deployment.made_by, Calibrated):
         raise RooftraceError("--intervals: nothing was held back of cost_model roofline; leave it out, or --intervals")
     rng = np.random.default_rng([scenario.seed, _STREAM])
@@ -138,9 +143,6 @@ def drawn(scenario: Scenario, deployment: Deployment, n: int) -> tuple[World, li
 def _of_fit(
     scenario: Scenario, file: Path, deployment: Deployment, n: int, rng: np.random.Generator
 ) -> tuple[World, list[World], str]:
-    from hwmodels.stack_files import load_stack_file
-    from sim.bench.overlay import errors_in, posterior_of, words_of
-
     found = load_stack_file(file)
     try:
         posterior = posterior_of(found)
@@ -180,8 +182,6 @@ def _held_back(
 ) -> tuple[list[tuple[float, float]], str]:
     """For each row of standard normal numbers *z*, shape [n, 2], the factors of iterations and of first tokens, drawn from
     deployments that the fit of *stack* had not seen; and their basis in words."""
-    from hwmodels.serving_intervals import has_rows, serving_interval
-
     profile = deployment.profile
     assert profile is not None
     name, device = stack.name, deployment.measured_as
@@ -208,9 +208,6 @@ def _held_back(
 
 def results(scenario: Scenario, replays: int = REPLAYS) -> tuple[Result, list[Result], list[Result], str]:
     """The run with the middle terms, *replays* drawn ones, `SIMULATIONS` of other seeds, and where the draws come from."""
-    from sim.scenario.assembly import resolve
-    from sim.scenario.assembly.deployment import deployment_of
-
     if replays < 2:
         raise RooftraceError(f"--intervals takes at least 2 replays; got {replays}")
     deployment = deployment_of(scenario)
@@ -232,9 +229,6 @@ def results(scenario: Scenario, replays: int = REPLAYS) -> tuple[Result, list[Re
 
 
 def _run(built: Any, deployment: Deployment, world: World) -> Result:
-    from sim.results import Result
-    from sim.run import run_built
-
     experiment = experiment_at(built.experiment, deployment, _slowed(world))
     found = run_built(replace(built, experiment=experiment))
     if world.first_token_factor == 1.0:
@@ -319,8 +313,6 @@ def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[st
 
     RooftraceError where they are not of one serving stack, model and device, whose errors would not be the same.
     """
-    from sim.scenario.assembly.deployment import deployment_of
-
     one, other = deployment_of(a), deployment_of(b)
     if (a.serving_stack, one.device.name, one.model.name) != (b.serving_stack, other.device.name, other.model.name):
         raise RooftraceError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from sim.bench.fields import latencies_of
 from sim.bench.measured import BenchRun, Lengths, RequestRows, SharedPrompts
 from sim.errors import RooftraceError
 from sim.scenario import named
@@ -105,8 +106,6 @@ def shortened(run: BenchRun, most: int) -> BenchRun:
     luck. A load beyond saturation has a queue that grows as long as it runs, and clients in a closed loop begin with a burst whose
     share in the figures is that of the whole run. A recorded run is compared with what was measured of the same requests.
     """
-    from sim.bench.fields import latencies_of
-
     recorded = recorded_load(run)
     if recorded is not None:
         rows = run.rows

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodels.calibrated import Calibrated
+from hwmodels.stack_files import load_stack_file
+from sim import metrics
 from sim.bench.cases import case_of
 from sim.bench.fitting import ERRORS, QUANTITIES, Errors, Posterior, slopes_of
+from sim.bench.overlay import errors_in, posterior_of
 from sim.bench.parameters import KV, PARAMETERS, Z90, Setting, priors
 from sim.errors import RooftraceError
+from sim.scenario.assembly import resolve
+from sim.scenario.assembly.deployment import deployment_of
 
 if TYPE_CHECKING:
     from sim.engine.columns import Columns
@@ -56,11 +62,6 @@ class Advice:
 
 def known_of(scenario: Scenario) -> tuple[Posterior, Errors, str]:
     """What is known of the parameters of *scenario*'s stack: the posterior of its file, or the priors of a stack by name."""
-    from hwmodels.calibrated import Calibrated
-    from hwmodels.stack_files import load_stack_file
-    from sim.bench.overlay import errors_in, posterior_of
-    from sim.scenario.assembly.deployment import deployment_of
-
     file = scenario.stack_file
     deployment = deployment_of(scenario)
     if not isinstance(deployment.made_by, Calibrated):
@@ -152,15 +153,10 @@ def _with_load(scenario: Scenario, rate: float, prompt: int, output: int, reques
 def _slopes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.ndarray, bool, float]:
     """Seconds of each quantity over all requests, how their logarithms move with the parameters, whether the server kept up, and
     the median of the seconds that an answer takes."""
-    from sim.scenario.assembly import resolve
-    from sim.scenario.assembly.deployment import deployment_of
-
     deployment = deployment_of(scenario)
     seen: list[tuple[bool, float]] = []
 
     def figure(columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
-        from sim import metrics
-
         done = columns.requests["finish_ns"] >= 0
         part = {name: column[done] for name, column in columns.requests.items()}
         tpot, ttft = metrics.tpot_s(part), metrics.ttft_s(part)

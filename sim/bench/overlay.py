@@ -13,6 +13,7 @@ from hwmodels.overheads import Overheads
 from hwmodels.stack_files import StackFile, dump_stack_file
 from sim.bench.fitting import QUANTITIES, Errors, Fit, Posterior, Prediction
 from sim.bench.parameters import BY_NAME, KV, Setting, own_value
+from sim.scenario.assembly.deployment import deployment_of
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -25,8 +26,6 @@ TOLD = 0.5
 
 def stack_text(fit: Fit, scenario: Scenario, files: Sequence[str], left_out: Sequence[Prediction]) -> str:
     """The text of the stack file of *fit*, which was made of the *files* on the deployment of *scenario*."""
-    from sim.scenario.assembly.deployment import deployment_of
-
     posterior = fit.posterior
     setting, stack = posterior.setting, posterior.base.stack
     deployment = deployment_of(scenario)

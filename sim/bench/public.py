@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwmodels.measured import read
+from hwmodels.overheads import serving_stack
 from sim.bench.cases import case_of
 from sim.bench.fitting import Case
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, SharedPrompts
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
 def deployments(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Rows of the e2e_silicon_agg table in *folder* by deployment and source, without speculation, in the order of the table."""
-    from hwmodels.measured import read
-
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows_of(read(folder / "e2e_silicon_agg.csv")):
         if not speculates(row):
@@ -42,8 +42,6 @@ def deployments(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 def case_of_row(row: Mapping[str, Any], folder: Path) -> tuple[Case, Setting]:
     """A row as a case, and the stack that its deployment has before any fit; `Unmodelled` where it cannot be simulated."""
-    from hwmodels.overheads import serving_stack
-
     run = served_run(row, folder)
     stack = serving_stack(run.stack, run.release)
     deployment = deployed(run, stack)

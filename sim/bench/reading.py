@@ -16,6 +16,8 @@ from typing import Any
 from sim.bench.fields import Unreadable
 from sim.bench.formats import aiperf, guidellm, inference_perf, prometheus, sglang_bench, tables, vllm_bench, vllm_log
 from sim.bench.measured import BenchRun
+from sim.errors import ScenarioError
+from sim.scenario.yaml import parse_yaml
 from sim.text import shown
 
 LARGEST_BYTES = 1 << 30
@@ -202,9 +204,6 @@ def _json(text: str) -> Any:
 
 def _yaml(text: str) -> Any:
     import yaml
-
-    from sim.errors import ScenarioError
-    from sim.scenario.yaml import parse_yaml
 
     try:
         return parse_yaml(text, "it")

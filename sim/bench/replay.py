@@ -12,7 +12,9 @@ import numpy as np
 from sim import metrics
 from sim.bench.load import Load, NotReplayable, assumed, in_step, load_of
 from sim.bench.measured import BenchRun, Latency
-from sim.metrics.spread import weighted_statistics
+from sim.metrics.spread import block_quantile, weighted_statistics
+from sim.run import simulate
+from sim.scenario.assembly import resolve
 from sim.study.statistics import alike
 
 if TYPE_CHECKING:
@@ -95,8 +97,6 @@ def experiment_of(scenario: Scenario, load: Load, seed: int, *, like: Experiment
 
     *like* is one that was made for another draw of the same load: its machines serve again, which saves their assembly.
     """
-    from sim.scenario.assembly import resolve
-
     if like is None:
         like = resolve(scenario, load.workload).experiment
     return replace(like, workload=load.workload, in_flight=load.in_flight, seed=seed)
@@ -105,8 +105,6 @@ def experiment_of(scenario: Scenario, load: Load, seed: int, *, like: Experiment
 def figures(experiment: Experiment, load: Load, run: BenchRun) -> dict[str, float]:
     """Simulate *experiment*, and say what the tool that measured *run* would have printed: every figure that `measured_figures`
     has, and mean and median of all latencies. Requests that only warm the server up do not count."""
-    from sim.run import simulate
-
     return figures_of(simulate(experiment).columns, load, run)  # type: ignore[arg-type]
 
 
@@ -204,8 +202,6 @@ def _statistic(values: np.ndarray, name: str) -> float:
 
 def _gap_statistics(columns: Columns, names: list[str]) -> dict[str, float]:
     """Of the gaps between tokens."""
-    from sim.metrics.spread import block_quantile
-
     blocks = [(gaps, weights) for gaps, weights in columns.itl_blocks() if len(gaps)]
     if not blocks:
         return {}

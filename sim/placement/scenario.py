@@ -11,16 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from hwmodels.hardware import load_hardware
+from hwmodels.model import load_model
+from hwmodels.single_pass import CatalogueModel, single_pass_catalogue
+from policies.placement import Cluster
 from sim.errors import ScenarioError
+from sim.placement.generative import GenerativeModel, GenerativeServing
+from sim.placement.serving import Serving
 from sim.scenario import explain, named
 from sim.scenario.keys import Process
 from sim.scenario.section import Policy, Section
 from sim.scenario.yaml import parse_yaml
+from workloads import (
+    Fixed,
+    fit_gamma_windows,
+    gamma_windows_from_counts,
+    multi_model,
+    power_law_rates,
+    read_function_counts,
+    read_function_invocations,
+)
 
 if TYPE_CHECKING:
     from hwmodels.single_pass import SinglePass
     from policies.placement import PlacementSearch
-    from sim.placement.serving import Serving
     from workloads import Trace
 
 SEARCHES: Mapping[str, str] = {
@@ -208,10 +222,6 @@ class PlaceScenario:
         return found
 
     def _model(self, hosted: Hosted) -> SinglePass:
-        from hwmodels.hardware import load_hardware
-        from hwmodels.model import load_model
-        from hwmodels.single_pass import CatalogueModel, single_pass_catalogue
-
         if hosted.model in single_pass_catalogue():
             if self._generates:
                 raise ScenarioError(
@@ -229,8 +239,6 @@ class PlaceScenario:
                 load_hardware(self._find(self.settings.cluster.hardware)),
             )
             if self._generates:
-                from sim.placement.generative import GenerativeModel
-
                 if spec.is_encoder and hosted.output_tokens:
                     raise ValueError(f"{hosted.model} is an encoder and emits no tokens; leave output_tokens out")
                 return GenerativeModel(
@@ -251,8 +259,6 @@ class PlaceScenario:
 
     def _lengths(self, what: str) -> Any:
         """Lengths of each instance's requests."""
-        from workloads import Fixed
-
         return {
             hosted.model if hosted.copies == 1 else f"{hosted.model}#{copy}": Fixed(tokens=getattr(hosted, what))
             for hosted in self.settings.models
@@ -266,10 +272,6 @@ class PlaceScenario:
     @property
     def serving(self) -> Serving:
         """The cluster and how it serves."""
-        from policies.placement import Cluster
-        from sim.placement.generative import GenerativeServing
-        from sim.placement.serving import Serving
-
         cluster, serving = self.settings.cluster, self.settings.serving
         kind = GenerativeServing if self._generates else Serving
         # The artifact's overheads were measured with single-pass models and are no default for others.
@@ -318,8 +320,6 @@ class PlaceScenario:
             raise ScenarioError(f"{self.source}: workload: {error}") from error
 
     def _traffic(self, seed: int) -> Trace:
-        from workloads import multi_model, power_law_rates
-
         traffic, names = self.settings.workload, list(self.models)
         prompt, output = self._lengths("prompt_tokens"), self._lengths("output_tokens")
         if traffic.functions is not None:
@@ -358,8 +358,6 @@ class PlaceScenario:
         )
 
     def _mmpp(self, process: str, settings: dict[str, Any], names: list[str], seed: int) -> Trace:
-        from workloads import multi_model
-
         if process == "closed_loop":
             raise ScenarioError("workload.arrivals: placements are scored on open traffic; closed_loop is not modelled")
         made: Any = named.choice(process, settings, named.PROCESSES, key="workload.arrivals", what="an arrival process")
@@ -378,13 +376,6 @@ class PlaceScenario:
         )
 
     def _functions(self, functions: Functions, names: list[str], seed: int) -> Trace:
-        from workloads import (
-            fit_gamma_windows,
-            gamma_windows_from_counts,
-            read_function_counts,
-            read_function_invocations,
-        )
-
         start, end = functions.start_s, functions.end_s
         if functions.counts:
             found = read_function_counts(*(self._find(name) for name in functions.counts))

@@ -8,15 +8,17 @@ wait for their last answer let a queue grow without limit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from typing import Protocol as Typed
 
 import numpy as np
 
+from workloads import Fixed, Poisson, Uniform, closed_loop, synthesize
+
 if TYPE_CHECKING:
-    from workloads import ClosedLoop, Fixed, Trace, Uniform
+    from workloads import ClosedLoop, Trace
 
 Statistic = Literal["mean", "median"]
 _STARTS = 0x73746172
@@ -97,8 +99,6 @@ class Protocol:
 
     def lengths(self, nominal_tokens: int) -> Fixed | Uniform:
         """How long prompts or outputs of so many nominal tokens are."""
-        from workloads import Fixed, Uniform
-
         least = max(1, int(self.shortest_share * nominal_tokens))
         if least < nominal_tokens:
             return Uniform(min_tokens=least, max_tokens=nominal_tokens)
@@ -109,10 +109,6 @@ class Protocol:
     ) -> ClosedLoop | Trace:
         """What arrives: requests of these nominal lengths from *concurrency* clients (in an open loop: for so many times
         *requests_per_client* requests)."""
-        from dataclasses import replace
-
-        from workloads import Poisson, closed_loop, synthesize
-
         prompt, output = self.lengths(prompt_tokens), self.lengths(output_tokens)
         n = self.requests(concurrency)
         source = f"protocol {self.name or 'without a name'}, {concurrency} clients"

@@ -62,7 +62,7 @@ class Scenario(Settings):
         explain.check_mapping(settings, Settings, source, "a scenario")
         _check_keys(settings, source)
         scenario = cls.__new__(cls)
-        scenario._build_from(settings, source, folder or Path())
+        scenario._build_from(settings, source, folder or Path())  # noqa: SLF001 - of this class
         return scenario
 
     @classmethod

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal
 
 from starlette.applications import Starlette
@@ -100,14 +101,14 @@ class Endpoint:
 
     # Errors.
 
-    def _error(self, refusal: Refusal) -> Response:
+    def error(self, refusal: Refusal) -> Response:
         self.refused[refusal.status] = self.refused.get(refusal.status, 0) + 1
         headers = {"Retry-After": "1"} if refusal.status in (429, 503) else None
         return JSONResponse(refusal.body, refusal.status, headers)
 
     async def _on_refusal(self, _request: Request, error: Exception) -> Response:
         assert isinstance(error, Refusal)
-        return self._error(error)
+        return self.error(error)
 
     async def _on_http(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -115,7 +116,7 @@ class Endpoint:
             404: f"there is no {request.url.path} here",
             405: f"{request.method} is not what {request.url.path} takes",
         }
-        return self._error(Refusal(error.status_code, what.get(error.status_code, str(error.detail))))
+        return self.error(Refusal(error.status_code, what.get(error.status_code, str(error.detail))))
 
     async def _on_gone(self, _request: Request, _error: Exception) -> Response:
         """A client that went while it sent its request."""
@@ -123,11 +124,11 @@ class Endpoint:
         return Response(status_code=400)
 
     async def _on_bug(self, _request: Request, error: Exception) -> Response:
-        return self._error(Refusal(500, f"{type(error).__name__} in the endpoint; its log says where"))
+        return self.error(Refusal(500, f"{type(error).__name__} in the endpoint; its log says where"))
 
     def full(self) -> bytes:
         """The answer to a connection above the limit, which is closed after it."""
-        answer = self._error(Refusal(503, "there are as many connections as the endpoint takes; try again"))
+        answer = self.error(Refusal(503, "there are as many connections as the endpoint takes; try again"))
         heads = b"".join(b"%s: %s\r\n" % pair for pair in answer.raw_headers)
         return b"HTTP/1.1 503 Service Unavailable\r\n" + heads + b"connection: close\r\n\r\n" + bytes(answer.body)
 
@@ -137,8 +138,6 @@ class Endpoint:
         return Response(status_code=200)
 
     async def _version(self, _request: Request) -> Response:
-        from importlib.metadata import version
-
         return JSONResponse({"version": version("rooftrace")})
 
     def _card(self, name: str, row: int) -> dict[str, Any]:
@@ -286,7 +285,7 @@ class Endpoint:
             raise
         return answer
 
-    def _done(self) -> None:
+    def exchange_over(self) -> None:
         self.busy -= 1
 
     async def _asked(self, request: Request, *, chat: bool) -> Response:
@@ -371,7 +370,7 @@ class _Answer(Response):
             raise
         finally:
             gone.cancel()
-            endpoint._done()
+            endpoint.exchange_over()
 
     async def _until_gone(self, receive: Receive) -> None:
         while (await receive()).get("type") != "http.disconnect":
@@ -464,7 +463,7 @@ class _Answer(Response):
             if self._cut_after is not None and exchange.got >= self._cut_after:
                 raise _Cut
         if exchange.reason is not None:
-            response = self._endpoint._error(Refusal(503, exchange.reason))
+            response = self._endpoint.error(Refusal(503, exchange.reason))
             await send({"type": "http.response.start", "status": 503, "headers": response.raw_headers})
             await send({"type": "http.response.body", "body": bytes(response.body)})
             return

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sim.errors import RooftraceError
+from workloads.texts import chat_text
 
 
 class Refusal(RooftraceError):
@@ -123,8 +124,6 @@ def _count(body: Mapping[str, Any], key: str, least: int) -> int | None:
 
 def asked_of(body: Mapping[str, Any], *, chat: bool) -> Asked:
     """What *body* asks for; Refusal where it cannot be understood, or asks for what is not served."""
-    from workloads.texts import chat_text
-
     for key, only in (("n", 1), ("best_of", 1)):
         if (_count(body, key, 1) or 1) != only:
             raise Refusal(400, f"{key} is 1 here: a request is one sequence; send several requests", param=key)

@@ -46,63 +46,72 @@ def listen(host: str, port: int) -> socket.socket:
     return taken
 
 
-def _protocol(endpoint: Endpoint) -> type[asyncio.Protocol]:
-    """HTTP with its connections and its requests' heads bounded, each of which says when its latest bytes came."""
+_HttpTools: Any = HttpToolsProtocol
 
-    base: Any = HttpToolsProtocol
-    limits = endpoint.limits
-    most = _most_connections(limits)
 
-    class Bounded(base):
-        """What the endpoint does with bytes once they are there is none of the client's time."""
+class _Bounded(_HttpTools):
+    """HTTP with its connections and the heads of its requests bounded; each connection says when its latest bytes came.
 
-        head_bytes = 0
-        """That came since the latest request began to be answered, or since the connection was made."""
-        late: asyncio.TimerHandle | None = None
-        """Ends the connection, unless the head that has begun is whole by then."""
+    What the endpoint does with bytes once they are there is none of the client's time.
+    """
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                transport.write(endpoint.full())
-                transport.close()
-            else:
-                self._begun()
+    endpoint: Endpoint
+    most_connections: int
+    head_bytes = 0
+    """Bytes that came since the latest request began to be answered, or since the connection was made."""
+    late: asyncio.TimerHandle | None = None
+    """Ends the connection, unless the head that has begun is whole by then."""
 
-        def data_received(self, data: bytes) -> None:
-            now_ns = time.perf_counter_ns()
-            cycle: Any = self.cycle
-            super().data_received(data)
-            scope: Any = self.scope
-            if scope is not None:
-                scope[RECEIVED_NS] = now_ns
-            if self.cycle is not cycle:
-                self.head_bytes = 0
-            elif cycle is None or cycle.response_complete:
-                self.head_bytes += len(data)
-                if self.head_bytes > limits.head_bytes:
-                    self.transport.abort()
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.most_connections:
+            transport.write(self.endpoint.full())
+            transport.close()
+        else:
             self._begun()
 
-        def on_headers_complete(self) -> None:
-            self._in_time()
-            super().on_headers_complete()
+    def data_received(self, data: bytes) -> None:
+        now_ns = time.perf_counter_ns()
+        cycle: Any = self.cycle
+        super().data_received(data)
+        scope: Any = self.scope
+        if scope is not None:
+            scope[RECEIVED_NS] = now_ns
+        if self.cycle is not cycle:
+            self.head_bytes = 0
+        elif cycle is None or cycle.response_complete:
+            self.head_bytes += len(data)
+            if self.head_bytes > self.endpoint.limits.head_bytes:
+                self.transport.abort()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._in_time()
-            super().connection_lost(exc)
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begun()
 
-        def _begun(self) -> None:
-            if self.late is None and not self.transport.is_closing():
-                self.late = asyncio.get_running_loop().call_later(limits.head_s, self.transport.abort)
+    def on_headers_complete(self) -> None:
+        self._in_time()
+        super().on_headers_complete()
 
-        def _in_time(self) -> None:
-            if self.late is not None:
-                self.late.cancel()
-                self.late = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        super().connection_lost(exc)
+
+    def _begun(self) -> None:
+        if self.late is None and not self.transport.is_closing():
+            self.late = asyncio.get_running_loop().call_later(self.endpoint.limits.head_s, self.transport.abort)
+
+    def _in_time(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+            self.late = None
+
+
+def _protocol(of: Endpoint) -> type[asyncio.Protocol]:
+    """The connections of one endpoint."""
+
+    class Bounded(_Bounded):
+        endpoint = of
+        most_connections = _most_connections(of.limits)
 
     return Bounded
 

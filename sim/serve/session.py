@@ -13,6 +13,8 @@ import numpy as np
 from sim.engine import LiveRun
 from sim.errors import ScenarioError
 from sim.results import Result
+from sim.run import completed
+from sim.scenario.assembly import resolve
 from sim.scenario.settings import Scenario
 from sim.serve.counted import Counted
 from sim.serve.exchange import Exchange
@@ -175,8 +177,6 @@ class Session:
 
     def write(self, folder: Path, *, facts: dict[str, Any]) -> Result:
         """Write the results of all that came into an existing *folder*, and return them. At least one request has come."""
-        from sim.run import completed
-
         setup = self.setup
         columns = completed(setup.experiment, self.run.stop())
         columns.meta["wall_s"] = time.time() - self.began_s
@@ -212,8 +212,6 @@ class _Nobody:
 
 def _otherwise(setup: Setup, replay: Path) -> list[str]:
     """A note where the scenario at *replay* is not the deployment that was served, for the lengths that it is planned for."""
-    from sim.scenario.assembly import resolve
-
     served, again = setup.experiment, resolve(Scenario.load(replay)).experiment
     names = [each.name for each in fields(served) if each.name != "workload"]
     other = [name for name in names if repr(getattr(served, name)) != repr(getattr(again, name))]

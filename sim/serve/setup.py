@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from policies.routers import knowledge_of
+from sim.engine import live_trace
 from sim.errors import ScenarioError
 from sim.scenario.assembly import resolve
+from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
+from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.pools import pools_of
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
+from workloads import Trace
 
 if TYPE_CHECKING:
     from sim.engine import Experiment
     from sim.scenario.assembly.experiment import Built
-    from workloads import ClosedLoop, Trace
+    from workloads import ClosedLoop
 
 ID_TOKENS = 16
 """Tokens whose content has one name, where the KV blocks allow it."""
@@ -49,8 +54,6 @@ def set_up(scenario: Scenario) -> Setup:
 
     Its own says what lengths to plan for, and may say how long answers are. ScenarioError for what cannot be built or served.
     """
-    from sim.engine import live_trace
-
     _check(scenario)
     expected = workload_of(scenario)
     pools = pools_of(scenario)
@@ -109,8 +112,6 @@ def _check(scenario: Scenario) -> None:
 
 def _notes(scenario: Scenario, built: Built) -> list[str]:
     """What is otherwise with requests that come one by one."""
-    from policies.routers import knowledge_of
-
     knows = knowledge_of(built.experiment.router)
     if knows is None or knows.sent is not None or not knows.prefixes or not knows.event_delay_s:
         return []
@@ -122,9 +123,6 @@ def _notes(scenario: Scenario, built: Built) -> list[str]:
 
 def _chosen(scenario: Scenario, planned: Any) -> dict[str, int]:
     """Settings of the scheduler that are chosen by the lengths that are planned for, by dotted key."""
-    from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
-    from sim.scenario.assembly.deployment import deployment_of
-
     if not left_to_choose(scenario):
         return {}
     return {key: tokens for key, (tokens, _) in chosen_by_auto(scenario, deployment_of(scenario), planned).items()}
@@ -132,8 +130,6 @@ def _chosen(scenario: Scenario, planned: Any) -> dict[str, int]:
 
 def _planned(expected: Trace | ClosedLoop, names: tuple[str, ...]) -> Any:
     """The scenario's own requests as far as a deployment is planned for them: their lengths, in turn for each model."""
-    from workloads import Trace
-
     n = len(expected)
     if isinstance(expected, Trace) and (expected.models or not names):
         return expected

@@ -16,6 +16,11 @@ from typing import TYPE_CHECKING, Any
 from hwmodels.device import load_device
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
+from policies.routers import RoundRobin
+from sim.engine import Experiment
+from sim.engine import run as simulated
+from sim.engine.links import LinkSpec
+from sim.engine.roles import HandoverSpec, KvPath
 from sim.protocols import Figures, Protocol, protocol
 from sim.validation.machines import Speculation, Unmodelled, devices_of, machine_of, stream_of
 from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, surely_speculates, whole
@@ -25,7 +30,6 @@ from sim.validation.speculated import speculation_of
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.model import ModelSpec
-    from sim.engine import Experiment
     from sim.engine.columns import Columns
     from sim.engine.roles import Role
 
@@ -210,11 +214,6 @@ def experiment_of(
     seed: int = 0,
 ) -> Experiment:
     """Everything that *run* needs; `Unmodelled` where it cannot be priced or does not fit."""
-    from policies.routers import RoundRobin
-    from sim.engine import Experiment
-    from sim.engine.links import LinkSpec
-    from sim.engine.roles import HandoverSpec, KvPath
-
     stack = stack or serving_stack(run.stack)
     deployments: list[Deployment] = []
     machines = []
@@ -260,8 +259,6 @@ def experiment_of(
 
 def apart(run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Columns:
     """The simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
-    from sim.engine import run as simulated
-
     columns = simulated(experiment_of(run, stack=stack, profile=profile))
     if not (columns.requests["finish_ns"] >= 0).any():
         raise Unmodelled("no request finishes: its KV cache does not fit")

@@ -9,8 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwmodels.device import load_device
+from hwmodels.measured import catalogue_name, is_kernel_level, predict, survey
+from hwmodels.profiles import load_profile
 from sim.errors import RooftraceError
+from sim.protocols import protocol
 from sim.under_way import steps
+from sim.validation.apart import (
+    ApartRun,
+    apart_run,
+    apart_s,
+    concurrency_of,
+    deployment_of,
+    half_of,
+    layout_of,
+    most_clients,
+)
+from sim.validation.runs import (
+    ServedRun,
+    Unmodelled,
+    family_of,
+    iteration_s,
+    latencies_s,
+    replayed,
+    rows_of,
+    served_run,
+    served_s,
+)
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
@@ -107,8 +132,6 @@ def read_measured(
 
     A kernel file that does not say its device is left out too, unless *hardware* prices every file or *said* says it.
     """
-    from hwmodels.measured import is_kernel_level, survey
-
     try:
         found = _with_known_protocols(survey(folder, strict=strict, said=said), strict)
     except (ValueError, OSError) as error:
@@ -136,8 +159,6 @@ def _with_known_protocols(found: Survey, strict: bool) -> Survey:
 
     The reader of tables knows no protocols: they are of the simulator.
     """
-    from sim.protocols import protocol
-
     kept: list[Measurement] = []
     reasons = dict(found.not_understood)
     for m in found.measurements:
@@ -193,9 +214,6 @@ class _Hardware:
 
     @classmethod
     def of(cls, name: str) -> _Hardware:
-        from hwmodels.device import load_device
-        from hwmodels.profiles import load_profile
-
         if name.endswith(".toml"):
             return cls(name=load_profile(name).name, profile=name)
         return cls(name=load_device(name).name, profile=None)
@@ -210,18 +228,12 @@ def compare(
 
 
 def _device_of(measurement: Measurement) -> Device:
-    from hwmodels.device import load_device
-    from hwmodels.measured import catalogue_name
-
     return load_device(catalogue_name(measurement.device))
 
 
 def _kernels(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from hwmodels.measured import predict
-    from hwmodels.profiles import load_profile
-
     assert measurement.measured_s is not None
     notes: tuple[str, ...] = ()
     try:
@@ -253,8 +265,6 @@ class _Collected:
         self.reasons: dict[str, int] = {}
 
     def put(self, index: int, price: Callable[[], tuple[float, float]]) -> None:
-        from sim.validation.runs import Unmodelled
-
         try:
             self.values[:, index] = price()
         except Unmodelled as error:
@@ -264,8 +274,6 @@ class _Collected:
 def _iterations(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.validation.runs import iteration_s, rows_of
-
     got = _Collected(len(measurement))
     for index, row in enumerate(rows_of(measurement)):
         if hardware is not None:
@@ -300,8 +308,6 @@ def _own_profile(measurement: Measurement, hardware: _Hardware | None) -> str | 
 def _silicon(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.validation.runs import ServedRun, rows_of, served_run, served_s
-
     rows = rows_of(measurement)
     got = _Collected(len(measurement))
     done: dict[ServedRun, tuple[float, float]] = {}
@@ -328,9 +334,6 @@ def _settings(
 def _disaggregated(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.validation.apart import ApartRun, apart_run, apart_s, concurrency_of, layout_of, most_clients
-    from sim.validation.runs import rows_of
-
     rows = rows_of(measurement)
     clients = most_clients(rows)
     done: dict[ApartRun, tuple[float, float]] = {}
@@ -352,9 +355,6 @@ def _served(
     measurement: Measurement, rows: Sequence[Mapping[str, Any]], got: _Collected, load: np.ndarray
 ) -> Iterator[Comparison]:
     """TTFT and TPOT of serving rows, and what each row is of."""
-    from sim.validation.apart import deployment_of, half_of
-    from sim.validation.runs import family_of
-
     columns = measurement.columns
     groups = {
         "family": np.array([family_of(row) for row in rows]),
@@ -383,8 +383,6 @@ def _served(
 
 
 def _catalogue(name: str) -> str:
-    from hwmodels.device import load_device
-
     try:
         return load_device(name).name
     except ValueError:
@@ -394,8 +392,6 @@ def _catalogue(name: str) -> str:
 def _requests(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.validation.runs import Unmodelled, latencies_s, replayed
-
     columns = measurement.columns
     n = len(measurement)
     predicted, reasons = np.full((2, n), np.nan), {}
@@ -432,8 +428,6 @@ _SERIES = {"prompt_throughput": "prompt_throughput", "gen_throughput": "generati
 def _timeseries(
     measurement: Measurement, hardware: _Hardware | None, others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.validation.runs import Unmodelled, replayed
-
     n = len(measurement)
     predicted = {name: np.full(n, np.nan) for name in _SERIES}
     reasons: dict[str, int] = {}

@@ -9,6 +9,7 @@ counts is that of the other.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import numpy as np
 
 from hwmodels.measured import read
 from hwmodels.tables import read_toml
+from policies.acceptance import Iid
 from sim.validation.apart import (
     ApartRun,
     apart_run,
@@ -80,8 +82,6 @@ def rows_to_fit(path: Path) -> list[Row]:
 
 
 def _tpot_ratio(row: Row, alpha: float) -> float:
-    from policies.acceptance import Iid
-
     run = row.run
     assert run.speculation is not None
     run = replace(run, speculation=replace(run.speculation, acceptance=Iid(alpha=alpha)))
@@ -141,8 +141,6 @@ def _said(half: np.ndarray, seen: float, held: float) -> str:
 
 
 def _write(path: Path, head: str, tables: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    import json
-
     parts = [head]
     for name, entry in tables:
         values = [f"{k} = {round(v, 3) if isinstance(v, float) else json.dumps(v)}" for k, v in entry.items()]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from hwmodels.device import load_device
 from hwmodels.kernels.parameters import bounds
 from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack, stack_releases
+from hwmodels.tables import read_toml
 from sim.validation.frozen import frozen
 from sim.validation.runs import (
     Unmodelled,
@@ -581,10 +583,6 @@ def _predictable(point: Point) -> bool:
 
 def write_intervals(entries: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """The widths as a TOML file; a stack that is not among *entries* keeps what the file has."""
-    import json
-
-    from hwmodels.tables import read_toml
-
     kept = {**(read_toml(path) if path.is_file() else {}), **entries}
     parts = [_INTERVALS_HEAD]
     for stack, entry in kept.items():

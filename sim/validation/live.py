@@ -8,24 +8,35 @@ from __future__ import annotations
 
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hwmodels.calibrate import machine
+from hwmodels.calibrated import Calibrated
 from hwmodels.cost import CostModel
+from hwmodels.cpu import cpu_cost
 from hwmodels.kernels.cpu import HostParams
 from hwmodels.model import ModelSpec, load_model
+from hwmodels.overheads import Overheads, serving_stack
+from hwmodels.parallel import ParallelConfig
 from hwmodels.profiles import Profile, device_of, read_profile
+from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
+from policies.acceptance import Iid
+from policies.decoding import Speculative
+from policies.published import OrcaPaged
+from policies.routers import RoundRobin
+from sim.engine import Experiment, ReplicaSpec, run
 from sim.errors import RooftraceError
+from sim.theory.speculative import speedup
 from sim.validation.live_models import Running, scaled_config
-
-if TYPE_CHECKING:
-    from policies.decoding import Speculative
+from workloads import Trace
 
 MEANINGLESS = (
     "Weights are random, so which drafts a target would accept means nothing here: the loop drafts, verifies and rolls "
@@ -179,8 +190,6 @@ def run_live(settings: LiveSettings, *, report: Callable[[str], None] = lambda _
 
 class _Runner:
     def __init__(self, torch: Any, profile: Profile, settings: LiveSettings) -> None:
-        from hwmodels.calibrate import machine
-
         self.torch, self.profile, self.settings = torch, profile, settings
         own = profile.calibration
         if own is None:
@@ -220,8 +229,6 @@ class _Runner:
             )
 
     def _spec(self, config: dict[str, Any], name: str) -> ModelSpec:
-        import tempfile
-
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "config.json"
             path.write_text(json.dumps(config), encoding="utf-8")
@@ -265,11 +272,7 @@ class _Runner:
 
     def _cost(self, spec: ModelSpec, host: HostParams) -> CostModel:
         if self.device == "cpu":
-            from hwmodels.cpu import cpu_cost
-
             return cpu_cost(spec, self.profile, host=host)
-        from hwmodels.calibrated import Calibrated
-        from hwmodels.overheads import Overheads, serving_stack
 
         eager = serving_stack("eager")
         own = Overheads(step_s=host.step_s, layer_host_s=min(3e-3, host.layer_s))
@@ -320,10 +323,6 @@ class _Runner:
             self.torch.cuda.synchronize()
 
     def run(self, report: Callable[[str], None]) -> LiveResult:
-        from hwmodels.parallel import ParallelConfig
-        from hwmodels.roofline import Roofline
-        from sim.theory.speculative import speedup
-
         with self.torch.inference_mode():
             report("host time of the stack")
             host = self._host()
@@ -424,9 +423,6 @@ class _Runner:
         return statistics.median(once() for _ in range(3))
 
     def _decoding(self, k: int) -> Speculative:
-        from policies.acceptance import Iid
-        from policies.decoding import Speculative
-
         return Speculative(
             method="draft_model", num_speculative_tokens=k, acceptance=Iid(alpha=self.settings.alpha)
         )  # fmt: skip
@@ -464,11 +460,6 @@ class _Runner:
 
     def _simulated(self, costs: Sequence[CostModel], decoding: Speculative | None) -> float:
         """Seconds that the event loop takes for the decode steps of the same request with the same acceptances."""
-        from policies.published import OrcaPaged
-        from policies.routers import RoundRobin
-        from sim.engine import Experiment, ReplicaSpec, run
-        from workloads import Trace
-
         s = self.settings
         replica = ReplicaSpec(
             cost=costs[0], scheduler=OrcaPaged(max_sequences=1), kv_blocks=4096, decoding=decoding,

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.memory import engine_defaults, memory_plan, stack_memory
 from hwmodels.mtp import mtp_draft
 from hwmodels.parallel import ParallelConfig
+from policies.decoding import Speculative
+from policies.routers import rank_router_of
+from sim.engine import MachineSpec, ReplicaSpec
+from sim.engine.streaming import Stream
 from sim.errors import RooftraceError
 from sim.validation.servers import ServerSettings
 
@@ -16,8 +21,6 @@ if TYPE_CHECKING:
     from hwmodels.model import ModelSpec
     from hwmodels.overheads import ServingStack
     from policies.acceptance import Acceptance
-    from sim.engine import MachineSpec
-    from sim.engine.streaming import Stream
 
 
 class Unmodelled(RooftraceError, ValueError):
@@ -62,10 +65,6 @@ def machine_of(
     At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
     attention are ranks, among which requests are spread as the stack does by itself.
     """
-    from policies.decoding import Speculative
-    from policies.routers import rank_router_of
-    from sim.engine import MachineSpec, ReplicaSpec
-
     tensor, ranks = deployment.parallel.tensor, deployment.parallel.data
     scheduler = settings.scheduler(stack.name, deployment.device, tensor=tensor, concurrency=concurrency, ranks=ranks)
     speculates: dict[str, Any] = {}
@@ -105,8 +104,6 @@ def machine_of(
 
 def stream_of(stack: str, settings: ServerSettings) -> Stream:
     """Which tokens reach a client together."""
-    from sim.engine.streaming import Stream
-
     return Stream(settings.stream_interval, "iterations" if stack == "trtllm" else "tokens")
 
 
@@ -118,8 +115,6 @@ def _memory(
     release: str | None,
     draft: Deployment | None,
 ) -> MemoryPlan:
-    from hwmodels.memory import engine_defaults, memory_plan, stack_memory
-
     defaults = engine_defaults(stack.name, deployment.device, tensor=deployment.parallel.tensor)
     sequences = settings.max_sequences or min(defaults.max_num_seqs, max(concurrency, 256))
     return memory_plan(

@@ -20,20 +20,24 @@ from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment, deploy
 from hwmodels.device import load_device
 from hwmodels.graphs import DEFAULT_GRAPHS, GraphSettings
+from hwmodels.measured import catalogue_model, catalogue_name
 from hwmodels.model import ModelSpec
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
+from policies.routers import RoundRobin
+from sim.engine import Experiment
+from sim.engine import run as simulated
 from sim.protocols import Figures, Protocol, protocol
 from sim.validation.machines import Speculation, Unmodelled, devices_of, machine_of, stream_of
 from sim.validation.servers import GAP_ANALYSIS, ServerSettings, settings_of, warmed_up
 from sim.validation.speculated import NOT_KNOWN, speculation_of
+from workloads import Trace
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
-    from sim.engine import Experiment
     from sim.engine.columns import Columns
-    from workloads import ClosedLoop, Trace
+    from workloads import ClosedLoop
 
 _FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
             "bf16": "bf16", "float16": "fp16", "int4_wo": "int4", "int8_wo": "int8", "mxfp4": "mxfp4",
@@ -70,8 +74,6 @@ class ServedRun:
 
 def model_of(label: str) -> ModelSpec:
     """The catalogue's model for a label such as llama3.1-8b, llama2-70b or openai/gpt-oss-120b."""
-    from hwmodels.measured import catalogue_model
-
     try:
         return catalogue_model(label)
     except ValueError as error:
@@ -238,9 +240,6 @@ def experiment_of(
     At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
     attention are ranks, among which requests are spread as the stack does by itself.
     """
-    from policies.routers import RoundRobin
-    from sim.engine import Experiment
-
     machine = machine_of(deployment, stack, settings, concurrency=concurrency, release=release, speculation=speculation)
     return Experiment(
         workload=workload,
@@ -270,8 +269,6 @@ def served(
     run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None
 ) -> tuple[Deployment, Columns]:
     """What *run* ran on, and its simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
-    from sim.engine import run as simulated
-
     stack = stack or serving_stack(run.stack, run.release)
     deployment = deployed(run, stack, profile)
     workload = run.protocol.workload(
@@ -362,10 +359,6 @@ def replayed(
     profile: str | None = None,
 ) -> tuple[Columns, np.ndarray]:
     """The simulated run of an e2e_requests_* file's arrivals, at most *sequences* at once, and the order of its rows."""
-    from hwmodels.measured import catalogue_name
-    from sim.engine import run as simulated
-    from workloads import Trace
-
     try:
         found = stack or serving_stack(measurement.source)
         deployment = deploy(

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hwmodels.overheads import stack_releases
+from sim.protocols import protocols
+from sim.validation import apart, speculated
 from sim.validation.files import Comparison
 
 LOADS = (4, 16, 64, 256)
@@ -150,9 +153,6 @@ def _shown(value: float, how: str) -> str:
 
 def served_markdown(found: Sequence[Comparison]) -> str:
     """The part of docs/validation.md on serving runs; what is known of them without a comparison where *found* holds none."""
-    from hwmodels.overheads import stack_releases
-    from sim.protocols import protocols
-
     parts = [_HEAD]
     parts += [f"* `{name}`: {rule.source}" for name, rule in protocols().items()]
     parts.append(_TERMS)
@@ -179,8 +179,6 @@ OWN_FILES = (
 
 def _of_their_own(pairs: Mapping[str, Pair]) -> Iterator[str]:
     """The parts on runs with multi-token prediction, and on separate pools."""
-    from sim.validation import apart, speculated
-
     yield _SPECULATED
     for model, table in speculated.acceptances().items():
         yield from (

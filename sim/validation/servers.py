@@ -14,10 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.graphs import DEFAULT_GRAPHS, STACKS, GraphSettings
+from hwmodels.memory import engine_defaults
+from policies.ranks import PromptBalance
+from policies.sglang import Sglang
+from policies.trtllm import TrtLlm
+from policies.vllm import Vllm
+from policies.wrappers import Cap
+
 if TYPE_CHECKING:
     from hwmodels.device import Device
-    from hwmodels.graphs import GraphSettings
-    from policies.ranks import PromptBalance
     from policies.view import Scheduler
 
 SETTINGS = "e2e_settings_agg.csv"
@@ -79,8 +85,6 @@ class ServerSettings:
 
     def graphs(self, stack: str) -> GraphSettings:
         """What it was told of its CUDA graphs, for *stack*; the default of those that are none of a server."""
-        from hwmodels.graphs import DEFAULT_GRAPHS, STACKS, GraphSettings
-
         return GraphSettings(largest=self.graph_sequences) if stack in STACKS else DEFAULT_GRAPHS
 
     def scheduler(self, stack: str, device: Device, *, tensor: int, concurrency: int, ranks: int = 1) -> Scheduler:
@@ -90,12 +94,6 @@ class ServerSettings:
         srt/arg_groups/parallel_hook.py for chunks, srt/model_executor/pool_configurator.py for requests); those of the others
         are each rank's.
         """
-        from hwmodels.memory import engine_defaults
-        from policies.sglang import Sglang
-        from policies.trtllm import TrtLlm
-        from policies.vllm import Vllm
-        from policies.wrappers import Cap
-
         defaults = engine_defaults(stack, device, tensor=tensor)
         # The limits of releases before 0.20; 0.32.0 has 16384 tokens on devices of 160 GiB and more.
         budget = self.token_budget or (8192 if stack == "vllm" else defaults.max_num_batched_tokens)
@@ -158,8 +156,6 @@ def settings_of(row: Mapping[str, Any], folder: Path | None = None) -> ServerSet
 
 
 def _balance(row: Mapping[str, Any]) -> PromptBalance | None:
-    from policies.ranks import PromptBalance
-
     if str(row["backend"]) != "trtllm" or (_number(row.get("attention_dp_size")) or 1) <= 1:
         return None
     timeout_iters, batching_wait_iters = BALANCE

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.tables import read_toml
+from policies.acceptance import Iid
 from sim.validation.machines import Speculation, Unmodelled
 
 FILE = Path(__file__).with_name("acceptances.toml")
@@ -42,8 +43,6 @@ def acceptances() -> Mapping[str, Mapping[int, Mapping[str, Any]]]:
 
 def speculation_of(model: str, stack: str, *, ranks: int) -> Speculation:
     """How the servers of *stack* speculated with *model*; `Unmodelled` where that is not known."""
-    from policies.acceptance import Iid
-
     depth = depth_of(stack, ranks=ranks)
     if depth is None:
         raise Unmodelled(f"ran with multi-token prediction, and how many tokens {stack} drafted is not known")

@@ -6,6 +6,9 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from hwmodels import memory_logs
+from hwmodels.overheads import serving_stacks
+from hwmodels.profiles import calibrated_devices, load_profile
 from sim.errors import OutputError
 from sim.validation.files import Comparison, ErrorLine
 from sim.validation.served import served_markdown
@@ -38,8 +41,6 @@ def to_markdown(
 
     Further *sections* follow the errors on data that was not fitted.
     """
-    from hwmodels import memory_logs
-
     parts = [_HEAD]
     parts.append("| file | quantity | priced as | rows | unmodelled | MAPE % | median % | p90 % | bias % |")
     parts.append("| --- | --- | --- | --: | --: | --: | --: | --: | --: |")
@@ -82,9 +83,6 @@ of kernels](hardware.md#what-kernel-tables-remain-unexplained-and-by-how-much) a
 
 
 def _held_back() -> str:
-    from hwmodels.overheads import serving_stacks
-    from hwmodels.profiles import calibrated_devices, load_profile
-
     rows = ["| device | kernel | measured with | points | fit MAPE % | held-back MAPE % | median % | p90 % |",
             "| --- | --- | --- | --: | --: | --: | --: | --: |"]  # fmt: skip
     for name in calibrated_devices():

@@ -17,7 +17,6 @@ from hwmodels.kernels.attention import attention_decode_s, attention_prefill_s
 from hwmodels.kernels.families import MLA_DECODE, MLA_PREFILL
 from hwmodels.kernels.fitting import errors
 from hwmodels.kernels.ops import ARRAYS, SCALARS
-from hwmodels.layerwise import stages_of
 from hwmodels.measured import read
 from hwmodels.model import load_model
 from hwmodels.operations import AttentionShape
@@ -141,7 +140,7 @@ def test_whose_decodes_of_latent_attention_stand_in(stack, device, eight_bits, f
         model="deepseek-v3", hardware=device, parallel={"tensor": 8}, kv_precision="fp8" if eight_bits else "bf16",
         cost=Calibrated.for_stack(stack),
     )  # fmt: skip
-    (shape,) = stages_of(found.cost)[0].attention
+    (shape,) = found.cost.work_by_stage[0].attention
     profile = load_profile(device)
     params = profile.get("mla_decode", (first,))
     form = MLA_DECODE.folded(
@@ -163,7 +162,7 @@ def test_whose_decodes_of_latent_attention_stand_in(stack, device, eight_bits, f
 )
 def test_prompts_over_an_8_bit_cache_have_8_bit_queries_where_a_stack_casts_them(stack, device, prompts, first):
     cost = deploy(model="llama-3.1-8b", hardware=device, kv_precision="fp8", cost=Calibrated.for_stack(stack)).cost
-    (shape,) = stages_of(cost)[0].attention
+    (shape,) = cost.work_by_stage[0].attention
     assert cost.kernels.attention_variants(shape, 1.0, prompts=prompts)[0] == first
 
 
@@ -171,7 +170,9 @@ def test_prompts_over_an_8_bit_cache_have_8_bit_queries_where_a_stack_casts_them
 def test_mxfp4_meets_8_bit_activations_where_tensor_cores_scale_blocks(device, dtype):
     found = deploy(model="gpt-oss-120b", hardware=device, parallel={"tensor": 4}, cost=Calibrated.for_stack("vllm"))
     assert found.cost.kernels.arithmetic("mxfp4")[0] == dtype
-    experts = [use for use in found.cost.kernels.uses(["bf16"], stages_of(found.cost)) if use.what == "mxfp4 experts"]
+    experts = [
+        use for use in found.cost.kernels.uses(["bf16"], found.cost.work_by_stage) if use.what == "mxfp4 experts"
+    ]
     assert [use.kernel.variant.startswith("mxfp4_mxfp8/") for use in experts] == [dtype == "fp8"]
 
 
@@ -224,7 +225,7 @@ def test_parts_of_latent_attention_add_up_to_the_module_that_was_timed_as_a_whol
     for heads in (4, 16, 128):
         spec, parallel = load_model("deepseek-v3").with_precision("bf16"), ParallelConfig(tensor=128 // heads)
         cost = Calibrated(stack=plain)(spec, load_device(device), parallel, kv_precision="bf16")
-        (work,), kernels = stages_of(cost), cost.kernels
+        (work,), kernels = cost.work_by_stage, cost.kernels
         some = (columns["num_heads"] == heads) & (columns["gemm_dtype"] == "bf16") & (columns["kv_dtype"] == "bf16")
         rows, kv = columns["batch_size"][some].astype(float), columns["kv_len"][some].astype(float)
         own = {op.name: op for op in work.linears}

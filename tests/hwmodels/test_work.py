@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from hwmodels.device import load_device
-from hwmodels.layerwise import stages_of
 from hwmodels.model import load_model, model_catalogue
 from hwmodels.operations import expected_active_experts
 from hwmodels.parallel import ParallelConfig
@@ -177,7 +176,7 @@ def test_work_of_arrays_equals_work_of_scalars():
 
 def test_remainder_layers_go_to_the_first_stages():
     assert [len(r) for r in ParallelConfig(pipeline=4).stage_layers(61)] == [16, 15, 15, 15]
-    costs = stages_of(Roofline(load_model("deepseek-r1"), load_device("h200"), ParallelConfig(tensor=4, pipeline=4)))
+    costs = Roofline(load_model("deepseek-r1"), load_device("h200"), ParallelConfig(tensor=4, pipeline=4)).work_by_stage
     assert [w.experts.layers for w in costs if w.experts] == [13, 15, 15, 15]
 
 

@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sim.bench.fields import (
     Fields,
     Unreadable,
@@ -159,7 +161,6 @@ def read_lines(documents: Sequence[Any], name: str, file: str) -> list[BenchRun]
     good = ~rows.failed
     if not good.any():
         raise Unreadable("no request completed, so that nothing was measured")
-    import numpy as np
 
     ends = (rows.sent_s + rows.e2el_s)[good]
     duration = float(np.nanmax(ends) - np.nanmin(rows.sent_s[good])) if np.isfinite(ends).any() else None

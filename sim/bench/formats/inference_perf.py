@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from sim.bench.fields import Fields, Unreadable, checked, column, latencies_of, latency, of_values, rows_of
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, ServerSide
 
@@ -133,7 +135,6 @@ def read_requests(document: list[Any], name: str, file: str) -> list[BenchRun]:
         raise Unreadable("no request completed, so that nothing was measured")
     if blank:
         notes.append(f"{blank} requests have a time for each blank line too, as before April 2026; gaps leave them out")
-    import numpy as np
 
     duration = float(np.nanmax((rows.sent_s + rows.e2el_s)[good]))
     run = BenchRun(

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from sim.bench.fields import LARGEST, Unreadable
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, ServerSide
@@ -49,6 +50,19 @@ class _Family:
     sum: float = 0.0
     count: float = 0.0
     labels: list[Mapping[str, str]] = field(default_factory=list)
+
+    def add(self, sample: _Sample) -> None:
+        match sample.suffix:
+            case "_bucket":
+                self.buckets[sample.edge] = self.buckets.get(sample.edge, 0.0) + sample.value
+            case "_sum":
+                self.sum += sample.value
+            case "_count":
+                self.count += sample.value
+            case _:
+                self.total += sample.value
+        self.samples += 1
+        self.labels.append(sample.labels)
 
 
 def is_one(text: str) -> bool:
@@ -144,43 +158,38 @@ def _families(text: str) -> tuple[dict[str, _Family], int]:
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        match, value = _SAMPLE.match(line), math.nan
-        try:
-            value = float(match[3]) if match else math.nan
-        except ValueError:
-            match = None
-        if match is None:
+        sample = _sample(line)
+        if sample is None:
             broken += 1
-            continue
-        if math.isnan(value):
-            continue
-        if abs(value) > LARGEST:
-            broken += 1
-            continue
-        labels = dict(_LABEL.findall(match[2] or ""))
-        name = match[1]
-        for suffix in ("_bucket", "_sum", "_count"):
-            if name.endswith(suffix) and (suffix != "_bucket" or "le" in labels):
-                break
-        else:
-            suffix = ""
-        family = families.setdefault(name.removesuffix(suffix) if suffix else name, _Family())
-        if suffix == "_bucket":
-            try:
-                edge = float(labels["le"])
-            except ValueError:
-                broken += 1
-                continue
-            family.buckets[edge] = family.buckets.get(edge, 0.0) + value
-        elif suffix == "_sum":
-            family.sum += value
-        elif suffix == "_count":
-            family.count += value
-        else:
-            family.total += value
-        family.samples += 1
-        family.labels.append(labels)
+        elif not math.isnan(sample.value):
+            families.setdefault(sample.family, _Family()).add(sample)
     return families, broken
+
+
+class _Sample(NamedTuple):
+    """One line of an exposition; *edge* is the upper bound of a histogram's bucket, NaN for other samples."""
+
+    family: str
+    suffix: str
+    labels: dict[str, str]
+    value: float
+    edge: float
+
+
+def _sample(line: str) -> _Sample | None:
+    match = _SAMPLE.match(line)
+    if match is None:
+        return None
+    labels = dict(_LABEL.findall(match[2] or ""))
+    name = match[1]
+    suffixes = (each for each in ("_bucket", "_sum", "_count") if name.endswith(each))
+    suffix = next((each for each in suffixes if each != "_bucket" or "le" in labels), "")
+    try:
+        value = float(match[3])
+        edge = float(labels["le"]) if suffix == "_bucket" else math.nan
+    except ValueError:
+        return None
+    return None if abs(value) > LARGEST else _Sample(name.removesuffix(suffix), suffix, labels, value, edge)
 
 
 def _since(after: Mapping[str, _Family], before: Mapping[str, _Family], types: Mapping[str, str]) -> dict[str, _Family]:

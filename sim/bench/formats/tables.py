@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from sim.bench.fields import LARGEST, Unreadable, checked, latencies_of, latency, number, rate, rows_of
 from sim.bench.measured import BenchRun, Lengths, Offered, ServerSide
 
@@ -282,7 +284,6 @@ def read_log(text: str, name: str, file: str) -> list[BenchRun]:
         output_tokens=columns["output"],
         failed=[one or other for one, other in zip(bad, lacking, strict=True)],
     )
-    import numpy as np
 
     good = ~found.failed
     if not good.any():

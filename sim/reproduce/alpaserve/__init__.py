@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sim.placement.groups import can_compile
-from sim.reproduce.alpaserve import policies, queueing, recorded, sharing, stages, very_large
+from sim.reproduce.alpaserve import pictures, policies, queueing, recorded, sharing, stages, very_large
 from sim.reproduce.rows import Part, Row, with_reasons
 
 TITLE = "AlpaServe, OSDI 2023"
@@ -56,6 +56,4 @@ def note() -> str | None:
 
 def plots(folder: Path) -> list[Path]:
     """Draw the two-model example, the sweeps of the policies, set S4, and simulator against cluster."""
-    from sim.reproduce.alpaserve import pictures
-
     return pictures.plots(folder)

@@ -10,6 +10,7 @@ import numpy as np
 
 from policies.placement import ClockworkPlusPlus, PartitionSearch, PlacementSearch, RoundRobin, SelectiveReplication
 from sim.placement.groups import GroupExperiment, stage_record
+from sim.plots.placement import attainment_figure, busy_share, draw_latencies, draw_utilisation
 from sim.plots.style import save, sheet
 from sim.reproduce.alpaserve.cases import SEARCHES, attainment, latencies_s, pair_groups, single, table, traffic
 from sim.reproduce.alpaserve.queueing import PAIRS
@@ -35,8 +36,6 @@ def plots(folder: Path) -> list[Path]:
 
 
 def _two_models_figure() -> Figure:
-    from sim.plots.placement import busy_share, draw_latencies, draw_utilisation
-
     figure = sheet(11, 7, title="Two 6.7B models on two GPUs, 3 requests a second")
     axes = figure.subplots(2, 2).ravel()
     for ax, (case, rates, cv, _, _) in zip(axes, PAIRS, strict=False):
@@ -57,8 +56,6 @@ def _two_models_figure() -> Figure:
 
 
 def _policies_figure() -> Figure:
-    from sim.plots.placement import attainment_figure
-
     policies: dict[str, PlacementSearch] = {
         "AlpaServe": PartitionSearch(),
         "Clockwork++ (50 s)": ClockworkPlusPlus(window_s=50.0),
@@ -88,8 +85,6 @@ def _policies_figure() -> Figure:
 
 
 def _very_large_figure() -> Figure:
-    from sim.plots.placement import attainment_figure
-
     def sweep(points: Sequence[tuple[float, tuple[float, float, float]]]) -> _Panel:
         found = [very_large_point(*point, seeds=2, span_s=600.0) for _, point in points]
         return [x for x, _ in points], {name: [each[name] for each in found] for name in found[0]}
@@ -103,8 +98,6 @@ def _very_large_figure() -> Figure:
 
 
 def _cluster_figure() -> Figure:
-    from sim.plots.placement import attainment_figure
-
     recorded = table("sim_vs_cluster")
     scales = sorted({float(row["slo_scale"]) for row in recorded})
     lines: dict[str, list[float]] = {}

@@ -10,7 +10,10 @@ import numpy as np
 from hwmodels.totals import Totals
 from policies.published import OrcaPaged
 from policies.sarathi import DecodeMaximal
+from sim.plots import batching
+from sim.plots.stages import gantt_figure
 from sim.plots.style import dress, save
+from sim.report.timeline import write_timeline
 from sim.reproduce.sarathi.machines import deployment
 from sim.reproduce.sarathi.pipelines import gpt3_trace
 from sim.reproduce.sarathi.runs import (
@@ -48,8 +51,6 @@ def plots(folder: Path) -> list[Path]:
 
 
 def _draw_per_token() -> Figure:
-    from sim.plots import batching
-
     cost = cost_of("llama-13b", "a6000")
     batches = (1, 2, 4, 8, 16, 32)
     figure, (prefill, decode) = batching.figure_of(2, "LLaMA-13B on an A6000: time a token")
@@ -72,8 +73,6 @@ def _draw_per_token() -> Figure:
 
 
 def _draw_intensity() -> Figure:
-    from sim.plots import batching
-
     cost = cost_of("llama-13b", "a6000")
     rows = [2**i for i in range(12)]
 
@@ -104,8 +103,6 @@ def _draw_intensity() -> Figure:
 
 
 def _draw_pd_ratio() -> Figure:
-    from sim.plots import batching
-
     cost = cost_of("llama-13b", "a6000")
     title = "LLaMA-13B on an A6000: gain of SARATHI over prefill-only and decode-only batches"
     figure, axes = batching.figure_of(3, title)
@@ -128,8 +125,6 @@ def _draw_pd_ratio() -> Figure:
 
 
 def _draw_chunk_size() -> Figure:
-    from sim.plots import batching
-
     cost = cost_of("llama-13b", "a6000")
     chunks = (64, 128, 192, 256, 320, 384, 512)
     whole, _ = prefill_s(cost, 1024, 1024)
@@ -164,8 +159,6 @@ def _published_overhead() -> list[tuple[float, float]]:
 
 
 def _draw_ablation() -> Figure:
-    from sim.plots import batching
-
     figure, axes = batching.figure_of(2, "Sarathi-Serve's ablation: Yi-34B on two A100, token budget 1024")
     for ax, dataset in zip(axes, DATASETS, strict=True):
         batching.plot_tradeoff(ax, serve_ablation(dataset, 4))
@@ -179,8 +172,6 @@ def _draw_ablation() -> Figure:
 
 
 def _draw_capacity() -> Figure:
-    from sim.plots import batching
-
     figure, (ax,) = batching.figure_of(1, "Yi-34B on two A100, openchat lengths: highest rate within an SLO")
     deployed = deployment("yi-34b", "a100-80gb-sxm", 2)
     # Sarathi-Serve's strict and relaxed limits for this model.
@@ -196,9 +187,6 @@ def _draw_capacity() -> Figure:
 
 
 def _draw_pipeline(folder: Path) -> list[Path]:
-    from sim.plots.stages import gantt_figure
-    from sim.report.timeline import write_timeline
-
     cost = cost_of("gpt3-175b", "a100-80gb-sxm", 8, 8)
     trace = gpt3_trace(600)
     runs = {

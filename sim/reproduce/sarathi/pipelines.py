@@ -14,7 +14,7 @@ import numpy as np
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.cost import Work
-from hwmodels.layerwise import LayerwiseCost, stages_of
+from hwmodels.layerwise import LayerwiseCost
 from hwmodels.totals import Totals
 from policies.published import OrcaPaged
 from policies.sarathi import DecodeMaximal
@@ -136,7 +136,7 @@ def _bubbles() -> Iterator[Row]:
 def _communication() -> Iterator[Row]:
     both = cost_of("gpt3-175b", "a100-80gb-sxm", 8, 8)
     assert isinstance(both, LayerwiseCost)
-    stages = stages_of(both)
+    stages = both.work_by_stage
     reduces = sum(
         op.layers
         for stage in stages

@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 
 from sim.reproduce.rows import Part, Row
-from sim.reproduce.speculative import cache, sampling, servers, systems, tables
+from sim.reproduce.speculative import cache, pictures, sampling, servers, systems, tables
 from sim.reproduce.speculative.pictures import gap_scenario
 
 __all__ = ["PARTS", "TITLE", "gap_scenario", "plots", "rows"]
@@ -51,6 +51,4 @@ def rows(quick: bool = False) -> list[Row]:
 
 def plots(folder: Path) -> list[Path]:
     """Draw the pictures of speculative decoding into *folder*; simulated points over closed forms."""
-    from sim.reproduce.speculative import pictures
-
     return pictures.plots(folder)

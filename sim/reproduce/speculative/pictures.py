@@ -9,34 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.acceptance import Iid
+from sim.metrics import e2el_s
+from sim.plots import speculation as draw
 from sim.plots.style import save
 from sim.reproduce.speculative.runs import iid_run
-from sim.study.speedup import alone, at_batch, costs_of, specdecode_speedup
+from sim.run import simulate
+from sim.scenario import Scenario
+from sim.scenario.assembly import build
+from sim.study.speedup import alone, at_batch, costs_of, explain_gap, specdecode_speedup
 from sim.theory import speculative as theory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sim.scenario import Scenario
-
 
 def plots(folder: Path) -> list[Path]:
     """Draw the pictures of speculative decoding into *folder*; simulated points over closed forms."""
     written = []
-    for name, draw in (
+    for name, picture in (
         ("speculative-k.png", _draw_k),
         ("speculative-tokens-per-round.png", _draw_tokens_per_round),
         ("speculative-load.png", _draw_load),
         ("speculative-crossover.png", _draw_crossover),
         ("speculative-gap.png", _draw_gap),
     ):
-        written += save(draw(), folder / name, svg=False)
+        written += save(picture(), folder / name, svg=False)
     return written
 
 
 def _draw_k() -> Figure:
-    from sim.plots import speculation as draw
-
     alphas, at = (0.5, 0.7, 0.8, 0.9), (1, 2, 3, 4, 6, 8, 10, 12)
     fine = np.arange(0, 13)
     made, axes = draw.figure(
@@ -56,8 +57,6 @@ def _draw_k() -> Figure:
 
 
 def _draw_tokens_per_round() -> Figure:
-    from sim.plots import speculation as draw
-
     alphas, k = (0.3, 0.6, 0.8, 0.95), 5
     made, axes = draw.figure(
         12, 3.4, columns=4, sharey=True, title=f"Tokens per round at K = {k}: a geometric law with a cap, which "
@@ -72,8 +71,6 @@ def _draw_tokens_per_round() -> Figure:
 
 
 def _draw_load() -> Figure:
-    from sim.plots import speculation as draw
-
     batches = np.geomspace(1, 1024, 200)
     curves, points = {}, {}
     for mean, k in ((3.0, 5), (2.4, 3), (1.8, 1)):
@@ -102,10 +99,6 @@ def speedup_against_rate(
     rates_per_s: NDArray[np.float64], *, mean_lengths: tuple[float, ...] = (3.0, 2.0), seconds: float = 30.0
 ) -> dict[str, NDArray[np.float64]]:
     """Mean end-to-end latency of plain over speculative decoding under *seconds* of Poisson arrivals, by tokens a round."""
-    from sim.metrics import e2el_s
-    from sim.run import simulate
-    from sim.scenario import Scenario
-
     ratios: dict[str, list[float]] = {f"{mean:g} tokens a round": [] for mean in mean_lengths}
     for rate in rates_per_s.tolist():
         base = Scenario(
@@ -136,8 +129,6 @@ def speedup_against_rate(
 
 
 def _draw_crossover() -> Figure:
-    from sim.plots import speculation as draw
-
     batches, alphas, ks = np.geomspace(1, 1024, 90), np.linspace(0.3, 0.98, 80), (1, 3, 5, 8)
     made, axes = draw.figure(
         12.5, 4.0, columns=4, sharey=True, title="Where speculation pays, by alpha, K and batch: blue gains, red loses, "
@@ -162,10 +153,6 @@ def _draw_crossover() -> Figure:
 
 
 def _draw_gap() -> Figure:
-    from sim.plots import speculation as draw
-    from sim.scenario.assembly import build
-    from sim.study.speedup import explain_gap
-
     gap = explain_gap(build(gap_scenario()))
     made, ax = draw.figure(
         11, 4.8, title=f"Why not the paper's speed-up? {gap.speedups[0]:.2f} on paper becomes {gap.speedups[-1]:.2f} under "
@@ -178,8 +165,6 @@ def _draw_gap() -> Figure:
 
 def gap_scenario() -> Scenario:
     """A 70B model with a 1B draft on four H100 under a moderate load of conversations."""
-    from sim.scenario import Scenario
-
     return Scenario(
         model="llama-3.1-70b",
         hardware="h100-sxm",

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodels.device import load_device
+from hwmodels.latency_models import LinearTime
+from hwmodels.model import load_model
+from hwmodels.parallel import ParallelConfig
+from hwmodels.roofline import Roofline
 from policies.acceptance import Iid, PerPosition, Tree
+from sim.metrics import e2el_s
 from sim.reproduce.rows import Evidence, Row
 from sim.reproduce.speculative.runs import alone_run, iid_run, shown, size, statement, three_sigma
-from sim.study.speedup import alone, at_batch, specdecode_speedup
+from sim.run import simulate
+from sim.scenario import Scenario
+from sim.study.speedup import alone, at_batch, plain_step_s, specdecode_speedup
 from sim.theory import speculative as theory
 from sim.theory.published import published
 
@@ -217,10 +225,6 @@ def draft_model_crossing() -> float:
 
 def draft_model_latency_reduction(alpha: float) -> float:
     """Share of mean end-to-end latency that a small draft saves Llama-2-13B on four A100, K 3, under light load."""
-    from sim.metrics import e2el_s
-    from sim.run import simulate
-    from sim.scenario import Scenario
-
     plain = Scenario(
         model="llama-2-13b",
         hardware="a100-80gb-sxm",
@@ -247,20 +251,11 @@ def draft_model_latency_reduction(alpha: float) -> float:
 
 
 def _roofline(model: str, device: str, tensor: int) -> CostModel:
-    from hwmodels.device import load_device
-    from hwmodels.model import load_model
-    from hwmodels.parallel import ParallelConfig
-    from hwmodels.roofline import Roofline
-
     return Roofline(load_model(model), load_device(device), ParallelConfig(tensor=tensor))
 
 
 def ridge(_quick: bool) -> Iterator[Row]:
     """Speculation stops paying near the batch whose n (K + 1) query tokens fill the ridge of the device."""
-    from hwmodels.device import load_device
-    from hwmodels.latency_models import LinearTime
-    from sim.study.speedup import plain_step_s
-
     k, c = 4, 0.05
     device = load_device("h100-sxm")
     target = _roofline("llama-3.1-8b", "h100-sxm", 1)

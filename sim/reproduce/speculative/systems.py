@@ -8,6 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hwmodels.device import load_device
+from hwmodels.layerwise import LayerwiseCost
+from hwmodels.model import load_model
+from hwmodels.parallel import ParallelConfig
+from hwmodels.roofline import Roofline
 from policies.acceptance import MeanLength, Recorded
 from sim.reproduce.rows import Evidence, Row
 from sim.reproduce.speculative.runs import (
@@ -23,7 +28,7 @@ from sim.reproduce.speculative.runs import (
     three_sigma,
     twice,
 )
-from sim.study.speedup import AloneRun, alone
+from sim.study.speedup import AloneRun, alone, plain_step_s
 from sim.theory import speculative as theory
 from sim.theory.published import published
 
@@ -127,13 +132,6 @@ def draft_step_s() -> dict[tuple[str, int], float]:
     The share of memory bandwidth and the latency of a link hop are those with which the 4B draft takes 1.8 ms on 16
     chips and a 7B model 5 ms on 4 (Chen et al.); Llama-2-7B stands for the 7B Chinchilla, whose shape is not published.
     """
-    from hwmodels.device import load_device
-    from hwmodels.layerwise import LayerwiseCost
-    from hwmodels.model import load_model
-    from hwmodels.parallel import ParallelConfig
-    from hwmodels.roofline import Roofline
-    from sim.study.speedup import plain_step_s
-
     device = load_device("tpu-v4")
     models = {"4B, 8 layers": load_model("chinchilla-4b-draft"), "7B, 32 layers": load_model("llama-2-7b")}
 
