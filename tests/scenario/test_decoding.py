@@ -17,6 +17,7 @@ from sim.errors import ScenarioError
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
 from sim.scenario.decoding import Method
+from sim.study.points import Sweep
 
 WORKLOAD = {
     "arrivals": {"process": "poisson", "rate_per_s": 20.0},
@@ -587,3 +588,9 @@ def test_counts_that_no_round_can_accept_end_the_run_in_one_sentence(own, n):
         ScenarioError, match=r"drafts_of_mine:Always answered accepted\(.*; expected \d+ whole numbers from 0 to 4"
     ):
         simulate(scenario(drafted(acceptance=own(n=n))))
+
+
+def test_settings_of_a_process_of_ones_own_stand_on_axes(own):
+    plan = Sweep(base=scenario(drafted(acceptance=own(n=1))), axes={"decoding.acceptance.policy.n": [0, 2]})
+    runs = [run for point in plan for run in plan.runs(point)]
+    assert [resolve(run.scenario).experiment.replicas[0].decoding.acceptance.process.n for run in runs] == [0, 2]
