@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.engine import Experiment, PolicyError, run
@@ -20,25 +21,26 @@ if TYPE_CHECKING:
     from sim.scenario.assembly import Built
 
 
-def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Result:
+def simulate(what: Scenario | Experiment, *, fast_forward: bool = True, spill_to: Path | None = None) -> Result:
     """Run a scenario, or an experiment made by hand, to its end.
 
-    With *fast_forward* off every iteration is an event of its own: the same result, slower. Raises ScenarioError
-    (a ValueError) for a scenario that cannot be built, and for a policy that breaks its rules.
+    With *fast_forward* off every iteration is an event of its own: the same result, slower. Records of iterations beyond
+    64 MB go to a file without a name in the folder *spill_to*, or in that of temporary files (TMPDIR), and vanish with the
+    result. Raises ScenarioError (a ValueError) for a scenario that cannot be built, and for a policy that breaks its rules.
     """
     if isinstance(what, Experiment):
         manifest = {"label": "experiment", "seed": what.seed, **_classes(what, {})}
-        return Result(_run(what, fast_forward), manifest=manifest)
+        return Result(_run(what, fast_forward, spill_to), manifest=manifest)
 
     if not isinstance(what, Scenario):
         raise TypeError(f"simulate takes a Scenario or an Experiment; got {type(what).__name__}")
 
-    return run_built(resolve(what), fast_forward=fast_forward)
+    return run_built(resolve(what), fast_forward=fast_forward, spill_to=spill_to)
 
 
-def run_built(built: Built, *, fast_forward: bool = True) -> Result:
-    """Run what `sim.scenario.assembly.resolve` made of a scenario."""
-    columns = _run(built.experiment, fast_forward)
+def run_built(built: Built, *, fast_forward: bool = True, spill_to: Path | None = None) -> Result:
+    """Run what `sim.scenario.assembly.resolve` made of a scenario; *spill_to* as of `simulate`."""
+    columns = _run(built.experiment, fast_forward, spill_to)
     return Result(columns, manifest={**built.manifest, **_classes(built.experiment, built.class_limits)}, slo=built.slo)
 
 
@@ -69,12 +71,13 @@ def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) 
     return found
 
 
-def _run(experiment: Experiment, fast_forward: bool) -> Columns:
+def _run(experiment: Experiment, fast_forward: bool, spill_to: Path | None) -> Columns:
     n = len(experiment.workload)
     try:
         columns = run(
             experiment,
             fast_forward=fast_forward,
+            spill_to=spill_to,
             followed=lambda ended: under_way("Simulating", unit="requests", done=ended, total=lambda: n),
         )
     except PolicyError as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from hwmodels.power import power_share
 from hwmodels.totals import Totals
 from sim.engine.clock import TICK_BITS
 from sim.engine.prices import StageTable
+from sim.engine.spill import in_blocks
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
@@ -36,10 +37,13 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     a model is known by a table of latencies only, which says nothing of its work.
     """
     done: dict[str, Any] = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
-    done |= {"busy_s": [], "power_share_s": [], "prompt_s": 0.0, "prompt_attention_s": 0.0, "decode_kv_s": 0.0}
+    done |= {"prompt_s": 0.0, "prompt_attention_s": 0.0, "decode_kv_s": 0.0}
+    machines = experiment.machines
+    done |= {name: np.zeros(len(machines)) for name in ("busy_s", "power_share_s")}
     rows = iter(columns.replicas)
     peaks: list[tuple[float, float]] = []
-    for machine in experiment.machines:
+    alike: dict[tuple[int, int, bool], _Alike] = {}
+    for index, machine in enumerate(machines):
         spans = [next(rows).spans for _ in range(len(machine.tenants) * machine.ranks)]
         costs = [spec.cost for spec in machine.tenants if not isinstance(spec.cost, StageTable)]
         if len(costs) < len(machine.tenants):
@@ -50,10 +54,13 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
         done["peak_bytes_per_s"] += peaks[-1][1]
         if machine.ranks > 1:
             spans = [_together(spans)]
-        done["busy_s"].append(0.0)
-        done["power_share_s"].append(0.0)
         for cost, spec, of_it in zip(costs, machine.tenants, spans, strict=True):
-            _add_work(done, cost, spec.draft_cost, of_it)
+            key = (id(cost), id(spec.draft_cost), machine.ranks > 1)
+            alike.setdefault(key, _Alike(cost, spec.draft_cost, [])).parts.append((index, of_it))
+    for each in alike.values():
+        for bulk in _in_bulk(each.parts):
+            _add_work(done, each.cost, each.draft_cost, bulk)
+    done |= {name: done[name].tolist() for name in ("busy_s", "power_share_s")}
     busy_s, prompt_s = sum(done["busy_s"]), done.pop("prompt_s")
     attention_s, kv_s = done.pop("prompt_attention_s"), done.pop("decode_kv_s")
     done["prompt_share"] = prompt_s / busy_s if busy_s else None
@@ -80,47 +87,92 @@ def _together(of_ranks: list[np.ndarray]) -> np.ndarray:
     return found
 
 
-def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | None, spans_of: np.ndarray) -> None:
-    """What a model did on a machine, by its records."""
-    for at in range(0, len(spans_of), _SPANS_AT_ONCE):
-        spans = spans_of[at : at + _SPANS_AT_ONCE]
-        span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
-        queries = span["decode_seqs"] * span["query_tokens"]
-        ticks = span["n"] * spans["first_ticks"] + spans["growth_ticks"] * (span["n"] * (span["n"] - 1) // 2)
-        seconds = ticks * (1e-9 / (1 << TICK_BITS))
-        for steps in (0, span["n"] - 1):
-            totals = Totals(
-                rows=span["prefill_rows"] + queries,
-                prefill_rows=span["prefill_rows"],
-                prefill_chunks=span["prefill_chunks"],
-                prefill_pairs=span["prefill_pairs"],
-                prefill_kv_tokens=span["prefill_kv_tokens"],
-                decode_seqs=span["decode_seqs"],
-                decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
-                logit_rows=queries + span["completions"],
-                prefill_pairs_window=span["prefill_pairs_window"],
-                decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
-            )
-            work = cost.work(totals)
-            done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
-            done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
-            _add_power(done, cost, work, span["n"], seconds)
-            parts = _parts(cost, totals, span["completions"])
-            for name, part in zip(("prompt_s", "prompt_attention_s", "decode_kv_s"), parts, strict=True):
-                done[name] += float((part * 0.5 * seconds).sum())
-        if draft_cost is not None:
-            _add_draft_work(done, draft_cost, span)
+class _Alike(NamedTuple):
+    """The records of machines that have the same prices, and which machine each is of."""
+
+    cost: CostModel
+    draft_cost: CostModel | None
+    parts: list[tuple[int, np.ndarray]]
 
 
-def _add_power(done: dict[str, Any], cost: CostModel, work: Any, times: np.ndarray, seconds: np.ndarray) -> None:
+class _Bulk(NamedTuple):
+    """Records of machines, one machine after the other: which, and where each begins."""
+
+    spans: np.ndarray
+    machines: list[int]
+    begins: list[int]
+
+    def add(self, name: str, done: dict[str, Any], values: np.ndarray) -> None:
+        """Add half of the *values* of each machine to its own."""
+        for machine, mine in zip(self.machines, np.split(values, self.begins[1:]), strict=True):
+            done[name][machine] += 0.5 * float(mine.sum())
+
+
+def _in_bulk(parts: Iterable[tuple[int, np.ndarray]]) -> Iterator[_Bulk]:
+    """Many small records together, as thousands of machines have them, and large ones in pieces."""
+    held: list[tuple[int, np.ndarray]] = []
+    n = 0
+    for machine, spans_of in parts:
+        for spans in in_blocks(spans_of, _SPANS_AT_ONCE):
+            held.append((machine, spans))
+            n += len(spans)
+            if n >= _SPANS_AT_ONCE:
+                yield _joined(held)
+                held, n = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[tuple[int, np.ndarray]]) -> _Bulk:
+    parts = [each for _, each in held]
+    begins = np.cumsum([0, *map(len, parts[:-1])]).tolist()
+    # As bytes: of thousands of arrays numpy compares the fields of each with those of the next.
+    spans = parts[0] if len(parts) == 1 else np.frombuffer(b"".join(map(np.ndarray.tobytes, parts)), parts[0].dtype)
+    return _Bulk(spans, [machine for machine, _ in held], begins)
+
+
+def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | None, bulk: _Bulk) -> None:
+    """What a model did on some machines, by their records."""
+    spans = bulk.spans
+    span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
+    queries = span["decode_seqs"] * span["query_tokens"]
+    ticks = span["n"] * spans["first_ticks"] + spans["growth_ticks"] * (span["n"] * (span["n"] - 1) // 2)
+    seconds = ticks * (1e-9 / (1 << TICK_BITS))
+    for steps in (0, span["n"] - 1):
+        totals = Totals(
+            rows=span["prefill_rows"] + queries,
+            prefill_rows=span["prefill_rows"],
+            prefill_chunks=span["prefill_chunks"],
+            prefill_pairs=span["prefill_pairs"],
+            prefill_kv_tokens=span["prefill_kv_tokens"],
+            decode_seqs=span["decode_seqs"],
+            decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
+            logit_rows=queries + span["completions"],
+            prefill_pairs_window=span["prefill_pairs_window"],
+            decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
+        )
+        work = cost.work(totals)
+        done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
+        done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
+        _add_power(done, cost, work, span["n"], seconds, bulk)
+        parts = _parts(cost, totals, span["completions"])
+        for name, part in zip(("prompt_s", "prompt_attention_s", "decode_kv_s"), parts, strict=True):
+            done[name] += float((part * 0.5 * seconds).sum())
+    if draft_cost is not None:
+        _add_draft_work(done, draft_cost, span)
+
+
+def _add_power(
+    done: dict[str, Any], cost: CostModel, work: Any, times: np.ndarray, seconds: np.ndarray, bulk: _Bulk
+) -> None:
     """Add half of spans of *times* iterations that took *seconds* in all, in each of which *work* was done; a draft's passes draw
     what the target's step draws."""
     busy = seconds > 0
     each = np.where(busy, seconds / times, 1.0)
     memory = np.broadcast_to(work.hbm_bytes, times.shape) / (each * cost.peak_bytes_per_s)
     compute = np.broadcast_to(work.flops, times.shape) / (each * cost.peak_flops_per_s)
-    done["busy_s"][-1] += 0.5 * float(seconds.sum())
-    done["power_share_s"][-1] += 0.5 * float((power_share(memory, compute) * seconds)[busy].sum())
+    bulk.add("busy_s", done, seconds)
+    bulk.add("power_share_s", done, np.where(busy, power_share(memory, compute) * seconds, 0.0))
 
 
 def _parts(cost: CostModel, totals: Any, completions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

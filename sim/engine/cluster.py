@@ -11,6 +11,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -19,20 +20,20 @@ from numpy.typing import NDArray
 
 from sim.engine.columns import ABORTED, BUBBLES, LOST, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
+from sim.engine.disaggregated_fleet import DisaggregatedFleet
 from sim.engine.errors import UnservedError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment, MachineSpec
-from sim.engine.fleet import Fleet, facts_of
+from sim.engine.fleet import Fleet
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.gate import Gate, eligible
-from sim.engine.handover import Handovers, links_of
-from sim.engine.handover import columns_of as handed_over
-from sim.engine.handover import give_up as between_gives_up
+from sim.engine.handovers import Handovers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
+from sim.engine.spill import Spill
 from sim.engine.tenant import InCommon, columns_of
 from sim.engine.terms import class_columns, terms_of
 from sim.engine.tiers import SharedStores
@@ -56,9 +57,12 @@ def run(
     *,
     fast_forward: bool = True,
     check_invariants: bool = False,
+    spill_to: Path | None = None,
     followed: Callable[[Callable[[], int]], AbstractContextManager[None]] = lambda _ended: nullcontext(),
 ) -> Columns:
     """Replay the experiment's workload to its end, or to its horizon.
+
+    Records of iterations beyond 64 MB go to a file without a name in the folder *spill_to*, or in that of temporary files.
 
     With *fast_forward* off every iteration is an event of its own: the same columns, slower. With *check_invariants* the
     invariants that docs/architecture.md names are checked at every event, slower still; `InvariantError` names the broken one.
@@ -67,7 +71,7 @@ def run(
     """
     began = time.perf_counter()
     with _COLLECTIONS.few():
-        cluster = _Cluster(experiment, fast_forward, check_invariants)
+        cluster = _Cluster(experiment, fast_forward, check_invariants, spill_to)
         with followed(cluster.ended):
             columns = cluster.run()
     columns.meta["wall_s"] = time.perf_counter() - began
@@ -195,7 +199,9 @@ def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[in
 class _Cluster:
     """Arrivals, the router between machines, closed-loop clients, and the end of the run."""
 
-    def __init__(self, experiment: Experiment, fast_forward: bool, check_invariants: bool) -> None:
+    def __init__(
+        self, experiment: Experiment, fast_forward: bool, check_invariants: bool, spill_to: Path | None = None
+    ) -> None:
         workload = experiment.workload
         self._experiment = experiment
         self._n = n = len(workload)
@@ -234,7 +240,8 @@ class _Cluster:
             self._state.carried = array("q", bytes(8 * n))
         self._clock = Clock()
         self._machines: list[Machine] = []
-        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs))
+        spill = Spill(spill_to, sum(len(spec.tenants) * spec.ranks for spec in specs))
+        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs), spill)
         first = 0
         for index, spec in enumerate(specs):
             steps = experiment.handover is not None and _trees_of_ranks(spec)
@@ -251,8 +258,9 @@ class _Cluster:
         self._routing = None if self._gate is None else self._gate.routing
         self._fleet = None
         if experiment.fleet is not None and self._gate is not None:
-            given = self._machines, self._gate, self._state, self._clock, self
-            self._fleet = Fleet(experiment.fleet, *given, experiment.seed, self._handovers)
+            given = experiment.fleet, self._machines, self._gate, self._state, self._clock, self, experiment.seed
+            pools = self._handovers
+            self._fleet = Fleet(*given) if pools is None else DisaggregatedFleet(*given, handovers=pools)
         self._watch = (
             Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
         )
@@ -373,7 +381,7 @@ class _Cluster:
         number = self._state.replica[id_]
         if self._state.status[id_] != UNFINISHED:
             return
-        if self._handovers is not None and between_gives_up(self._handovers, id_):
+        if self._handovers is not None and self._handovers.give_up(id_):
             return
         if number < 0:
             # It has not come through the front end yet.
@@ -495,11 +503,11 @@ def _check_nobody_is_left(cluster: _Cluster) -> None:
     ]
     if not left:
         return
-    legs = {} if handovers is None else handovers.legs
+    ongoing = {} if handovers is None else handovers.ongoing
     machine_of = [machine.index for machine in cluster._machines for _ in machine.tenants]
     places = Counter(
-        f"wait for room at machine {legs[id_].receiver.index}"
-        if id_ in legs and not legs[id_].has_room
+        f"wait for room at machine {ongoing[id_].receiver.index}"
+        if id_ in ongoing and not ongoing[id_].has_room
         else f"are at machine {machine_of[state.replica[id_]]}"
         for id_ in left
     )
@@ -522,7 +530,10 @@ def _columns(cluster: _Cluster) -> Columns:
     """What the run leaves behind."""
     state = cluster._state
     finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
-    replicas = tuple(columns_of(tenant) for machine in cluster._machines for tenant in machine.tenants)
+    tenants = [tenant for machine in cluster._machines for tenant in machine.tenants]
+    for tenant in tenants:
+        tenant.recorder.close(tenant.sequences.kv.block_tokens)
+    replicas = tuple(map(columns_of, tenants))
     makespan_ns = int(finish.max(initial=0))
     if cluster._experiment.horizon_ns is not None:
         makespan_ns = min(max(makespan_ns, cluster._clock.now_ns), cluster._experiment.horizon_ns)
@@ -563,7 +574,7 @@ def _columns(cluster: _Cluster) -> Columns:
                 if cluster._caching
                 else {}
             ),
-            **({} if cluster._handovers is None else handed_over(cluster._handovers)),
+            **({} if cluster._handovers is None else cluster._handovers.columns()),
             **(
                 {}
                 if cluster._fleet is None
@@ -591,8 +602,8 @@ def _columns(cluster: _Cluster) -> Columns:
                 if cluster._caching
                 else {}
             ),
-            **({} if cluster._handovers is None else {"links": links_of(cluster._handovers)}),
-            **({} if cluster._fleet is None else {"fleet": facts_of(cluster._fleet)}),
+            **({} if cluster._handovers is None else {"links": cluster._handovers.links()}),
+            **({} if cluster._fleet is None else {"fleet": cluster._fleet.facts()}),
             "n_machines": len(cluster._machines),
             "n_stages": sum(machine.n_stages for machine in cluster._machines),
             **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hwmodels.totals import Totals
 from sim.engine.clock import FRACTION, TICK_BITS
+from sim.engine.spill import Place, Spill, in_blocks, let_go, together
 from sim.engine.streaming import IntArray, Stream, expand, streamed_gaps
 
 Table = dict[str, NDArray[Any]]
@@ -43,7 +44,8 @@ by."""
 
 _TAPED: Final = -1
 _BENT: Final = -2
-"""In the place of `first_ticks` until the end of the run: a record that stands for several, which are kept elsewhere."""
+"""In the place of `first_ticks` until the end of the run: a record that stands for several, which are kept elsewhere. Its `loaded`
+is the number of entries of `queued_ns` when it started."""
 
 
 class Layout:
@@ -133,7 +135,10 @@ TRANSFER = Layout(
 _UNDER_WAY = ("loads_under_way", "stores_under_way")
 
 _TAPED_AT_ONCE = 4096
+_TAPED_BYTES = 5 * 8
 _PIECES_AT_ONCE = 1 << 16
+_SPANS_AT_ONCE = 1 << 16
+_NEVER: Final = 1 << 60
 
 
 class Records:
@@ -158,6 +163,14 @@ class Records:
         if n:
             del self.buffer[-n * self._size :]
 
+    def write_older(self, spill: Spill, n_recent: int) -> Place:
+        """Write all but the last *n_recent* to the file, and forget them here."""
+        end = max(len(self.buffer) - n_recent * self._size, 0)
+        with memoryview(self.buffer) as records, records[:end] as older:
+            place = spill.write(older)
+        del self.buffer[:end]
+        return place
+
     def array(self) -> NDArray[Any]:
         """All records, in the memory they were written to: nothing can be added afterwards."""
         return np.frombuffer(self.buffer, self._layout.dtype)
@@ -166,7 +179,17 @@ class Records:
 class Recorder:
     """What one model of a machine records while it runs. Records are made here, beside their layouts, and nowhere else."""
 
-    def __init__(self) -> None:
+    def __init__(self, spill: Spill | None = None, n_recent: int = 0, n_stages: int = 1) -> None:
+        """*spill* takes what is more than memory should hold, but for the last *n_recent* spans of *n_stages* stages each, which
+        may be forgotten again; without it all stays."""
+        self._spill = spill
+        self._n_recent = n_recent
+        self._n_stages = n_stages
+        self._at_bytes = _NEVER if spill is None else spill.at_bytes + n_recent * SPAN.size
+        self._written: list[tuple[Place, Place, Place, Place]] = []
+        """Where spans are, their pieces and taped iterations, and stages."""
+        self._closed: tuple[Place, Place] | None = None
+        """Where all spans and all stages are, in the end."""
         self.spans = Records(SPAN)
         self._span_buffer = self.spans.buffer
         self.joins = Records(JOIN)
@@ -183,9 +206,6 @@ class Recorder:
         self._n_taped = 0
         self._pieces = array("q")
         """Of every piece of a bent span what `Piece` says."""
-        self._bent_before: list[int] = []
-        """Of every bent span: entries of `queued_ns` when it started."""
-        self._taped_before: list[tuple[int, int]] = []
         self._evicted = 0
 
     def newly_evicted(self, evicted: int) -> int:
@@ -201,6 +221,8 @@ class Recorder:
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
         buffer = self._span_buffer
+        if len(buffer) > self._at_bytes:
+            self._to_file()
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
@@ -229,11 +251,12 @@ class Recorder:
         *n_queued*: entries of `queued_ns` when they started.
         """
         buffer = self._span_buffer
+        if self._n_taped * _TAPED_BYTES > self._at_bytes:
+            self._to_file()
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
-            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0, 0, 0, 0, 0,
+            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, blocks_before, round_, 0, 0, 0, n_queued, 0,
         )  # fmt: skip
-        self._taped_before.append((blocks_before, n_queued))
         at = self._n_taped
         self._n_taped = end = at + len(ends)
         table = self._taped
@@ -256,9 +279,9 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0,
+            len(self.queued_ns), 0,
         )  # fmt: skip
-        self._bent_before.append(len(self.queued_ns))
 
     def add_pieces(self, pieces: list[Piece]) -> None:
         """The pieces of the bent span that was added last, now that it is over."""
@@ -267,20 +290,63 @@ class Recorder:
     def drop_bent(self) -> None:
         """Forget the bent span that was added last."""
         self.spans.drop_last(1)
-        self._bent_before.pop()
+
+    def _to_file(self) -> None:
+        """Write what is held; called before a record is added, when no span is open whose pieces are to come."""
+        spill = self._spill
+        assert spill is not None
+        spans = self.spans.write_older(spill, self._n_recent)
+        pieces, taped = spill.write(self._pieces), spill.write(np.ascontiguousarray(self._tape()))
+        stages = self.stages.write_older(spill, self._n_recent * self._n_stages)
+        self._written.append((spans, pieces, taped, stages))
+        self._pieces = array("q")
+        self._n_taped = 0
+
+    def close(self, block_tokens: int) -> None:
+        """Where records are in the file, write them there once more as they leave the run, those of a kind after one another."""
+        spill = self._spill
+        if spill is None or not self._written:
+            return
+        self._n_recent = 0
+        self._to_file()
+        growth_of = _BlockGrowth(self.joins.array(), block_tokens)
+        places: list[Place] = []
+        for spans, pieces, taped, _ in self._written:
+            records = np.frombuffer(spill.read(spans), SPAN.dtype)
+            bent = np.frombuffer(spill.read(pieces), np.int64)
+            tape = np.frombuffer(spill.read(taped), np.int64).reshape(5, -1)
+            places.append(spill.write(self._taken_apart(records, bent, tape, growth_of)))
+        of_stages = [spill.write(spill.read(stages)) for _, _, _, stages in self._written]
+        self._closed = together(places), together(of_stages)
+
+    def all_stages(self) -> NDArray[Any]:
+        """Structured by STAGE."""
+        if self._closed is None or self._spill is None:
+            return self.stages.array()
+        return self._spill.array(self._closed[1], STAGE.dtype)
 
     def all_spans(self, block_tokens: int) -> NDArray[Any]:
         """Structured by SPAN, taped spans taken apart into iterations and bent ones into their pieces."""
-        spans = self.spans.array()
-        if self._pieces:
-            spans = self._with_pieces(spans, _BlockGrowth(self.joins.array(), block_tokens))
-        if self._n_taped:
-            spans = self._with_iterations(spans)
-        return spans
+        if self._closed is not None and self._spill is not None:
+            return self._spill.array(self._closed[0], SPAN.dtype)
+        pieces = np.frombuffer(self._pieces, np.int64)
+        growth_of = _BlockGrowth(self.joins.array(), block_tokens) if len(pieces) else None
+        return self._taken_apart(self.spans.array(), pieces, self._tape(), growth_of)
 
-    def _with_pieces(self, spans: NDArray[Any], growth_of: _BlockGrowth) -> NDArray[Any]:
+    def _tape(self) -> IntArray:
+        return self._taped[:, : self._n_taped]
+
+    def _taken_apart(
+        self, spans: NDArray[Any], pieces: IntArray, tape: IntArray, growth_of: _BlockGrowth | None
+    ) -> NDArray[Any]:
+        if len(pieces):
+            assert growth_of is not None
+            spans = self._with_pieces(spans, pieces.reshape(-1, 4), growth_of)
+        return self._with_iterations(spans, tape) if tape.shape[1] else spans
+
+    def _with_pieces(self, spans: NDArray[Any], pieces_of: IntArray, growth_of: _BlockGrowth) -> NDArray[Any]:
         which = np.flatnonzero(spans["first_ticks"] == _BENT)
-        start, n, first, growth = np.frombuffer(self._pieces, np.int64).reshape(-1, 4).T
+        start, n, first, growth = pieces_of.T
         # The pieces of a span have as many iterations together as it has.
         ends = np.searchsorted(np.cumsum(n), np.cumsum(spans["n"][which], dtype=np.int64)) + 1
         pieces = np.diff(ends, prepend=0)
@@ -294,7 +360,8 @@ class Recorder:
         start = start + table["start_frac"][bent]
         start_ns = table["start_ns"][bent] + (start >> TICK_BITS)
         queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right")
-        queued -= np.array(self._bent_before, np.int64)[of]
+        queued -= table["loaded"][bent]
+        table["loaded"][bent] = 0
         table["start_ns"][bent] = start_ns
         table["start_frac"][bent] = start & FRACTION
         table["n"][bent] = n
@@ -312,10 +379,9 @@ class Recorder:
         table["round"][bent] += rounds
         return table
 
-    def _with_iterations(self, spans: NDArray[Any]) -> NDArray[Any]:
+    def _with_iterations(self, spans: NDArray[Any], tape: IntArray) -> NDArray[Any]:
         which = np.flatnonzero(spans["first_ticks"] == _TAPED)
-        ends, kv, window, emitted, blocks = self._taped[:, : self._n_taped]
-        before = np.array(self._taped_before, np.int64)
+        ends, kv, window, emitted, blocks = tape
         lengths = np.ones(len(spans), np.int64)
         lengths[which] = spans["n"][which]
         table = np.repeat(spans, lengths)
@@ -328,7 +394,7 @@ class Recorder:
         durations[first] = ends[first]
         starts = spans["start_frac"][which][of] + ends - durations
         start_ns: IntArray = spans["start_ns"][which][of] + (starts >> TICK_BITS)
-        queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right") - before[of, 1]
+        queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right") - table["loaded"][taped]
         summed = np.cumsum(blocks)
         table["start_ns"][taped] = start_ns
         table["start_frac"][taped] = starts & FRACTION
@@ -339,7 +405,8 @@ class Recorder:
         table["emitted"][taped] = emitted
         # An entry counts from the instant after its own when the span's end has had its turn, so before it may be later.
         table["waiting"][taped] += np.maximum(queued, 0)
-        table["kv_blocks_used"][taped] = before[of, 0] + summed - (summed[first] - blocks[first])[of]
+        table["kv_blocks_used"][taped] += summed - (summed[first] - blocks[first])[of]
+        table["loaded"][taped] = 0
         table["round"][taped] += step
         return table
 
@@ -370,11 +437,14 @@ class ReplicaColumns:
         """Time that its stages have spent on micro-batches, all stages together."""
         if len(self.stages):
             return int(self.stages["duration_ns"].sum())
-        spans = self.spans
-        n = spans["n"].astype(np.int64)
-        ticks = n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) // 2)
-        # Whole nanoseconds and the rest apart: exact, whatever the spans.
-        return int((ticks >> TICK_BITS).sum()) + (int((ticks & FRACTION).sum()) >> TICK_BITS)
+        whole_ns = rest = 0
+        for spans in in_blocks(self.spans, _SPANS_AT_ONCE):
+            n = spans["n"].astype(np.int64)
+            ticks = n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) // 2)
+            # Whole nanoseconds and the rest apart: exact, whatever the spans.
+            whole_ns += int((ticks >> TICK_BITS).sum())
+            rest += int((ticks & FRACTION).sum())
+        return whole_ns + (rest >> TICK_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,24 +469,39 @@ class Columns:
         those whom it admits to compute the rest of their prompts, from all tiers), loads_under_way and stores_under_way as well,
         which are -1 on replicas without.
         """
-        parts = list(self.iteration_blocks())
-        table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        table = _joined(list(self.iteration_blocks()))
         order = np.lexsort((table["replica"], table["start_ns"]))
         return {name: column[order] for name, column in table.items()}
 
     def iteration_blocks(self, max_rows: int = 1 << 18) -> Iterator[Table]:
-        """The same in pieces of about *max_rows* rows, replica after replica, in the order in which they were planned."""
+        """The same in pieces of about *max_rows* rows, replica after replica, in the order in which they were planned: of one long
+        replica, or of several short ones."""
+        held: list[Table] = []
+        n, latest = 0, -1
+        for index, piece in self._iteration_pieces(max_rows):
+            n += len(piece["start_ns"])
+            if held and (n > max_rows or index == latest):
+                yield _joined(held)
+                held, n = [], len(piece["start_ns"])
+            held.append(piece)
+            latest = index
+        if held:
+            yield _joined(held)
+
+    def _iteration_pieces(self, max_rows: int) -> Iterator[tuple[int, Table]]:
         # A table has the same columns for all, whether they have tiers or not.
         tiered = any(replica.transfers is not None for replica in self.replicas)
         for index, replica in enumerate(self.replicas):
             spans = replica.spans
-            growth = _BlockGrowth(replica.joins, replica.block_tokens) if len(spans) and spans["n"].max() > 1 else None
-            ends = np.cumsum(spans["n"], dtype=np.int64)
+            several = any(int(block["n"].max()) > 1 for block in in_blocks(spans, _SPANS_AT_ONCE))
+            growth = _BlockGrowth(replica.joins, replica.block_tokens) if several else None
             at = 0
             while at < len(spans) or (at == 0 and not len(spans)):
-                before = ends[at - 1] if at else 0
-                to = max(at + 1, int(np.searchsorted(ends, before + max_rows, side="right")))
-                yield self._iterations_of(index, spans[at:to], growth, tiered)
+                ends = np.cumsum(spans["n"][at : at + max_rows], dtype=np.int64)
+                to = at + max(1, int(np.searchsorted(ends, max_rows, side="right")))
+                block = self._iterations_of(index, spans[at:to], growth, tiered)
+                let_go(spans)
+                yield index, block
                 at = to
 
     def _iterations_of(self, index: int, spans: NDArray[Any], growth_of: _BlockGrowth | None, tiered: bool) -> Table:
@@ -505,25 +590,52 @@ class Columns:
             return
         for replica in self.replicas:
             spans, joins = replica.spans, replica.joins
-            for lane in np.unique(spans["lane"]):
-                rows = np.flatnonzero((spans["lane"] == lane) & (spans["decode_seqs"] > spans["in_vain"]))
-                yield from _lane_gaps(spans, rows, joins[joins["lane"] == lane], max_rounds)
+            for lane in lanes_of(spans):
+                rounds = _rounds_in_blocks(spans, lane, max_rounds)
+                yield from _lane_gaps(rounds, joins[joins["lane"] == lane])
             if len(replica.resumed_gaps_ns):
                 yield replica.resumed_gaps_ns, np.ones(len(replica.resumed_gaps_ns), np.int64)
 
 
-def _lane_gaps(
-    spans: NDArray[Any], rows: IntArray, joins: NDArray[Any], max_rounds: int
-) -> Iterator[tuple[IntArray, IntArray]]:
-    """Gaps and weights of one lane; *rows* are its spans with decodes."""
+def _joined(tables: list[Table]) -> Table:
+    if len(tables) == 1:
+        return tables[0]
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def lanes_of(spans: NDArray[Any]) -> list[int]:
+    """The lanes that have any."""
+    found: set[int] = set()
+    for block in in_blocks(spans, _SPANS_AT_ONCE):
+        found.update(np.unique(block["lane"]).tolist())
+    return sorted(found)
+
+
+def _rounds_in_blocks(spans: NDArray[Any], lane: int, max_rounds: int) -> Iterator[NDArray[Any]]:
+    """The spans of a lane that have decodes, in pieces of at most *max_rounds* rounds or of one span."""
+    held = spans[:0]
+    for block in in_blocks(spans, _SPANS_AT_ONCE):
+        mine = block[(block["lane"] == lane) & (block["decode_seqs"] > block["in_vain"])]
+        held = np.concatenate((held, mine)) if len(held) else mine
+        rounds = np.cumsum(held["n"], dtype=np.int64)
+        at, before = 0, 0
+        # The last piece may have more in the next block.
+        while (to := max(at + 1, int(np.searchsorted(rounds, before + max_rounds, side="right")))) < len(held):
+            yield held[at:to]
+            at, before = to, int(rounds[to - 1])
+        held = held[at:]
+    if len(held):
+        yield held
+
+
+def _lane_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[tuple[IntArray, IntArray]]:
+    """Gaps and weights of one lane from its *rounds*, spans with decodes."""
     joins = joins[joins["until"] > joins["since"]]
     joins = joins[np.argsort(joins["since"], kind="stable")]
     since, token_ns = joins["since"].astype(np.int64), joins["token_ns"]
-    rounds = np.cumsum(spans["n"][rows], dtype=np.int64)
-    at, first, last_end_ns = 0, 0, 0
-    while at < len(rows):
-        to = max(at + 1, int(np.searchsorted(rounds, first + max_rounds, side="right")))
-        ends, seqs = _round_ends(spans[rows[at:to]])
+    first, last_end_ns = 0, 0
+    for spans in rounds:
+        ends, seqs = _round_ends(spans)
         low, high = np.searchsorted(since, (first, first + len(ends)))
         joined = since[low:high] - first
         gaps = np.diff(ends, prepend=last_end_ns)
@@ -534,7 +646,7 @@ def _lane_gaps(
             np.concatenate((gaps[kept], ends[joined] - token_ns[low:high])),
             np.concatenate((weights[kept], np.ones(high - low, np.int64))),
         )
-        at, first, last_end_ns = to, first + len(ends), int(ends[-1])
+        first, last_end_ns = first + len(ends), int(ends[-1])
 
 
 def _under_way(transfers: NDArray[Any], start_ns: IntArray) -> Table:

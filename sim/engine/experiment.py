@@ -230,7 +230,12 @@ class Experiment:
     @property
     def machines(self) -> tuple[MachineSpec, ...]:
         """Every replica as a machine."""
-        return tuple(spec if isinstance(spec, MachineSpec) else MachineSpec(tenants=(spec,)) for spec in self.replicas)
+        # Thousands of machines are usually described by one object.
+        made = {
+            key: spec if isinstance(spec, MachineSpec) else MachineSpec(tenants=(spec,))
+            for key, spec in {id(spec): spec for spec in self.replicas}.items()
+        }
+        return tuple(made[id(spec)] for spec in self.replicas)
 
     @property
     def tenants(self) -> tuple[ReplicaSpec, ...]:

@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.clock import TICK_BITS
+from sim.engine.spill import in_blocks
 
 IntArray = NDArray[np.int64]
 
 _EVENTS_AT_ONCE = 1 << 20
+_SPANS_AT_ONCE = 1 << 16
+_TIMES = ("n", "start_ns", "start_frac", "first_ticks", "growth_ticks")
 
 
 @dataclass(frozen=True)
@@ -111,13 +114,23 @@ def _stays(replicas: Sequence[Record]) -> tuple[list[_Source], dict[str, IntArra
                     **{name: stays[name].astype(np.int64) for name in ("request", "since", "cached", "token_ns")},
                 }
             )
-            mine = spans[(spans["lane"] == lane) & (spans["decode_seqs"] > spans["in_vain"])]
+            mine = _rounds_of(spans, lane)
             before = np.concatenate(([0], np.cumsum(mine["n"], dtype=np.int64)))
             emitted = None if replica.emitted is None else replica.emitted[lane].astype(np.int64)
             sources.append(_Source(before, mine, emitted))
     names = ("source", "rounds", "begin", "request", "since", "cached", "token_ns")
     none = np.empty(0, np.int64)
     return sources, {name: np.concatenate([none, *(part[name] for part in parts)]) for name in names}
+
+
+def _rounds_of(spans: NDArray[Any], lane: int) -> NDArray[Any]:
+    """Of the spans of a lane that have decodes what `_round_ends` asks for."""
+    kept = np.dtype([(name, spans.dtype[name]) for name in _TIMES])
+    parts = [np.empty(0, kept)]
+    for block in in_blocks(spans, _SPANS_AT_ONCE):
+        mine = (block["lane"] == lane) & (block["decode_seqs"] > block["in_vain"])
+        parts.append(block[list(_TIMES)][mine].astype(kept))
+    return np.concatenate(parts)
 
 
 def _events(

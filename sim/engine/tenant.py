@@ -36,6 +36,7 @@ from sim.engine.runs import RunPool
 from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go, refuse, take_for_rounds
 from sim.engine.sequences import hand_back as give_all_back
 from sim.engine.span import Step
+from sim.engine.spill import Spill
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
 from sim.engine.tiers import SharedStores, Tiers
@@ -65,6 +66,8 @@ class InCommon(NamedTuple):
     """Prices of iterations, worked out once for all replicas that one `ReplicaSpec` describes, by its identity."""
     stores: SharedStores | None = None
     """What machines read of each other's KV."""
+    spill: Spill | None = None
+    """Takes the records of iterations that are more than memory should hold."""
 
 
 class Tenant:
@@ -81,7 +84,8 @@ class Tenant:
         self._is_rank = prices is not None
         self.number = number
         self.spec = spec
-        self.recorder = Recorder()
+        self._max_lanes = spec.micro_batches or len(stages)
+        self.recorder = Recorder(common.spill, n_recent=0 if alone else self._max_lanes, n_stages=len(stages))
         self.sequences = sequences = Sequences(spec, state, common.outside, self.recorder, alone=alone, part=part)
         self._exchange = sequences.exchange
         self.n_in_flight = 0
@@ -114,7 +118,6 @@ class Tenant:
         self._queue_view = QueueView(sequences.queue, shown)
         self.n_sent = 0
         self._speculates = spec.decoding is not None
-        self._max_lanes = spec.micro_batches or len(stages)
         self.lanes: list[Lane] = []
         sequences.finding.lanes = self.lanes
         self.loading: Loading | None = None
@@ -722,7 +725,7 @@ def columns_of(tenant: Tenant) -> ReplicaColumns:
         joins=recorder.joins.array(),
         queued_ns=np.array(recorder.queued_ns, np.int64),
         resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),
-        stages=recorder.stages.array(),
+        stages=recorder.all_stages(),
         kv_blocks_total=tenant.sequences.kv.total,
         block_tokens=tenant.sequences.kv.block_tokens,
         n_stages=len(tenant.stages),

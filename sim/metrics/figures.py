@@ -16,12 +16,10 @@ from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
 from sim.metrics.requests import e2el_s, finished, first_arrival_ns, queue_s, span_ns, tpot_s, ttft_s
 from sim.metrics.slo import with_limits
-from sim.metrics.spread import Blocks, statistics, weighted_statistics
+from sim.metrics.spread import kept_blocks, statistics, weighted_statistics
 from sim.metrics.tiers import kv_tiers
 from sim.metrics.trend import saturated
 from sim.metrics.windows import OVER_THE_WHOLE_RUN, WHOLE, window_of
-
-_GAPS_TO_KEEP = 4_000_000
 
 
 def summary(
@@ -152,7 +150,7 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
         "requests": {"total": total, **counts},
         "ttft_s": statistics(ttft_s(requests)),
         "tpot_s": statistics(tpot_s(requests)),
-        "itl_s": weighted_statistics(_gap_blocks(columns)),
+        "itl_s": weighted_statistics(kept_blocks(columns.itl_blocks)),
         "e2el_s": statistics(e2el_s(requests)),
         "queue_s": statistics(queue_s(requests)),
         "output_tokens_per_s": _per(emitted, span_s),
@@ -189,17 +187,6 @@ def _peak_seconds(meta: Mapping[str, Any], begin: int, end: int) -> tuple[float,
         flops, n_bytes = (serving @ np.array(meta["machine_peaks"])).tolist()
         return flops, n_bytes
     return span_s * (meta.get("peak_flops_per_s") or 0.0), span_s * (meta.get("peak_bytes_per_s") or 0.0)
-
-
-def _gap_blocks(columns: Columns) -> Blocks:
-    """The gaps of a run, kept where they are few and made again on each pass where they are many."""
-    kept, n = [], 0
-    for gaps, weights in columns.itl_blocks():
-        kept.append((gaps, weights))
-        n += gaps.size
-        if n > _GAPS_TO_KEEP:
-            return columns.itl_blocks
-    return lambda: kept
 
 
 def _prefix_cache(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> dict[str, Any]:

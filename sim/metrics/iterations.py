@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,14 @@ class IterationSums:
     largest_share: float
 
 
+def by_replica(block: Mapping[str, NDArray[Any]]) -> Iterator[tuple[int, slice]]:
+    """The replicas of a block of iterations, in order, and which rows are theirs."""
+    replica = block["replica"]
+    heads = np.flatnonzero(np.diff(replica, prepend=-1)).tolist()
+    for at, to in itertools.pairwise((*heads, len(replica))):
+        yield int(replica[at]), slice(at, to)
+
+
 def kv_holdings(
     blocks: Iterable[Mapping[str, NDArray[Any]]],
 ) -> Iterator[tuple[int, IntArray, IntArray, IntArray]]:
@@ -34,8 +43,7 @@ def kv_holdings(
     """
     latest: dict[int, tuple[int, int, int]] = {}
     for block in blocks:
-        for replica in np.unique(block["replica"]).tolist():
-            mine = block["replica"] == replica
+        for replica, mine in by_replica(block):
             start_ns, used = block["start_ns"][mine], block["kv_blocks_used"][mine]
             end_ns = np.maximum.accumulate(start_ns + block["duration_ns"][mine])
             if replica in latest:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sim.metrics.columns import Columns, IntArray
+from sim.metrics.iterations import by_replica
 
 
 def rank_figures(columns: Columns, begin_ns: int | None = None, end_ns: int | None = None) -> dict[str, Any]:
@@ -22,12 +23,13 @@ def rank_figures(columns: Columns, begin_ns: int | None = None, end_ns: int | No
     parts: list[list[tuple[IntArray, IntArray, IntArray]]] = [[] for _ in machines]
     of = {rank: i for i, (first, last) in enumerate(machines) for rank in range(first, last + 1)}
     for block in columns.iteration_blocks():
-        if not block["replica"].size or (machine := of.get(int(block["replica"][0]))) is None:
-            continue
-        start_ns = block["start_ns"]
-        inside = np.ones(start_ns.size, bool) if begin_ns is None else start_ns >= begin_ns
-        inside &= True if end_ns is None else start_ns < end_ns
-        parts[machine].append((start_ns[inside], block["rows"][inside], block["kv_tokens"][inside]))
+        for replica, mine in by_replica(block):
+            if (machine := of.get(replica)) is None:
+                continue
+            start_ns, rows, read = (block[name][mine] for name in ("start_ns", "rows", "kv_tokens"))
+            inside = np.ones(start_ns.size, bool) if begin_ns is None else start_ns >= begin_ns
+            inside &= True if end_ns is None else start_ns < end_ns
+            parts[machine].append((start_ns[inside], rows[inside], read[inside]))
     steps = busy = places = 0
     tokens, kv = [np.empty(0)], [np.empty(0)]
     for (first, last), mine in zip(machines, parts, strict=True):

@@ -11,6 +11,7 @@ from sim.metrics.columns import FloatArray, IntArray
 
 STATISTICS = ("mean", "median", "std", "p50", "p90", "p95", "p99", "max")
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
+_VALUES_TO_KEEP = 4_000_000
 Blocks = Callable[[], Iterable[tuple[IntArray, IntArray]]]
 """Values and their weights in pieces, as often as one asks: a long run's gaps are never held all at once."""
 
@@ -89,6 +90,17 @@ def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray
         # numpy's own two-sided interpolation, so that the bits agree.
         quantiles.append(low + (high - low) * t if t < 0.5 else high - (high - low) * (1 - t))
     return np.array(quantiles)
+
+
+def kept_blocks(blocks: Blocks) -> Blocks:
+    """The same, kept where they are few and made again on each pass where they are many."""
+    kept, n = [], 0
+    for values, weights in blocks():
+        kept.append((values, weights))
+        n += values.size
+        if n > _VALUES_TO_KEEP:
+            return blocks
+    return lambda: kept
 
 
 def _in_bulk(blocks: Iterable[tuple[IntArray, IntArray]], least: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:

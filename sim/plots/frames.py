@@ -21,7 +21,7 @@ from sim.plots.columns import (
     value_text,
 )
 from sim.plots.latency import ecdf, plot_latency_ecdf, share_axis
-from sim.plots.levels import mean_level, plot_level, rate_per_s
+from sim.plots.levels import Blocks, mean_level, plot_level, token_rates
 from sim.plots.style import GREY, GRID, MARKERS, OKABE_ITO, dress
 from sim.text import seconds_text, short_keys
 
@@ -314,20 +314,32 @@ def running(frame: pd.DataFrame, ax: Axes, *, bins: int = 300) -> None:
     ax.set_xlabel("time since the first arrival, s", fontsize=9)
 
 
-def throughput(frame: pd.DataFrame, ax: Axes, *, bins: int = 300, arrival_ns: int | None = None) -> None:
-    """Prompt and output tokens a second over time. *frame*: `Result.iterations`.
+def blocks_of(iterations: pd.DataFrame | Blocks) -> Blocks:
+    """Iterations in blocks, a table being one."""
+    if callable(iterations):
+        return iterations
+    names = ("start_ns", "duration_ns", "prefill_tokens", "emitted_tokens", "replica", "lane")
+    check(iterations, *names)
+    block = {name: iterations[name].to_numpy(dtype=np.int64) for name in names}
+    return lambda: (block,)
+
+
+def throughput(frame: pd.DataFrame | Blocks, ax: Axes, *, bins: int = 300, arrival_ns: int | None = None) -> None:
+    """Prompt and output tokens a second over time. *frame*: `Result.iterations`, or `Result.columns.iteration_blocks`.
 
     Time counts from *arrival_ns*, that of the first request, or without it from the start of the first iteration.
     """
-    check(frame, "start_ns", "duration_ns", "prefill_tokens", "emitted_tokens", "replica", "lane")
-    begin = int(frame["start_ns"].min()) if arrival_ns is None else arrival_ns
-    end = int((frame["start_ns"] + frame["duration_ns"]).max())
+    blocks = blocks_of(frame)
+    spans = [
+        (int(block["start_ns"].min()), int((block["start_ns"] + block["duration_ns"]).max()))
+        for block in blocks()
+        if len(block["start_ns"])
+    ]
+    begin = min(start for start, _ in spans) if arrival_ns is None else arrival_ns
+    end = max(end for _, end in spans)
     edges_ns = np.linspace(begin, max(end, begin + 1), bins + 1)
-    levels = {"prompt": np.zeros(bins), "output": np.zeros(bins)}
-    for _, lane in frame.groupby(["replica", "lane"]):
-        start, duration = (lane[name].to_numpy(dtype=np.int64) for name in ("start_ns", "duration_ns"))
-        for name, column in (("prompt", "prefill_tokens"), ("output", "emitted_tokens")):
-            levels[name] += rate_per_s(edges_ns, start, duration, lane[column].to_numpy(dtype=np.int64))
+    prompt, output = token_rates(edges_ns, blocks, ("prefill_tokens", "emitted_tokens"))
+    levels = {"prompt": prompt, "output": output}
     plot_level(ax, (edges_ns - begin) * 1e-9, levels, label="tokens/s")
     ax.set_xlabel(f"time since the first {'iteration' if arrival_ns is None else 'arrival'}, s", fontsize=9)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics import Blocks
 from sim.plots.style import GREY, OKABE_ITO, dress
 from sim.text import seconds_text
 
@@ -20,54 +21,63 @@ _MARKED = (0.5, 0.9, 0.99)
 _ECDF_POINTS = 2000
 
 
-def ecdf(values: NDArray[Any], weights: NDArray[Any] | None = None) -> tuple[FloatArray, FloatArray]:
+def ecdf(values: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
     """Where the empirical distribution of positive *values* steps, and the share at or below each: two arrays.
 
     Beyond 2,000 values the steps are gathered on a logarithmic grid of 2,000 points, finer than a line is wide.
     """
-    weights = np.ones(values.size) if weights is None else weights
-    if values.size <= _ECDF_POINTS:
+    return weighted_ecdf(lambda: ((values, np.ones(values.size)),))
+
+
+def weighted_ecdf(blocks: Blocks) -> tuple[FloatArray, FloatArray]:
+    """The same of values of which each counts weight times, in pieces that *blocks* gives as often as it is called."""
+    n, low, high, total = 0, np.inf, -np.inf, 0
+    for values, weights in blocks():
+        n, total, logs = n + values.size, total + weights.sum(), np.log(values)
+        low, high = min(low, float(logs.min(initial=np.inf))), max(high, float(logs.max(initial=-np.inf)))
+    if n <= _ECDF_POINTS:
+        values, weights = (np.concatenate(column) for column in zip(*blocks(), strict=True))
         order = np.argsort(values, kind="stable")
-        return values[order].astype(np.float64), np.cumsum(weights[order]) / weights.sum()
-    logs = np.log(values)
-    low, high = float(logs.min()), float(logs.max())
+        return values[order].astype(np.float64), np.cumsum(weights[order]) / total
     step = (high - low) / _ECDF_POINTS or 1.0
-    bins = np.minimum(((logs - low) / step).astype(np.int64), _ECDF_POINTS - 1)
-    share = np.cumsum(np.bincount(bins, weights=weights, minlength=_ECDF_POINTS)) / weights.sum()
-    return np.exp(low + step * np.arange(1, _ECDF_POINTS + 1)), share
+    counts = np.zeros(_ECDF_POINTS)
+    for values, weights in blocks():
+        bins = np.minimum(((np.log(values) - low) / step).astype(np.int64), _ECDF_POINTS - 1)
+        counts += np.bincount(bins, weights=weights, minlength=_ECDF_POINTS)
+    return np.exp(low + step * np.arange(1, _ECDF_POINTS + 1)), np.cumsum(counts) / total
 
 
-def plot_latency_ecdf(
-    ax: Axes,
-    values_s: FloatArray,
-    *,
-    name: str,
-    weights: NDArray[Any] | None = None,
-    quantiles_s: Sequence[float] | None = None,
-    color: str = OKABE_ITO["blue"],
-) -> None:
+def plot_latency_ecdf(ax: Axes, values_s: FloatArray, *, name: str, color: str = OKABE_ITO["blue"]) -> None:
     """Draw the share of *values_s* at or below each latency on a logarithmic axis, with p50, p90 and p99 marked.
 
-    NaN values are left out. *quantiles_s* are the three marks where they are known exactly; otherwise they are
-    taken from the values.
+    NaN values are left out.
     """
+    values_s = values_s[~np.isnan(values_s)]
+    found = (ecdf(np.maximum(values_s, 1e-9)), np.quantile(values_s, _MARKED).tolist()) if values_s.size else None
+    plot_steps(ax, found, name=name, color=color)
+
+
+def plot_steps(
+    ax: Axes,
+    found: tuple[tuple[FloatArray, FloatArray], Sequence[float]] | None,
+    *,
+    name: str,
+    color: str = OKABE_ITO["blue"],
+) -> None:
+    """The same of what `weighted_ecdf` has *found*, and p50, p90 and p99; None where there are no values."""
     ax.set_title(name, fontsize=10)
     ax.set_ylim(0, 1.04)
     share_axis(ax)
     dress(ax)
-    if weights is None:
-        values_s = values_s[~np.isnan(values_s)]
-    if not values_s.size:
+    if found is None:
         ax.set_xticks([])
         ax.text(0.5, 0.5, "no request has one", transform=ax.transAxes, ha="center", color=GREY)
         return
-    positive = np.maximum(values_s, 1e-9)
-    x, share = ecdf(positive, weights)
+    (x, share), marks = found
     ax.set_xscale("log")
     ax.step(np.concatenate([x[:1], x]), np.concatenate([[0.0], share]), where="post", color=color, linewidth=1.6)
     if x[-1] < 1.5 * x[0]:
         ax.set_xlim(x[0] / 2, x[-1] * 2)
-    marks = np.quantile(values_s, _MARKED) if quantiles_s is None else quantiles_s
     for probability, mark_s in zip(_MARKED, marks, strict=True):
         at = max(float(mark_s), 1e-9)
         ax.plot([at], [probability], "o", color=OKABE_ITO["vermillion"], markersize=4, zorder=3)

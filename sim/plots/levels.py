@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FloatArray = NDArray[np.float64]
+Blocks = Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
+"""Iterations in pieces, in order of start within a replica, as often as one asks."""
 
 
 def mean_level(edges_ns: FloatArray, enter_ns: NDArray[Any], leave_ns: NDArray[Any]) -> FloatArray:
@@ -45,6 +48,21 @@ def rate_per_s(
     at = np.maximum(np.searchsorted(start_ns, edges_ns, side="right") - 1, 0)
     part = np.clip((edges_ns - start_ns[at]) / np.maximum(duration_ns[at], 1), 0.0, 1.0)
     return np.diff(done[at] + part * amount[at]) / np.diff(edges_ns) * 1e9
+
+
+def token_rates(edges_ns: FloatArray, blocks: Blocks, columns: Sequence[str]) -> list[FloatArray]:
+    """Tokens a second in each interval between *edges_ns*, of iterations in blocks, for each of *columns*."""
+    rates = [np.zeros(edges_ns.size - 1) for _ in columns]
+    for block in blocks():
+        lane_of = block["replica"].astype(np.int64) << 32 | block["lane"]
+        order = np.argsort(lane_of, kind="stable")
+        heads = np.flatnonzero(np.diff(lane_of[order], prepend=-1)).tolist()
+        start, duration = block["start_ns"][order], block["duration_ns"][order]
+        for rate, name in zip(rates, columns, strict=True):
+            amount = block[name][order]
+            for at, to in itertools.pairwise((*heads, len(order))):
+                rate += rate_per_s(edges_ns, start[at:to], duration[at:to], amount[at:to])
+    return rates
 
 
 def plot_level(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 import sim.metrics as metrics
 from sim.plots.classes import classes_figure
 from sim.plots.fleet import fleet_figure
-from sim.plots.frames import latency_cdf, running, throughput
-from sim.plots.latency import plot_latency_ecdf
-from sim.plots.levels import mean_level, plot_level, rate_per_s
+from sim.plots.frames import blocks_of, latency_cdf, running, throughput
+from sim.plots.latency import plot_latency_ecdf, plot_steps, weighted_ecdf
+from sim.plots.levels import Blocks, mean_level, plot_level, rate_per_s, token_rates
 from sim.plots.style import figure, save, sheet
 from sim.text import seconds_text
 
@@ -37,12 +37,10 @@ def save_run(result: Result, folder: Path) -> list[Path]:
     """
     columns, itl = result.kept().columns, result.summary["itl_s"]
     requests = columns.requests
-    gaps = list(columns.itl_blocks())
-    none = np.empty(0, np.int64)
     latency = latency_figure(
         ttft_s=metrics.ttft_s(requests),
         e2el_s=metrics.e2el_s(requests),
-        itl_ns=(np.concatenate([none, *(ns for ns, _ in gaps)]), np.concatenate([none, *(n for _, n in gaps)])),
+        itl_blocks=columns.itl_blocks,
         itl_quantiles_s=None if itl["p50"] is None else [itl["p50"], itl["p90"], itl["p99"]],
         title=f"{_latency_headline(result.summary)}\n{result.label}",
     )
@@ -129,19 +127,23 @@ def latency_figure(
     *,
     ttft_s: FloatArray,
     e2el_s: FloatArray,
-    itl_ns: tuple[NDArray[Any], NDArray[Any]],
+    itl_blocks: metrics.Blocks,
     itl_quantiles_s: Sequence[float] | None,
     title: str,
 ) -> Figure:
-    """Distributions of TTFT, ITL and end-to-end latency side by side; latencies with NaN where there is none."""
+    """Distributions of TTFT, ITL and end-to-end latency side by side; latencies with NaN where there is none.
+
+    *itl_blocks* gives gaps in ns with their weights, *itl_quantiles_s* their p50, p90 and p99, None where there are no gaps.
+    """
     figure = sheet(11, 4.1, title=title, layout=None)
     figure.subplots_adjust(left=0.07, right=0.985, bottom=0.14, top=0.79, wspace=0.09)
     ttft, itl, e2e = figure.subplots(1, 3, sharey=True)
     plot_latency_ecdf(ttft, ttft_s, name="Time to first token (TTFT)")
-    gaps_ns, weights = itl_ns
-    plot_latency_ecdf(
-        itl, gaps_ns * 1e-9, weights=weights, quantiles_s=itl_quantiles_s, name="Gap between tokens (ITL)"
-    )
+    found = None
+    if itl_quantiles_s is not None:
+        gaps_s = lambda: ((np.maximum(gaps_ns * 1e-9, 1e-9), weights) for gaps_ns, weights in itl_blocks())  # noqa: E731
+        found = weighted_ecdf(gaps_s), itl_quantiles_s
+    plot_steps(itl, found, name="Gap between tokens (ITL)")
     plot_latency_ecdf(e2e, e2el_s, name="End to end (E2EL)")
     ttft.set_ylabel("share at or below", fontsize=9)
     for ax in (ttft, itl, e2e):
@@ -152,7 +154,7 @@ def latency_figure(
 def timeline_figure(
     *,
     requests: Mapping[str, NDArray[Any]],
-    iterations: Callable[[], Iterable[Mapping[str, NDArray[Any]]]],
+    iterations: Blocks,
     last_end_ns: int,
     kv_blocks_total: Sequence[int],
     title: str,
@@ -163,8 +165,7 @@ def timeline_figure(
 
     KV memory is the mean share of the replicas that could serve then, as in the summary: *fleet* says which, all without it.
 
-    *iterations* gives them in blocks, in order of start within a replica, as often as it is called; *last_end_ns* is the
-    end of the last, -1 without any.
+    *last_end_ns* is the end of the last iteration, -1 without any.
     """
     arrival_ns = requests["arrival_ns"]
     begin = metrics.first_arrival_ns(requests)
@@ -180,19 +181,9 @@ def timeline_figure(
     running = mean_level(edges_ns, scheduled[accepted], finish[accepted])
 
     kv_share = np.zeros(_TIMELINE_BINS)
-    prompt_rate, output_rate = np.zeros(_TIMELINE_BINS), np.zeros(_TIMELINE_BINS)
-    found_rate = np.zeros(_TIMELINE_BINS) if "prefix_hit_tokens" in requests else None
-    for block in iterations():
-        lane_of = block["replica"].astype(np.int64) << 32 | block["lane"]
-        for lane in np.unique(lane_of):
-            mine = np.flatnonzero(lane_of == lane)
-            mine = slice(None) if mine.size == lane_of.size else mine
-            start, duration = block["start_ns"][mine], block["duration_ns"][mine]
-            prompt_rate += rate_per_s(edges_ns, start, duration, block["prefill_tokens"][mine])
-            output_rate += rate_per_s(edges_ns, start, duration, block["emitted_tokens"][mine])
-            if found_rate is not None:
-                found = block["prefix_hit_tokens"] + np.maximum(block.get("loaded_tokens", 0), 0)
-                found_rate += rate_per_s(edges_ns, start, duration, found[mine])
+    names = ["prefill_tokens", "emitted_tokens", *(("prefix_hit_tokens",) if "prefix_hit_tokens" in requests else ())]
+    prompt_rate, output_rate, *found_rates = token_rates(edges_ns, lambda: map(_with_loaded, iterations()), names)
+    found_rate = found_rates[0] if found_rates else None
     for replica, start, held_ns, used in metrics.kv_holdings(iterations()):
         kv_share += rate_per_s(edges_ns, start, held_ns, used / kv_blocks_total[replica] * (held_ns * 1e-9))
     serving = np.full(_TIMELINE_BINS, float(len(kv_blocks_total)))
@@ -225,6 +216,13 @@ def timeline_figure(
     return figure
 
 
+def _with_loaded(block: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    """Tokens that were loaded from tiers have been found as well."""
+    if "loaded_tokens" not in block or "prefix_hit_tokens" not in block:
+        return block
+    return {**block, "prefix_hit_tokens": block["prefix_hit_tokens"] + np.maximum(block["loaded_tokens"], 0)}
+
+
 def _serving(fleet: Mapping[str, Any], edges_ns: FloatArray) -> FloatArray:
     """Replicas on machines that are ready or drain, as a mean over each interval between *edges_ns*."""
     stays = metrics.stays(fleet, int(edges_ns[0]), int(edges_ns[-1]))
@@ -237,8 +235,9 @@ def _serving(fleet: Mapping[str, Any], edges_ns: FloatArray) -> FloatArray:
     return level
 
 
-def run_figures(requests: pd.DataFrame, iterations: pd.DataFrame) -> Mapping[str, Figure]:
-    """Figures of one run by file name: latency distributions, and what went on over time."""
+def run_figures(requests: pd.DataFrame, iterations: pd.DataFrame | Blocks) -> Mapping[str, Figure]:
+    """Figures of one run by file name: latency distributions, and what went on over time. *iterations*: `Result.iterations`, or
+    `Result.columns.iteration_blocks`, which are never in memory all at once."""
     columns = [name for name in ("ttft_s", "tpot_s", "e2el_s") if requests[name].notna().any()]
     if not columns:
         raise ValueError("no request finished in this run, so that there is nothing to draw")
@@ -249,6 +248,6 @@ def run_figures(requests: pd.DataFrame, iterations: pd.DataFrame) -> Mapping[str
     top, bottom = over_time.subplots(2, 1, sharex=True)
     running(requests, top)
     top.set_xlabel("")
-    if len(iterations):
+    if any(len(block["start_ns"]) for block in blocks_of(iterations)()):
         throughput(iterations, bottom, arrival_ns=int(requests["arrival_ns"].min()))
     return {"latency-distributions": latency, "over-time": over_time}

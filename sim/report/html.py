@@ -78,7 +78,8 @@ def write_run_report(result: Result, path: str | os.PathLike[str]) -> Path:
         body.append("<h2>Rejected requests</h2>" + _facts([(f"{count:,}", reason) for reason, count in rows]))
     if summary["requests"]["finished"]:
         body.append("<h2>Pictures</h2>")
-        body += [_picture(name, figure) for name, figure in run_figures(result.requests, result.iterations).items()]
+        figures = run_figures(result.requests, result.columns.iteration_blocks)
+        body += [_picture(name, figure) for name, figure in figures.items()]
     body.append(_provenance(manifest.get("scenario"), manifest))
     return _write(Path(path), result.label, body)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,18 +98,24 @@ def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
 
 @dataclass(frozen=True)
 class StoredColumns:
-    """Columns read back from a results folder; gaps between tokens are not among them."""
+    """Columns read back from a results folder; gaps between tokens are not among them, and iterations are read when asked for."""
 
     requests: Mapping[str, NDArray[Any]]
     reasons: tuple[str, ...]
     meta: Mapping[str, Any]
-    iteration_columns: Mapping[str, NDArray[Any]] = field(repr=False)
+    folder: Path
 
     def iterations(self) -> Mapping[str, NDArray[Any]]:
-        return self.iteration_columns
+        parts = list(self.iteration_blocks())
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def iteration_blocks(self) -> tuple[Mapping[str, NDArray[Any]], ...]:
-        return (self.iterations(),)
+    def iteration_blocks(self) -> Iterator[Mapping[str, NDArray[Any]]]:
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self.folder / "iterations.parquet") as file:
+            for row_group in range(file.num_row_groups):
+                part = file.read_row_group(row_group)
+                yield {name: part.column(name).fill_null(-1).to_numpy() for name in part.column_names}
 
     def itl_blocks(self) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         return (self.itl(),)
@@ -137,10 +143,9 @@ def stored_columns(folder: Path, manifest: Mapping[str, Any], summary: Mapping[s
             requests[name] = np.array([codes[text] for text in texts], dtype=np.int64)
         else:
             requests[name] = column.fill_null(-1).to_numpy()
-    stored = pq.read_table(folder / "iterations.parquet")
-    iterations = {name: stored.column(name).fill_null(-1).to_numpy() for name in stored.column_names}
+    pq.read_metadata(folder / "iterations.parquet")  # a damaged file is found at once
     meta = {"kv_blocks_total": manifest.get("kv_blocks_total", []), "wall_s": summary.get("wall_s")}
-    return StoredColumns(requests=requests, reasons=reasons, meta=meta, iteration_columns=iterations)
+    return StoredColumns(requests=requests, reasons=reasons, meta=meta, folder=folder)
 
 
 def _number_column(values: NDArray[Any], absent: NDArray[np.bool_] | None = None) -> pa.Array:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +138,7 @@ class Result:
         return None if transfers is None else transfer_table(transfers).to_pandas()
 
     def kept(self) -> Result:
-        """The same result with iterations, where they are few, worked out once: for files and pictures together."""
+        """The same result with gaps and iterations, where they are few, worked out once for figures, files and pictures."""
         if isinstance(self.columns, _Once):
             return self
         found = Result(_Once(self.columns), manifest=self.manifest, slo=self.slo)
@@ -250,27 +249,36 @@ def fitted_stack(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Once:
-    """Columns whose gaps, and iterations where they are few, are worked out once while a folder is written."""
+    """Columns whose gaps and iterations, where they are few, are worked out once."""
 
     def __init__(self, columns: metrics.Columns) -> None:
         self.requests = columns.requests
         self.reasons = columns.reasons
         self.meta = columns.meta
-        self.itl_blocks = columns.itl_blocks
         self.transfers = lambda: metrics.transfers_of(columns)
         self._columns = columns
-        self._kept: list[Mapping[str, NDArray[Any]]] = []
+        self._gaps: metrics.Blocks | None = None
+        self._kept: Sequence[Mapping[str, NDArray[Any]]] | None = ()
+        """None: they are many."""
+
+    def itl_blocks(self) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        if self._gaps is None:
+            self._gaps = metrics.kept_blocks(self._columns.itl_blocks)
+        return self._gaps()
 
     def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]:
-        if self._kept:
-            return self._kept
-        blocks = iter(self._columns.iteration_blocks())
-        first: list[Mapping[str, NDArray[Any]]] = []
-        n = 0
-        for block in blocks:
-            first.append(block)
-            n += len(block["start_ns"])
-            if n > _ROWS_TO_KEEP:
-                return itertools.chain(first, blocks)
-        self._kept = first
-        return first
+        if self._kept == ():
+            self._kept = _few(self._columns.iteration_blocks())
+        return self._columns.iteration_blocks() if self._kept is None else self._kept
+
+
+def _few(blocks: Iterable[Mapping[str, NDArray[Any]]]) -> list[Mapping[str, NDArray[Any]]] | None:
+    """The blocks where their rows are few, and otherwise None."""
+    found: list[Mapping[str, NDArray[Any]]] = []
+    n = 0
+    for block in blocks:
+        found.append(block)
+        n += len(block["start_ns"])
+        if n > _ROWS_TO_KEEP:
+            return None
+    return found

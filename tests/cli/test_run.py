@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sim import metrics
 from sim.cli import build_app
-from sim.engine.handover import Handovers
+from sim.engine.handovers import Handovers
 from sim.results import FILES, Result
 from sim.scenario import Scenario
 from tests.engine.build import patches_the_engine

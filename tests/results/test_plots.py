@@ -7,7 +7,9 @@ from sim.text import seconds_text
 
 
 def test_ecdf_steps_at_the_values():
-    x, share = latency.ecdf(np.array([3.0, 1.0, 2.0]), np.array([1, 1, 2]))
+    x, share = latency.weighted_ecdf(
+        lambda: [(np.array([3.0, 1.0]), np.array([1, 1])), (np.array([2.0]), np.array([2]))]
+    )
     assert x.tolist() == [1.0, 2.0, 3.0]
     assert share.tolist() == [0.25, 0.75, 1.0]
 
@@ -17,6 +19,13 @@ def test_a_gathered_ecdf_stays_close_to_the_exact_one():
     x, share = latency.ecdf(values)
     exact = np.searchsorted(np.sort(values), x, side="right") / values.size
     assert np.abs(share - exact).max() < 0.002
+
+
+def test_an_ecdf_of_pieces_is_that_of_the_whole():
+    values = np.random.default_rng(0).lognormal(0, 1, 50_000)
+    pieces = [(part, np.ones(part.size)) for part in np.split(values, [10, 20_000, 20_000])]
+    for mine, whole in zip(latency.weighted_ecdf(lambda: pieces), latency.ecdf(values), strict=True):
+        assert np.array_equal(mine, whole)
 
 
 def test_mean_level_integrates_the_counting_process():
@@ -79,7 +88,7 @@ def test_marks_of_a_distribution_are_its_quantiles_in_order():
     figure = runs.latency_figure(
         ttft_s=np.array([0.1, 0.2, 0.3]),
         e2el_s=np.array([1.0, np.nan, 3.0]),
-        itl_ns=(np.array([5_000_000, 9_000_000]), np.array([9, 1])),
+        itl_blocks=lambda: [(np.array([5_000_000, 9_000_000]), np.array([9, 1]))],
         itl_quantiles_s=[0.005, 0.006, 0.009],
         title="",
     )

@@ -47,7 +47,7 @@ def plot(
             if given:
                 raise RooftraceError(f"{given[0]} is about the columns of a sweep, and {folder} holds one run")
             run = Result.load(folder)
-            figures = plots.run_figures(run.requests, run.iterations)
+            figures = plots.run_figures(run.requests, run.columns.iteration_blocks)
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     target = out if out is not None else folder.resolve().with_name(f"{folder.resolve().name}-plots")

@@ -76,22 +76,22 @@ def run(
 
         around = intervals_of(chosen, intervals)
     with staging(folder, files=(*FILES, *SOMETIMES, REPORT, INTERVALS)) as scratch:
-        result = run_built(built).or_whole()
+        run = run_built(built, spill_to=scratch.parent)
+        result = run.kept().or_whole()
         for note in result.manifest["notes"][len(built.manifest["notes"]) :]:
             typer.echo(f"Note: {note}", err=True)
-        kept = result.kept()
         with under_way("Writing the results"):
-            kept.write(scratch)
+            result.write(scratch)
             if plots:
                 from sim.plots import save_run
 
-                save_run(kept, scratch)
+                save_run(result, scratch)
         if html:
             from sim.report.html import write_run_report
 
             write_run_report(result, scratch / REPORT)
         if timeline is not None:
-            _write_events(result, timeline)
+            _write_events(run, timeline)
         if around is not None:
             write_json(scratch / INTERVALS, around.facts())
     if as_json:
