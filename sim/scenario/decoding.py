@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from sim.scenario.section import FilePath, ModelName, Section
+from sim.scenario.section import FilePath, ModelName, Policy, Section
 from sim.text import shown
 
 # `policies.decoding.METHODS`, which is not imported here to keep the start short; a test compares.
@@ -108,11 +109,24 @@ class AcceptanceSettings(Section):
     tree: TreeShape | None = None
     published: Annotated[str, Field(min_length=1)] | None = None
     """Rates by the name they are known under, such as deepseek-v3 (`policies.acceptance.PUBLISHED`)."""
+    policy: Policy | None = None
+    """A process of one's own, as package.module:Class; every other key is a setting of that class."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_of_the_policy(cls, data: Any) -> Any:
+        if isinstance(data, str) and ":" in data:
+            data = {"policy": data}
+        own = data.get("policy") if isinstance(data, Mapping) else None
+        own = {"policy": own} if isinstance(own, str) else own
+        if not isinstance(own, Mapping):
+            return data
+        return {"policy": {**own, **{key: data[key] for key in data if key != "policy" and data[key] is not None}}}
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         kinds = ("alpha", "per_position", "mean_length", "beta", "two_state", "recorded", "distributions", "tree",
-                 "published")  # fmt: skip
+                 "published", "policy")  # fmt: skip
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of {', '.join(kinds)}; got {' and '.join(given) or 'none'}")

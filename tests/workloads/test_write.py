@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import nodes
 from workloads.write import open_whole, unwritable, write_whole
 
 ROOT = Path(__file__).parents[2]
@@ -163,9 +164,8 @@ def writes(call):
 
 
 def writers(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for call in ast.walk(tree):
+    functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for call in nodes(path):
         if isinstance(call, ast.Call) and writes(call):
             around = [each for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
             yield max(around, key=lambda each: each.lineno).name if around else "", ast.unparse(call)
