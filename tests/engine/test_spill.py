@@ -79,7 +79,8 @@ def test_records_in_the_file_can_be_sent_to_another_process(little_memory: Calla
     little_memory()
     columns = run(MADE["plain"](0))
     assert any(in_file(columns))
-    assert_same_records(columns, pickle.loads(pickle.dumps(columns)))
+    spans = columns.replicas[0].spans
+    assert pickle.loads(pickle.dumps(spans)).tobytes() == spans.tobytes()
 
 
 def test_nothing_is_left_in_the_folder_of_the_file(tmp_path: Path, little_memory: Callable[[], None]) -> None:
