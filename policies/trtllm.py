@@ -6,12 +6,15 @@ Each iteration is planned in three steps, each from a file of TensorRT-LLM:
    `StaticBatchScheduler` in cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp; blocks by `getRemainingBlocksToCompletion` and
    `getNeededBlocksOneStep` in kvCacheManager.cpp beside it).
 2. The micro-batch scheduler takes of those who may what `max_num_tokens` holds, decodes before prompts, and cuts prompts where
-   chunking is on (cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp).
+   chunking is on (`MicroBatchScheduler::operator()`, `setCtxRequestsChunkSize` in
+   cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp; the unit of a chunk in _torch/pyexecutor/py_executor_creator.py).
 3. The executor may hold prompts back until there are enough of them (`PyExecutor._waiting_requests` in
-   tensorrt_llm/_torch/pyexecutor/py_executor.py).
+   tensorrt_llm/_torch/pyexecutor/py_executor.py). With overlap an iteration is planned when the one before starts
+   (`_executor_loop_overlap`), and `stream_interval` counts iterations (`_handle_responses`). A prompt longer than
+   `max_num_tokens` is refused without chunks (`_check_arguments` in llmapi/llm.py).
 
 Settings have the names and defaults of `TorchLlmArgs` and `SchedulerConfig` (tensorrt_llm/llmapi/llm_args.py), which
-`trtllm-serve` takes over. docs/engines.md says what of this could be laid beside the source and what could not.
+`trtllm-serve` takes over. docs/validation/schedulers.md says what of this could be compared with the source and what could not.
 
 Left out: reuse of blocks between prompts and the delay of prompts for its sake, beams, LoRA pages, encoders, disaggregation,
 attention data parallelism with its balancing, `batch_wait_timeout_ms`, and the second step that `MAX_UTILIZATION` looks ahead with

@@ -6,7 +6,6 @@ import ast
 import builtins
 import functools
 import importlib
-import re
 from pathlib import Path
 
 import pytest
@@ -276,42 +275,6 @@ def _is_error(base: ast.expr) -> bool:
     name = ast.unparse(base)
     kind = getattr(builtins, name, None)
     return name.endswith("Error") or (isinstance(kind, type) and issubclass(kind, BaseException))
-
-
-def rows_of_the_page() -> list[tuple[set[str], str]]:
-    """Of each row of the page on architecture the files and folders (with a slash) that it is about, and its text."""
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    found = []
-    for row in re.findall(r"^\| `.*$", text, re.MULTILINE):
-        names = re.findall(r"`([^`]+)`", row.split(" | ")[0])
-        # The first name says the folder of those that follow; the rooms of the engine are named without theirs.
-        folder = names[0].rstrip("/").rpartition("/")[0] or "sim/engine"
-        places = {name if (ROOT / name).exists() else f"{folder}/{name}" for name in names}
-        places = {place if place.endswith("/") or "." in place else f"{place}.py" for place in places}
-        found.append((places, row))
-    return found
-
-
-def test_the_page_on_architecture_names_every_file_in_its_own_row() -> None:
-    rows = rows_of_the_page()
-    # Of these the folder is named: a file a command, a kernel, a kind of measurement, a backend, a table of a paper.
-    together = ("sim/cli/commands", "sim/reproduce", "hwmodels/kernels", "hwmodels/measured", "hwmodels/calibrate")
-    together = (*together, "sim/theory", "sim/tokens")
-    for path in (path for room in ROOMS for path in files(room) if path.name not in ("__init__.py", "_checks.py")):
-        place = path.relative_to(ROOT).as_posix()
-        above = {f"{part.as_posix()}/" for part in path.relative_to(ROOT).parents}
-        own = [row for places, row in rows if place in places or places & above]
-        named = (f"`{path.stem}`", f"{path.name}`")
-        where = f"docs/architecture.md does not say what {place} is"
-        assert own, where
-        assert place.startswith(together) or any(name in row for row in own for name in named), where
-
-
-def test_the_page_on_architecture_names_what_is_beside_the_rooms() -> None:
-    named = set().union(*(places for places, _ in rows_of_the_page()))
-    tables = {path.relative_to(ROOT).as_posix() for path in (ROOT / "hwmodels").glob("*.toml")}
-    beside = {"benchmarks/", "notebooks/", "docs/hooks.py", "hatch_build.py", ".ci/run", "sim/reproduce/data/"}
-    assert (tables | beside) <= named, f"docs/architecture.md does not say what {sorted((tables | beside) - named)} are"
 
 
 def compiled_modules() -> set[str]:

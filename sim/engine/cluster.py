@@ -20,16 +20,15 @@ from numpy.typing import NDArray
 
 from sim.engine.columns import ABORTED, BUBBLES, LOST, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
+from sim.engine.disaggregated_fleet import DisaggregatedFleet
 from sim.engine.errors import UnservedError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment, MachineSpec
-from sim.engine.fleet import Fleet, facts_of
+from sim.engine.fleet import Fleet
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.gate import Gate, eligible
-from sim.engine.handover import Handovers, links_of
-from sim.engine.handover import columns_of as handed_over
-from sim.engine.handover import give_up as between_gives_up
+from sim.engine.handovers import Handovers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
@@ -251,8 +250,9 @@ class _Cluster:
         self._routing = None if self._gate is None else self._gate.routing
         self._fleet = None
         if experiment.fleet is not None and self._gate is not None:
-            given = self._machines, self._gate, self._state, self._clock, self
-            self._fleet = Fleet(experiment.fleet, *given, experiment.seed, self._handovers)
+            given = experiment.fleet, self._machines, self._gate, self._state, self._clock, self, experiment.seed
+            pools = self._handovers
+            self._fleet = Fleet(*given) if pools is None else DisaggregatedFleet(*given, handovers=pools)
         self._watch = (
             Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
         )
@@ -369,7 +369,7 @@ class _Cluster:
         number = self._state.replica[id_]
         if self._state.status[id_] != UNFINISHED:
             return
-        if self._handovers is not None and between_gives_up(self._handovers, id_):
+        if self._handovers is not None and self._handovers.give_up(id_):
             return
         if number < 0:
             # It has not come through the front end yet.
@@ -491,11 +491,11 @@ def _check_nobody_is_left(cluster: _Cluster) -> None:
     ]
     if not left:
         return
-    legs = {} if handovers is None else handovers.legs
+    ongoing = {} if handovers is None else handovers.ongoing
     machine_of = [machine.index for machine in cluster._machines for _ in machine.tenants]
     places = Counter(
-        f"wait for room at machine {legs[id_].receiver.index}"
-        if id_ in legs and not legs[id_].has_room
+        f"wait for room at machine {ongoing[id_].receiver.index}"
+        if id_ in ongoing and not ongoing[id_].has_room
         else f"are at machine {machine_of[state.replica[id_]]}"
         for id_ in left
     )
@@ -562,7 +562,7 @@ def _columns(cluster: _Cluster) -> Columns:
                 if cluster._caching
                 else {}
             ),
-            **({} if cluster._handovers is None else handed_over(cluster._handovers)),
+            **({} if cluster._handovers is None else cluster._handovers.columns()),
             **(
                 {}
                 if cluster._fleet is None
@@ -590,8 +590,8 @@ def _columns(cluster: _Cluster) -> Columns:
                 if cluster._caching
                 else {}
             ),
-            **({} if cluster._handovers is None else {"links": links_of(cluster._handovers)}),
-            **({} if cluster._fleet is None else {"fleet": facts_of(cluster._fleet)}),
+            **({} if cluster._handovers is None else {"links": cluster._handovers.links()}),
+            **({} if cluster._fleet is None else {"fleet": cluster._fleet.facts()}),
             "n_machines": len(cluster._machines),
             "n_stages": sum(machine.n_stages for machine in cluster._machines),
             **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),

@@ -4,27 +4,21 @@ Everything here happens first in its instant. A request is sent to a machine tha
 where its machine has failed, and nowhere twice.
 """
 
-# pyright: reportPrivateUsage=false
-# The functions below the class are its own, kept outside of it so that either can be read in one sitting.
-
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from functools import partial
 from typing import Any, Final, Protocol
 
 from policies.control import PoolSeen
-from sim.engine.apart import Apart
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED
 from sim.engine.control import Controller, Pool
 from sim.engine.events import ARRIVALS, CONTROL, Alarm, Clock
 from sim.engine.gate import Gate
-from sim.engine.handover import Handovers
 from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
 from sim.engine.machine import Machine
-from sim.engine.parted import come_again, cut
 from sim.engine.requests import RequestState
 from sim.engine.stores import Store
 from sim.engine.tenant import n_loading
@@ -34,7 +28,7 @@ AGAIN_AFTER_NS: Final = 1
 
 
 class Loses(Protocol):
-    """What this tells the cluster."""
+    """The cluster, as it is told of requests whose machine has gone."""
 
     def lost(self, id_: int, reason: str, /) -> None: ...
 
@@ -48,7 +42,7 @@ class Fleet:
 
     def __init__(
         self, spec: FleetSpec, machines: Sequence[Machine], gate: Gate, state: RequestState, clock: Clock, outside: Loses,
-        seed: int, handovers: Handovers | None = None,
+        seed: int,
     ) -> None:  # fmt: skip
         self._spec = spec
         self.machines = machines
@@ -65,7 +59,7 @@ class Fleet:
         self._n_failures = [0] * n
         self.since_ns = [0] * n
         self._life = [Alarm(clock, CONTROL, partial(self._on_life, i)) for i in range(n)]
-        """Ring when a phase, a repair or the time to drain is over."""
+        """Alarms that ring when a phase, a repair or the time to drain is over."""
         self._failure = [Alarm(clock, CONTROL, partial(self._on_failure, i)) for i in range(n)]
         self._down_ns = [0] * n
         self._sweep = Alarm(clock, CONTROL, lambda _event: self.sweep())
@@ -74,17 +68,17 @@ class Fleet:
             for i, (name, scaling) in enumerate(zip(spec.names, spec.scaling, strict=True))
         ]
         self._machine_of = [machine.index for machine in machines for _ in machine.tenants]
-        """Of each tenant, by its number."""
+        """The index of each tenant's machine, by the tenant's number."""
         self._controllers: list[Controller] = []
         self._shown: dict[int, list[Machine]] = {}
-        """By model the machines that are ready."""
+        """The machines that are ready, by model."""
         self.held: deque[int] = deque()
         self.again: set[int] = set()
         """Requests between a machine that has failed and the router."""
         n_requests = len(state.prompt)
         self.came = bytearray(n_requests)
         self.more_come = False
-        """Requests may come of which nobody knows yet: whatever happens to machines matters."""
+        """Whether requests may come of which nothing is known yet, so that whatever happens to machines matters."""
         self._open: list[int] = []
         """Requests that have come and had no first token when it was last looked."""
         self._first_unfinished = 0
@@ -100,28 +94,20 @@ class Fleet:
             ), 0
         )  # fmt: skip
 
-        self._apart = (
-            None if handovers is None else Apart(self, handovers, partial(_goes_on, self), partial(_too_often, self))
-        )
-
     def clear(self) -> None:
-        """There are no requests."""
+        """Forget all requests."""
         for column in (self.came, self._held_since, self.held_ns, self.failures):
             del column[:]
-        if self._apart is not None:
-            self._apart.clear()
 
     def add(self) -> None:
-        """One request more, behind the others."""
+        """Add a request behind the others."""
         for column in (self.came, self._held_since, self.held_ns, self.failures):
             column.append(0)
-        if self._apart is not None:
-            self._apart.add()
 
     # The run.
 
     def begin(self) -> None:
-        """At the beginning of the run: who is there, and when it will be looked again."""
+        """Begin the run: set which machines are there, and when policies and outages act."""
         for pool in self.pools:
             scaling = pool.scaling
             ready = len(pool.machines) if scaling is None else scaling.initial
@@ -145,14 +131,17 @@ class Fleet:
         if at < 0:
             return True
         self._first_unfinished = at
-        return not self._clock.expects(CONTROL) and not any(_can_be_served(self, id_) for id_ in self.in_wait())
+        status = self._state.status
+        return not self._clock.expects(CONTROL) and not any(
+            status[id_] == UNFINISHED and self._can_be_served(id_) for id_ in self.in_wait()
+        )
 
     def in_wait(self) -> tuple[int, ...]:
-        """Requests that wait for a machine to be ready; those whose prompt has been computed, for one that decodes."""
-        return (*self.held, *(() if self._apart is None else self._apart.handovers.awaiting))
+        """Requests that wait for a machine to be ready."""
+        return tuple(self.held)
 
     def close(self, horizon_ns: int | None) -> None:
-        """At the end of the run: who is held still is held until its horizon or, without one, until the last request finished."""
+        """End the run: a request that is still held is held until the horizon or, without one, until the last request finished."""
         end_ns = max(self._state.finish, default=0) if horizon_ns is None else horizon_ns
         for id_ in self.in_wait():
             if self._state.status[id_] == UNFINISHED:
@@ -167,9 +156,10 @@ class Fleet:
             self.came[id_] = 1
             self._open.append(id_)
         self.again.discard(id_)
-        if self._apart is not None:
-            self._apart.handovers.come(id_)
-            return
+        self._route(id_)
+
+    def _route(self, id_: int) -> None:
+        """Send a request to a machine that is ready, or hold it."""
         machines = self._ready_for(id_)
         if not machines and self._gate.hosting(id_):
             self._hold(id_)
@@ -193,20 +183,18 @@ class Fleet:
         if self._spec.when_none == "lose":
             self._lose(id_, "no machine was ready")
             return
-        if self._apart is not None:
-            self._apart.count_as_held(id_)
-        elif not self.failures[id_]:
-            hosts = dict.fromkeys(self._spec.pools[machine.index] for machine in self._gate.hosting(id_))
-            for number in hosts:
-                self.pools[number].took(self._state.prompt[id_])
+        self._count_as_held(id_)
         self._held_since[id_] = self._clock.now_ns
         self.held.append(id_)
 
+    def _count_as_held(self, id_: int) -> None:
+        """Count a request that is held for the pools for which it waits."""
+        if not self.failures[id_]:
+            for number in dict.fromkeys(self._spec.pools[machine.index] for machine in self._gate.hosting(id_)):
+                self.pools[number].took(self._state.prompt[id_])
+
     def _release(self) -> None:
-        """A machine is ready: who was held for one goes on, in the order in which they came."""
-        if self._apart is not None:
-            self._apart.release()
-            return
+        """Send on the requests that were held for a machine, in the order in which they came."""
         for _ in range(len(self.held)):
             id_ = self.held.popleft()
             if self._state.status[id_] != UNFINISHED:
@@ -233,7 +221,7 @@ class Fleet:
         if self._state.status[id_] == FINISHED:
             pool = self.pools[self._spec.pools[index]]
             pool.finished += 1
-            pool.finished_tokens += self._state.output[id_] if self._apart is None else self._apart.tokens_of(id_)
+            pool.finished_tokens += self._tokens_of(id_)
         if self.states[index] == DRAINING:
             self._sweep.set(max(now_ns, self._clock.now_ns) + 1)
 
@@ -283,13 +271,13 @@ class Fleet:
             self._off(index)
 
     def _off(self, index: int) -> None:
-        """A machine goes: what it had cached is gone, and whom it still had goes elsewhere."""
+        """Switch a machine off: its cache is gone, and its requests go elsewhere."""
         self._life[index].cancel()
         self._failure[index].cancel()
         had = self.states[index] in (READY, DRAINING)
         self._note(index)
         if had:
-            _hand_on(self, index)
+            self._hand_on(index)
 
     def _on_failure(self, index: int, _event: object) -> None:
         if not self.over():
@@ -314,7 +302,7 @@ class Fleet:
         self._note(index, OFF if drained and down_ns >= 0 else FAILED)
         if down_ns >= 0 and not drained:
             self._life[index].set(self._clock.now_ns + down_ns)
-        _hand_on(self, index)
+        self._hand_on(index)
 
     def send_again(self, ids: list[int]) -> None:
         """Requests go to the router again."""
@@ -330,14 +318,14 @@ class Fleet:
             else:
                 self.again.discard(id_)
 
-    # What controllers ask for.
+    # Controllers ask.
 
     def start(self, index: int) -> None:
         """A machine begins with the first of its phases."""
         self._start(index)
 
     def call_back(self, index: int) -> None:
-        """One that drains is ready as before."""
+        """Make a machine that drains ready as before."""
         self._life[index].cancel()
         self._note(index, READY)
 
@@ -351,148 +339,167 @@ class Fleet:
             self._life[index].set(self._clock.now_ns + within_ns)
 
     def sweep(self) -> None:
-        """Machines that drain and are empty go, and who is held goes to those that are ready."""
+        """Switch off machines that drain and are empty, and send held requests to those that are ready."""
         for index, state in enumerate(self.states):
             machine = self.machines[index]
             empty = not (machine.running or machine.waiting or any(map(n_loading, machine.tenants)))
-            if state == DRAINING and empty and not (self._apart is not None and self._apart.is_needed(machine)):
+            if state == DRAINING and empty and not self.is_needed(machine):
                 self._off(index)
         if self.in_wait():
             self._release()
 
     def held_for(self, machine: Machine) -> int:
-        """Requests that are held and that *machine* could serve: of a machine that decodes alone, those who wait for one."""
+        """How many requests are held that *machine* could serve."""
+        return len(self._held_by_model(machine))
+
+    def _held_by_model(self, machine: Machine) -> list[int]:
+        """Requests that are held and whose model *machine* hosts."""
         state = self._state
-        held = [
+        return [
             id_
             for id_ in self.held
             if state.status[id_] == UNFINISHED and machine.hosts(0 if state.model is None else state.model[id_])
         ]
-        return len(held) if self._apart is None else self._apart.held_for(machine, held)
 
     def looks(self) -> dict[str, PoolSeen]:
-        """What is seen of each pool, by name."""
-        _look_for_first_tokens(self)
+        """Each pool as its control policy sees it, by name."""
+        self._look_for_first_tokens()
         return {pool.name: pool.look(self) for pool in self.pools}
 
+    # A machine stops.
 
-def _hand_on(fleet: Fleet, index: int) -> None:
-    """The requests of a machine that stops: sent again, or lost."""
-    machine, state, apart = fleet.machines[index], fleet._state, fleet._apart
-    gone = {id_ for tenant in machine.tenants for id_ in tenant.sequences.given_up}
-    parted = None if apart is None else cut(apart.handovers, machine)
-    now_ns = fleet._clock.now_ns
-    loadings = [tenant.loading for tenant in machine.tenants if tenant.loading is not None]
-    for loading in loadings:
-        state.given_back |= loading.stop(now_ns)
-    ids = machine.abort(now_ns)
-    for loading in loadings:
-        _lose_sources(fleet, loading.tiers.lost(now_ns))
-    for id_, tokens in state.given_back.items():
-        state.recomputed[id_] += tokens
-    state.given_back.clear()
-    if parted is not None:
-        ids = [id_ for id_ in dict.fromkeys(ids) if id_ in parted.here]
-    sent: list[int] = []
-    for id_ in ids:
-        if state.status[id_] != UNFINISHED:
-            continue
-        if id_ in gone:
-            state.status[id_] = ABORTED
-        elif _goes_on(fleet, id_):
-            sent.append(id_)
-    if apart is not None and parted is not None:
-        sent += apart.hand_on(parted)
-        for id_ in sent:
-            come_again(apart.handovers, id_)
-    if sent:
-        fleet.send_again(sent)
+    def _hand_on(self, index: int) -> None:
+        """Send the requests of a machine that stops again, or lose them."""
+        machine = self.machines[index]
+        aborted = given_up(machine)
+        sent = self._survivors(self._abort(machine), aborted)
+        if sent:
+            self.send_again(sent)
 
+    def _abort(self, machine: Machine) -> list[int]:
+        """End everything on a machine that stops; the requests that it had."""
+        state, now_ns = self._state, self._clock.now_ns
+        loadings = [tenant.loading for tenant in machine.tenants if tenant.loading is not None]
+        for loading in loadings:
+            state.given_back |= loading.stop(now_ns)
+        ids = machine.abort(now_ns)
+        for loading in loadings:
+            self._lose_sources(loading.tiers.lost(now_ns))
+        for id_, tokens in state.given_back.items():
+            state.recomputed[id_] += tokens
+        state.given_back.clear()
+        return ids
 
-def _lose_sources(fleet: Fleet, gone: Sequence[Store]) -> None:
-    """Memory of a machine is gone, which others may be reading."""
-    for machine in fleet.machines:
-        for tenant in machine.tenants:
-            if tenant.loading is not None:
-                tenant.loading.lose_sources(gone, fleet._clock.now_ns)
+    def _survivors(self, ids: Iterable[int], aborted: Set[int]) -> list[int]:
+        """Those requests of a machine that stops that go on elsewhere; the clients of *aborted* have gone."""
+        status = self._state.status
+        found: list[int] = []
+        for id_ in ids:
+            if status[id_] != UNFINISHED:
+                continue
+            if id_ in aborted:
+                status[id_] = ABORTED
+            elif self._goes_on(id_):
+                found.append(id_)
+        return found
 
+    def _lose_sources(self, gone: Sequence[Store]) -> None:
+        """Memory of a machine is gone, which others may be reading."""
+        for machine in self.machines:
+            for tenant in machine.tenants:
+                if tenant.loading is not None:
+                    tenant.loading.lose_sources(gone, self._clock.now_ns)
 
-def _too_often(fleet: Fleet, id_: int) -> bool:
-    """Whether one whose machine fails now is not sent again."""
-    return fleet._spec.retries is not None and fleet.failures[id_] >= fleet._spec.retries
+    def _too_often(self, id_: int) -> bool:
+        """Whether one whose machine fails now is not sent again."""
+        return self._spec.retries is not None and self.failures[id_] >= self._spec.retries
 
+    def _goes_on(self, id_: int) -> bool:
+        """The machine of a request has failed: whether it is to go on elsewhere; else it is lost."""
+        spec, state, counts = self._spec, self._state, self._counts
+        too_often = self._too_often(id_)
+        self.failures[id_] += 1
+        if spec.in_flight == "lose":
+            self._lose(id_, "its machine failed")
+            return False
+        if too_often:
+            self._lose(id_, f"its machine failed {self.failures[id_]} times")
+            return False
+        if spec.in_flight == "retry":
+            counts["retried"] += 1
+            counts["discarded_tokens"] += state.output[id_] - state.left[id_]
+            state.left[id_] = state.output[id_]
+            state.first_token[id_] = state.token_ns[id_] = -1
+            self._outside.begins_anew(id_)
+        else:
+            counts["resumed"] += 1
+        assert state.again is not None
+        state.again[id_] = 1
+        return True
 
-def _goes_on(fleet: Fleet, id_: int) -> bool:
-    """The machine of a request has failed: whether it is to go on elsewhere; else it is lost."""
-    spec, state, counts = fleet._spec, fleet._state, fleet._counts
-    too_often = _too_often(fleet, id_)
-    fleet.failures[id_] += 1
-    if spec.in_flight == "lose":
-        fleet._lose(id_, "its machine failed")
+    # What is found out for others.
+
+    def _can_be_served(self, id_: int) -> bool:
+        """Whether a request that waits can ever go on: whether a machine that hosts its model has not failed for good."""
+        return any(not self._is_lost(machine) for machine in self._gate.hosting(id_))
+
+    def _is_lost(self, machine: Machine) -> bool:
+        """Whether a machine has failed and does not come back."""
+        return self.states[machine.index] == FAILED and not self.returns[machine.index]
+
+    def facts(self) -> dict[str, Any]:
+        """Counts, and every change of a machine's state: its instant, the machine, the state and, where it starts, the phase."""
+        at_ns, machine, state, phase = (list(column) for column in self._log)
+        return {
+            "pools": list(self._spec.pools),
+            "names": list(self._spec.names),
+            "phases": [[] if pool.scaling is None else [name for name, _ in pool.scaling.phases] for pool in self.pools],
+            "in_flight": self._spec.in_flight,
+            "roles": self._roles(),
+            "n_stages": [machine.n_stages for machine in self.machines],
+            "n_tenants": [len(machine.tenants) for machine in self.machines],
+            "fails": any(each is not None for each in self._spec.failing) or bool(self._spec.outages),
+            "scales": any(pool.scaling is not None for pool in self.pools),
+            "log": {"at_ns": at_ns, "machine": machine, "state": state, "phase": phase},
+            "asked_below_least": sum(pool.at_least for pool in self.pools),
+            "asked_above_most": sum(pool.at_most for pool in self.pools),
+            **{name: sum(getattr(each, name) for each in self._controllers) for name in ("starts", "called_back", "drains")},
+            **self._counts,
+        }  # fmt: skip
+
+    def _look_for_first_tokens(self) -> None:
+        """Tell pools the times to the first tokens that have come since it was last looked."""
+        state = self._state
+        still: list[int] = []
+        for id_ in self._open:
+            first_ns = state.first_token[id_]
+            if first_ns >= 0 and state.replica[id_] >= 0:
+                for number in dict.fromkeys(
+                    self._spec.pools[self._machine_of[each]] for each in self._first_token_by(id_)
+                ):
+                    self.pools[number].firsts_ns.append(first_ns - state.arrival[id_])
+            elif state.status[id_] == UNFINISHED:
+                still.append(id_)
+        self._open = still
+
+    # A fleet of pools with roles does these otherwise.
+
+    def _roles(self) -> list[str]:
+        return ["both"] * len(self.machines)
+
+    def _first_token_by(self, id_: int) -> list[int]:
+        """Numbers of the tenants that have their part in the first token of a request."""
+        return [self._state.replica[id_]]
+
+    def _tokens_of(self, id_: int) -> int:
+        """Output tokens that the pool counts of a request that has finished there."""
+        return self._state.output[id_]
+
+    def is_needed(self, machine: Machine) -> bool:
+        """Whether a request elsewhere needs *machine*."""
         return False
-    if too_often:
-        fleet._lose(id_, f"its machine failed {fleet.failures[id_]} times")
-        return False
-    if spec.in_flight == "retry":
-        counts["retried"] += 1
-        counts["discarded_tokens"] += state.output[id_] - state.left[id_]
-        state.left[id_] = state.output[id_]
-        state.first_token[id_] = state.token_ns[id_] = -1
-        fleet._outside.begins_anew(id_)
-    else:
-        counts["resumed"] += 1
-    assert state.again is not None
-    state.again[id_] = 1
-    return True
 
 
-def _can_be_served(fleet: Fleet, id_: int) -> bool:
-    """Whether a machine that has not failed for good hosts the model that a request asks for."""
-    if fleet._state.status[id_] != UNFINISHED:
-        return False
-    if fleet._apart is not None:
-        return fleet._apart.can_be_served(id_)
-    return any(
-        fleet.states[machine.index] != FAILED or fleet.returns[machine.index] for machine in fleet._gate.hosting(id_)
-    )
-
-
-def facts_of(fleet: Fleet) -> dict[str, Any]:
-    """Counts, and every change of a machine's state: when, which, its state and (of one that starts) its phase."""
-    at_ns, machine, state, phase = (list(column) for column in fleet._log)
-    return {
-        "pools": list(fleet._spec.pools),
-        "names": list(fleet._spec.names),
-        "phases": [[] if pool.scaling is None else [name for name, _ in pool.scaling.phases] for pool in fleet.pools],
-        "in_flight": fleet._spec.in_flight,
-        "roles": ["both"] * len(fleet.machines)
-        if fleet._apart is None
-        else [fleet._apart.handovers.role_of(machine) for machine in fleet.machines],
-        "n_stages": [machine.n_stages for machine in fleet.machines],
-        "n_tenants": [len(machine.tenants) for machine in fleet.machines],
-        "fails": any(each is not None for each in fleet._spec.failing) or bool(fleet._spec.outages),
-        "scales": any(pool.scaling is not None for pool in fleet.pools),
-        "log": {"at_ns": at_ns, "machine": machine, "state": state, "phase": phase},
-        "asked_below_least": sum(pool.at_least for pool in fleet.pools),
-        "asked_above_most": sum(pool.at_most for pool in fleet.pools),
-        **{name: sum(getattr(each, name) for each in fleet._controllers) for name in ("starts", "called_back", "drains")},
-        **fleet._counts,
-    }  # fmt: skip
-
-
-def _look_for_first_tokens(fleet: Fleet) -> None:
-    """Times to first tokens that have come since, each to the pool that gave it; to both where prefill and decode are apart."""
-    state = fleet._state
-    still: list[int] = []
-    for id_ in fleet._open:
-        first_ns = state.first_token[id_]
-        if first_ns >= 0 and state.replica[id_] >= 0:
-            replicas = [state.replica[id_]]
-            if fleet._apart is not None and fleet._apart.handovers.prefill_replica[id_] >= 0:
-                # Both stages have their part in it.
-                replicas.append(fleet._apart.handovers.prefill_replica[id_])
-            for number in dict.fromkeys(fleet._spec.pools[fleet._machine_of[replica]] for replica in replicas):
-                fleet.pools[number].firsts_ns.append(first_ns - state.arrival[id_])
-        elif state.status[id_] == UNFINISHED:
-            still.append(id_)
-    fleet._open = still
+def given_up(machine: Machine) -> set[int]:
+    """Requests at *machine* whose clients have gone."""
+    return {id_ for tenant in machine.tenants for id_ in tenant.sequences.given_up}

@@ -10,11 +10,10 @@ from sim.engine.errors import InvariantError
 from sim.engine.events import Clock
 from sim.engine.exchange import ASK
 from sim.engine.fleet import Fleet
-from sim.engine.handover import Handovers
+from sim.engine.handovers import Handovers
 from sim.engine.lane import Lane
 from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING
 from sim.engine.machine import Machine
-from sim.engine.parted import is_between, waits_for_room
 from sim.engine.ranks import RankedMachine
 from sim.engine.requests import RequestState
 from sim.engine.tenant import Tenant
@@ -77,8 +76,8 @@ class Watch:
             self._clock.run(until=until_ns)
 
     def _check_the_end(self) -> None:
-        if self._handovers is not None and self._handovers.legs:
-            self._fail("INV-12", f"requests {list(self._handovers.legs)} are between machines")
+        if self._handovers is not None and self._handovers.ongoing:
+            self._fail("INV-12", f"requests {list(self._handovers.ongoing)} are between machines")
         # Whose prompt no machine is left to decode.
         awaiting = set[int]() if self._handovers is None else set(self._handovers.awaiting)
         for machine in self._machines:
@@ -116,12 +115,12 @@ class Watch:
     def _check_handovers(self, handovers: Handovers) -> None:
         """While KV is on a link, the sender holds the blocks of the whole prompt, and the receiver those that it took for it.
         Routers count requests that have been sent to a machine and wait elsewhere."""
-        awaited = Counter(leg.receiver.index for leg in handovers.legs.values() if leg.keeper is None)
-        awaited.update(leg.sender.index for leg in handovers.legs.values() if not leg.delivered)
+        awaited = Counter(leg.receiver.index for leg in handovers.ongoing.values() if leg.keeper is None)
+        awaited.update(leg.sender.index for leg in handovers.ongoing.values() if not leg.delivered)
         for machine in self._machines:
             if machine.awaited != awaited[machine.index]:
                 self._fail("INV-2", f"machine {machine.index} awaits {machine.awaited}, not {awaited[machine.index]}")
-        for id_, leg in handovers.legs.items():
+        for id_, leg in handovers.ongoing.items():
             tokens = self._state.to_hand(id_)
             lent = _tokens_of(leg.lender, id_, kept=False)
             kept = _tokens_of(leg.keeper, id_, kept=True)
@@ -146,7 +145,7 @@ class Watch:
             if status == UNFINISHED and fleet.came[id_]:
                 places = (id_ in seen) + held.count(id_) + (id_ in fleet.again)
                 if self._handovers is not None:
-                    places += is_between(self._handovers, id_) + waits_for_room(self._handovers, id_) + (id_ in landing)
+                    places += self._handovers.is_between(id_) + self._handovers.waits_for_room(id_) + (id_ in landing)
                 if places != 1:
                     self._fail("INV-11", f"request {id_} is in {places} places")
         for machine, now in zip(self._machines, fleet.states, strict=True):
@@ -156,7 +155,7 @@ class Watch:
         for machine, exchange in exchanges:
             if fleet.states[machine.index] not in (READY, DRAINING) and (exchange.holds or exchange.mail):
                 self._fail("INV-11", f"machine {machine.index} does not serve and holds KV for others")
-        for id_, leg in () if self._handovers is None else self._handovers.legs.items():
+        for id_, leg in () if self._handovers is None else self._handovers.ongoing.items():
             if any(fleet.states[each.index] not in (READY, DRAINING) for each in (leg.sender, leg.receiver)):
                 self._fail("INV-11", f"request {id_} is between machines of which one does not serve")
 

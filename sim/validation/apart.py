@@ -40,15 +40,14 @@ PREFILL_TOKENS, PREFILL_SEQUENCES = 16384, 16
 LINK_BYTES_PER_S = 50e9
 """Of one GPU's network card: 400 Gbit/s."""
 ASSUMED = """\
-* Workers are chosen in turn, those that prefill and those that decode; a decode worker gets a request when its prompt has been
-  computed, and the client its first token from there, after the KV has crossed one 400 Gbit/s card for each GPU that sends.
+* Workers are chosen in turn, for prefill and for decode. The decode worker gets a request when its prompt has been computed, and
+  sends the first token to the client after the KV has crossed one 400 Gbit/s card for each GPU that sends.
 * A prefill rank computes up to 16 prompts and 16,384 tokens an iteration, as the public recipes of TensorRT-LLM have it.
-* Recipes set the seats of TensorRT-LLM's decode ranks (max_batch_size) and a concurrency that fills them or a little more. Their
-  seats are taken to be the largest of 1, 2, 3, 4, 6, 8, 12, ... that the highest concurrency with the same layout and lengths
-  fills, and not to bind where that is a power of two, which no layout led to. SGLang's have no limit.
-* Clients are those of `srt-slurm` above. The front end of the stack, with the terms of its newest release, stands for Dynamo's, for
-  rows name the release of Dynamo's image. Formats of caches are those that the stack's launch scripts set on the same device.
-* Rows that ran with multi-token prediction drafted as many tokens as their stack's aggregated runs, and had as many accepted.
+* The decode seats of TensorRT-LLM (max_batch_size) are the largest of 1, 2, 3, 4, 6, 8, 12, ... that the highest concurrency
+  with the same layout and lengths fills, and have no limit where that is a power of two. SGLang's seats have no limit.
+* Clients follow `srt-slurm` above. The stack's own front end of its newest release stands for Dynamo's. Cache formats are those of
+  the stack's launch scripts on the same device.
+* Rows with multi-token prediction drafted and accepted as many tokens as the stack's aggregated runs.
 """
 _LAYOUT = ("system", "backend", "precision", "isl", "osl", "measured", "speculation",
            *(f"{phase}_{what}" for phase in ("prefill", "decode") for what in ("num_workers", "tp_size", "pp_size",

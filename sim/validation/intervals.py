@@ -91,11 +91,12 @@ def coverage_markdown(found: Sequence[Coverage]) -> str:
 
 def loans_markdown(found: Sequence[Loan]) -> str:
     """The section of docs/validation.md on devices left out."""
-    rows = [_LOANS, "| kernels | device left out | files | MAPE % | bias % |", "| --- | --- | --: | --: | --: |"]
+    table: dict[str, dict[str, str]] = {}
     for row in by_group(found):
-        rows.append(
-            f"| {row['group']} | {row['device']} | {row['files']} | {row['mape_pct']:.1f} | {row['bias_pct']:+.1f} |"
-        )
+        table.setdefault(row["group"], {})[row["device"]] = f"{row['mape_pct']:.1f} ({row['bias_pct']:+.1f})"
+    devices = [*sorted({loan.device for loan in found}), "mean of the devices"]
+    rows = [_LOANS, f"| kernels | {' | '.join(devices)} |", f"| --- | {' | '.join('--:' for _ in devices)} |"]
+    rows += [f"| {group} | {' | '.join(cells.get(name, '-') for name in devices)} |" for group, cells in table.items()]
     shares = "; ".join(f"{name} {_cell(covered_pct(found, families))} %" for name, families in GROUPS.items())
     rows.append(f"\nRows inside the intervals that the loans to the other devices give: {shares}.")
     return "\n".join(rows)
@@ -108,14 +109,12 @@ def _cell(value: float) -> str:
 _INTERVALS = """\
 ## Intervals
 
-Each prediction of a kernel has an interval that is meant to hold nine measured times in ten (`Profile.estimate` gives it). Its
-ends are where the errors on shapes that the scored fit did not see have their middle 90 %, and move apart outside the range
-of times that was measured. The first figure judges each such row by the interval that the other half of them gives.
+`Profile.estimate` gives each kernel a 90 % interval: the middle 90 % of the errors on shapes that the scored fit did not see, wider
+outside the measured range of times. The first figure judges each such row by the interval that the other half of them gives.
 """
 _LOANS = """\
 ## Devices left out
 
-Each measured device predicted from the profiles of all the others, as a device without a profile is: `python -m
-hwmodels.left_out DIR` gives the same table, and writes from it how far the intervals of loans reach. The error is the mean
-over a device's files, each of the mean over its rows.
+Each measured device is predicted from the profiles of the others, as a device without a profile is (`python -m hwmodels.left_out
+DIR`). The error is the mean over a device's files of each file's mean error, with the bias in brackets, in %.
 """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from hwmodels.overheads import stack_releases
 from sim.protocols import protocols
 from sim.validation import apart, speculated
 from sim.validation.files import Comparison
+from workloads.write import open_whole
 
 LOADS = (4, 16, 64, 256)
 """Upper ends of the ranges of requests in flight that a table shows; a last one is open."""
@@ -135,6 +138,32 @@ def text_tables(pair: tuple[Comparison, Comparison]) -> Iterator[str]:
             )
 
 
+GROUP_COLUMNS = (
+    "file",
+    "by",
+    "group",
+    "rows",
+    "unmodelled",
+    "tpot_median_pct",
+    "tpot_bias_pct",
+    "ttft_median_pct",
+    "ttft_bias_pct",
+)
+
+
+def write_groups(pairs: Mapping[str, Pair], path: Path) -> None:
+    """Write a row for each group of serving rows of each file, with the columns of `GROUP_COLUMNS`."""
+    with open_whole(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(GROUP_COLUMNS)
+        for name, pair in pairs.items():
+            halves = HALVES if name in dict(OWN_FILES) else ()
+            for by in (*halves, *(names for _, names in BREAKDOWNS)):
+                for group in errors_by(pair, *by):
+                    cells = ("" if np.isnan(value) else f"{value:.2f}" for value in _cells(group))
+                    writer.writerow([name, " ".join(by), group.name, group.rows, group.unmodelled, *cells])
+
+
 def _cells(group: GroupErrors) -> tuple[float, float, float, float]:
     return group.tpot_median_pct, group.tpot_bias_pct, group.ttft_median_pct, group.ttft_bias_pct
 
@@ -157,17 +186,19 @@ def served_markdown(found: Sequence[Comparison]) -> str:
     parts += [f"* `{name}`: {rule.source}" for name, rule in protocols().items()]
     parts.append(_TERMS)
     for releases in stack_releases().values():
-        parts += [f"* {s.name} {s.release}: {s.held_back}" for s in releases.values() if s.held_back and s.release]
+        parts += [f"* {s.name} {s.release}".rstrip() + f": {s.held_back}" for s in releases.values() if s.held_back]
     pair = served_pair(found)
     if pair is not None:
-        for title, names in BREAKDOWNS:
-            parts += [f"\n### Errors {title}\n", *_table(errors_by(pair, *names))]
+        parts += ["\n### Errors by family and stack\n", *_table(errors_by(pair, "family", "stack"))]
         parts.append(_UNEXPLAINED)
         parts += _table(unexplained(pair))
     parts += _of_their_own(served_pairs(found))
     parts.append(_OTHERS)
     return "\n".join(parts)
 
+
+HALVES = (("half",), ("half", "stack"))
+"""What the page groups the rows of `OWN_FILES` by; `write_groups` has models and loads too."""
 
 OWN_FILES = (
     ("e2e_silicon_speculative_agg.csv", "Multi-token prediction"),
@@ -191,15 +222,7 @@ def _of_their_own(pairs: Mapping[str, Pair]) -> Iterator[str]:
         pair = pairs[file]
         known = int(np.isfinite(pair[0].predicted).sum())
         yield f"\n### {title}\n\n`{file}`: {known:,} of {len(pair[0].measured):,} rows predicted.\n"
-        yield from _table(
-            [
-                *_whole(pair),
-                *errors_by(pair, "half"),
-                *errors_by(pair, "half", "stack"),
-                *errors_by(pair, "model", "precision", "device", "stack"),
-                *errors_by(pair, "stack", "load"),
-            ]
-        )
+        yield from _table([*_whole(pair), *(g for names in HALVES for g in errors_by(pair, *names))])
     yield _STRANGE_POOLS
 
 
@@ -213,33 +236,31 @@ _SPECULATED = """
 ### Acceptance of drafted tokens
 
 Rows with multi-token prediction say neither how many tokens a round drafted nor how many were accepted. Depths are those of the
-benchmark's launch scripts: two with SGLang, three with TensorRT-LLM, one with its data-parallel attention. Of each drafted
-token, given that those before it were, so many are accepted:
+benchmark's launch scripts: two with SGLang, three with TensorRT-LLM, one with its data-parallel attention. The chance that a
+drafted token is accepted, given that those before it were:
 """
 _STRANGE_POOLS = """
-What is known of the largest errors with multi-token prediction and of separate pools:
+What is known of the largest errors:
 
-* SGLang 0.5.8 in NVFP4 on B200, prompts of 1024 tokens: first tokens take 3 s at 16 requests in flight and 8 s at 512, ten times as
-  long as with multi-token prediction on the same layout. No queue explains it.
-* Multi-token prediction on one machine: token times come too short in nearly every group, by 27 % behind SGLang at prompts of
-  8192 tokens and by 16 to 23 % with data-parallel attention on H200, while the same acceptances leave separate pools without bias.
-  That points to rounds beside prompts and not to the acceptance; what is too cheap there is not known.
-* TensorRT-LLM on H100: seats bind at every concurrency (each seems to have a recipe of its own), while on B200 one recipe serves
-  several. The rule takes the latter for all, so that first tokens of small loads on H100 come far too soon.
+* SGLang 0.5.8 in NVFP4 on B200, prompts of 1024 tokens: measured first tokens take 3 s at 16 requests in flight and 8 s at 512, ten
+  times as long as with multi-token prediction on the same layout. No queue explains it.
+* Multi-token prediction on one machine: TPOT is too short in nearly every group, by 27 % behind SGLang at prompts of 8192
+  tokens and by 16 to 23 % with data-parallel attention on H200. The same acceptances leave separate pools without bias, so that
+  the error is in the price of rounds beside prompts. Which part is too cheap is not known.
+* TensorRT-LLM on H100: seats bind at every concurrency, as if each had a recipe of its own; on B200 one recipe serves several. The
+  rule takes one recipe for all, so that first tokens of small loads on H100 come far too soon.
 """
 
 _HEAD = """\
-Each row of `e2e_silicon_agg.csv` is replayed by the protocol of its family, on a server with the settings of its launch script
-(`e2e_settings_agg.csv`), under the stack's own scheduler and account of memory. A protocol is of a family, never of a row:
+Each row of `e2e_silicon_agg.csv` is replayed on a server with the settings of its launch script (`e2e_settings_agg.csv`), under the
+stack's own scheduler and account of memory. The client follows the protocol of the row's family:
 """
 
 _TERMS = """
 ### Terms and errors held back
 
-These figures are of the fits themselves: on held-back rows linearised around the fit of all, and priced with the kernels that
-profiles had when the terms were fitted. Tables of this page replay every row with today's terms and kernels. For the recorded run
-they differ: RTX PRO 6000's kernels were fitted again after vLLM's terms were, and the replay's errors are in the first table
-(`e2e_requests_rtxpro6000_llama3.1-8b_tp1_vllm0.19.csv`).
+Errors of the fits of the stacks' terms on deployments and models that a fit did not see. They are linearised around the fit of all
+rows, at the kernel prices of the day of the fit; the tables below replay every row with today's prices.
 """
 
 _UNEXPLAINED = """
@@ -247,25 +268,24 @@ _UNEXPLAINED = """
 
 ### What remains unexplained
 
-Models on devices behind stacks whose median error is beyond 15 % of TPOT or 30 % of TTFT, the most rows and the farthest first. No
-correction of them is made anywhere. What is known of the largest:
+The table below has models on devices behind stacks whose median error is beyond 15 % of TPOT or 30 % of TTFT, the most rows and the
+farthest first; [files_served.csv](validation/files_served.csv) has all models and loads. No correction is made. What is known:
 
-* First tokens of TensorRT-LLM in InferenceX: one time of admission stands for all models and devices, and gpt-oss on B200 answers
-  sooner than that, on one GPU as on eight. With attention data parallelism prompts wait for each other besides, by settings that
-  are assumed to be the same in all rows ([parallel.md](parallel.md#beside-measured-runs)).
-* Qwen3-235B behind vLLM 0.12 and DeepSeek-R1-NVFP4 take two to four times what kernels take, as those who gathered the rows say.
-  They inform no fit.
-* Short outputs behind SGLang 0.5.6: its first tokens come sooner than one prompt an iteration allows.
-* Admission of SGLang is one constant, 0.124 s for 0.5.9 and 0.293 s for 0.5.6, fitted to models of 8 billion parameters and
-  more. What it stands for is not known. Every request pays it whatever the model: Llama-3.2-1B on one H100, one client, prompts
-  of 32 tokens, comes to a TTFT of 126 and 298 ms, against 19 ms behind vLLM, and nothing that small was measured.
+* TensorRT-LLM in InferenceX: one time of admission stands for all models and devices, and the first tokens of gpt-oss on B200 come
+  sooner than that. With attention data parallelism prompts are held back until every rank has one, by settings that are assumed to
+  be the same in all rows ([evidence](validation/servers.md#ranks)).
+* Qwen3-235B behind vLLM 0.12 and DeepSeek-R1-NVFP4 take two to four times what their kernels take, as the publishers of the
+  rows say. They inform no fit.
+* Short outputs behind SGLang 0.5.6: first tokens come sooner than one prompt an iteration allows.
+* SGLang's admission is one constant, 0.124 s for 0.5.9 and 0.293 s for 0.5.6, fitted to models of 8 billion parameters and more.
+  Smaller models were not measured: Llama-3.2-1B on one H100 gets a TTFT of 126 and 298 ms, against 19 ms behind vLLM.
 * Rows of no known concurrency are replayed at their batch size.
 """
 
 _OTHERS = """
 ### Beside another predictor
 
-aiconfigurator 0.12 (tables of measured kernels), as run in November 2026 over the aggregated rows published then: of 2,644 it
-covers 1,662; on the 1,524 rows common to both its median error is 14.0 % of TPOT and 44.8 % of TTFT. Rooftrace, before rows were
-replayed by their protocols, had 11.0 and 43.4 on the same rows. The rows here are a sample of those.
+aiconfigurator 0.12 (tables of measured kernels, November 2026) covers 1,662 of the 2,644 aggregated rows published then. On the
+1,524 rows common to both its median error is 14.0 % of TPOT and 44.8 % of TTFT. Rooftrace had 11.0 and 43.4 % before rows were
+replayed by their protocols. The rows here are a sample of those.
 """

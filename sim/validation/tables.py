@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 from hwmodels import memory_logs
-from hwmodels.overheads import serving_stacks
 from hwmodels.profiles import calibrated_devices, load_profile
 from sim.errors import OutputError
 from sim.validation.files import Comparison, ErrorLine
@@ -36,20 +37,21 @@ def to_markdown(
     sections: Sequence[str] = (),
     served: Sequence[Comparison] = (),
 ) -> str:
-    """The page docs/validation.md: a table of the lines, what is not modelled or was *left_out* and why, and what comparisons of
-    *served* runs say by family, stack, model and load.
+    """The page docs/validation.md: the lines by kind of kernel, what is not modelled or was *left_out* and why, and what
+    comparisons of *served* runs say by family, stack, model and load.
 
     Further *sections* follow the errors on data that was not fitted.
     """
-    parts = [_HEAD]
+    parts = [_HEAD, *_by_kind(line for line in lines if line.quantity == "latency")]
+    parts.append("\n## Serving runs and their parts\n")
     parts.append("| file | quantity | priced as | rows | unmodelled | MAPE % | median % | p90 % | bias % |")
     parts.append("| --- | --- | --- | --: | --: | --: | --: | --: | --: |")
     for line in lines:
-        errors = (line.mape_pct, line.median_pct, line.p90_pct, line.bias_pct)
-        cells = " | ".join("-" if value is None else f"{value:.1f}" for value in errors)
-        parts.append(
-            f"| {line.file} | {line.quantity} | {line.device} | {line.rows:,} | {line.unmodelled:,} | {cells} |"
-        )
+        if line.quantity != "latency":
+            cells = " | ".join(map(_shown, (line.mape_pct, line.median_pct, line.p90_pct, line.bias_pct)))
+            parts.append(
+                f"| {line.file} | {line.quantity} | {line.device} | {line.rows:,} | {line.unmodelled:,} | {cells} |"
+            )
     parts.append("\n## Rows without a prediction\n")
     said = {(line.file, reason): count for line in lines for reason, count in line.reasons.items()}
     parts += [f"* `{file}`: {count:,}, {reason}" for (file, reason), count in said.items()]
@@ -58,7 +60,7 @@ def to_markdown(
         parts += [f"* {sentence}" for sentence in left_out]
     parts.append("\n## Errors on data that was not fitted\n")
     parts.append(_NAMES)
-    parts.append(_held_back())
+    parts += _held_back()
     parts += [f"\n{section}" for section in sections]
     parts.append("\n## KV blocks of engines' logs\n")
     parts.append(memory_logs.markdown())
@@ -67,32 +69,69 @@ def to_markdown(
     return "\n".join(parts) + "\n"
 
 
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _by_kind(lines: Iterable[ErrorLine]) -> Iterator[str]:
+    """A row for each kind of kernel: the least, median and largest of its files' mean errors, and the file with the largest."""
+    kinds: dict[str, list[ErrorLine]] = {}
+    for line in lines:
+        # What stands before the device, the first word with a digit.
+        kinds.setdefault(re.split(r"_[a-z]*\d", line.file)[0].replace("_", " "), []).append(line)
+    yield "| kernels | files | rows | least % | median % | largest % | file with the largest |"
+    yield "| --- | --: | --: | --: | --: | --: | --- |"
+    for kind, several in kinds.items():
+        known = sorted((line.mape_pct, line.file) for line in several if line.mape_pct is not None)
+        sizes = [size for size, _ in known]
+        cells = [sizes[0], median(sizes), sizes[-1]] if sizes else [None] * 3
+        worst = known[-1][1] if known else "-"
+        rows = sum(line.rows for line in several)
+        yield f"| {kind} | {len(several)} | {rows:,} | {' | '.join(map(_shown, cells))} | {worst} |"
+
+
 _HEAD = """\
 # Validation
 
-Written by `rooftrace validate --measured DIR --markdown docs/validation.md`. Errors are relative, in percent; bias is the
-mean of predicted / measured - 1. The first table compares the shipped profiles with all rows of the public measurements,
-which include those that the profiles were fitted to; the next holds the errors on shapes that the scored fit did not see,
-as the profiles state them, and the one after it the KV blocks of engines' logs. The last part takes serving runs apart.
+Written by `rooftrace validate --measured DIR --markdown docs/validation.md --out docs/validation/files.csv`. Errors are relative,
+in percent; bias is the mean of predicted / measured - 1.
+
+| question | where |
+| --- | --- |
+| how far off are single kernels? | this page; [what remains unexplained of them](validation/kernels.md) |
+| how far off are served runs of the public samples? | [serving](#serving) |
+| does the KV cache have the size that an engine logs? | [KV blocks](#kv-blocks-of-engines-logs) |
+| how far off are servers that nothing was fitted to, and fits to a few runs? | [measured servers](validation/servers.md) |
+| do routers rank as measured? | [routers](validation/routers.md) |
+| is host memory worth what it was measured to be? | [KV tiers](validation/kv_tiers.md) |
+| do separate pools answer as measured? | [separate pools](#separate-pools) |
+| do schedulers and caches decide as the engines' own? | [schedulers](validation/schedulers.md) |
+| does an endpoint in simulated time answer on time? | [endpoint](validation/endpoint.md) |
+
+## Kernels
+
+The shipped profiles beside all rows of the public measurements, those included that the profiles were fitted to: the mean error of
+a file, over the files of a kind of kernel. [files.csv](validation/files.csv) has every file with its mean, median, p90 and bias.
 """
 
 _NAMES = """\
-Sets are named by format and software; [the other names](hardware.md#names-of-parameter-sets) and [what remains unexplained
-of kernels](hardware.md#what-kernel-tables-remain-unexplained-and-by-how-much) are in hardware.md.
+Mean errors on shapes that the scored fit did not see, as the profiles (`hwmodels/profiles/DEVICE.toml`) state them for each
+parameter set: the median over the sets of a device, and the largest in brackets. [Kernels](validation/kernels.md) names the
+sets beyond 15 %.
 """
 
 
-def _held_back() -> str:
-    rows = ["| device | kernel | measured with | points | fit MAPE % | held-back MAPE % | median % | p90 % |",
-            "| --- | --- | --- | --: | --: | --: | --: | --: |"]  # fmt: skip
-    for name in calibrated_devices():
+def _held_back() -> Iterator[str]:
+    devices = calibrated_devices()
+    held: dict[tuple[str, str], list[float]] = {}
+    for name in devices:
         for kernel in load_profile(name).kernels:
-            p = kernel.provenance
-            if not p.borrowed_from:
-                rows.append(
-                    f"| {name} | {kernel.family} {kernel.variant} | {p.software} | {p.points:,} | {p.fit_mape_pct:.1f} | "
-                    f"{p.held_mape_pct:.1f} | {p.held_median_pct:.1f} | {p.held_p90_pct:.1f} |"
-                )
-    rows.append("\nServing stacks, on deployments that the fit did not see:\n")
-    rows += [f"* {stack.name}: {stack.held_back}" for stack in serving_stacks().values() if stack.held_back]
-    return "\n".join(rows)
+            if not kernel.provenance.borrowed_from:
+                held.setdefault((kernel.family, name), []).append(kernel.provenance.held_mape_pct)
+    yield f"| kernel | {' | '.join(devices)} |"
+    yield f"| --- | {' | '.join('--:' for _ in devices)} |"
+    for family in sorted({family for family, _ in held}):
+        cells = (
+            f"{median(sets):.1f} ({max(sets):.1f})" if (sets := held.get((family, name))) else "-" for name in devices
+        )
+        yield f"| {family} | {' | '.join(cells)} |"

@@ -120,7 +120,7 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
         error = fitted.errors.of(quantity)
         assert np.abs(off).max() < 0.75 * error < 1.2 * error < np.abs(before).max()
     # What counts against the truth, which has no residuals, is how far it lies out by the priors. Figures go up and down in steps
-    # as terms move, and this fit stops where it is 18 % worse than that: it has not found the least (docs/how-to/fit.md).
+    # as terms move, and this fit stops where it is 18 % worse than that: it has not found the least (docs/validation/servers.md).
     data = sum(
         2.0 * (np.hypot(1.0, np.log(f[q] / c.measured_s[q]) / fitted.errors.of(q)) - 1.0)
         for f, c in zip(fitted.figures, fitted.cases, strict=True)

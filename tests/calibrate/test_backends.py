@@ -169,7 +169,7 @@ def test_a_live_run_compares_every_step_and_speed_up(tmp_path: Path) -> None:
         assert step["measured_s"] > 0
         assert math.isfinite(step["error"])
         assert step["closed_form_s"] <= step["simulated_s"] * 1.5
-    # Small models on a shared machine: far looser than the figures that docs/calibration.md reports.
+    # Small models on a shared machine: far looser than the figures that docs/validation/kernels.md reports.
     assert result["median_step_error"] < 1.0
     assert (tmp_path / "live.png").read_bytes()[:4] == b"\x89PNG"
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sim import metrics
 from sim.cli import build_app
-from sim.engine.handover import Handovers
+from sim.engine.handovers import Handovers
 from sim.results import FILES, Result
 from sim.scenario import Scenario
 from tests.engine.build import patches_the_engine
@@ -212,7 +212,7 @@ def test_an_unwritable_output_folder_is_refused_before_the_run(monkeypatch):
     assert_refused(rooftrace("run", "--out", "/proc/rooftrace/out"), "choose another --out")
 
 
-@pytest.mark.parametrize("where", ["sim.engine.run", "sim.results.result.write_parquet", "sim.plots.runs.save"])
+@pytest.mark.parametrize("where", ["sim.run.run", "sim.results.result.write_parquet", "sim.plots.runs.save"])
 def test_ctrl_c_leaves_nothing_and_exits_with_130(monkeypatch, where):
     def interrupt(*_arguments, **_settings):
         raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import FINISHED, UNFINISHED, Experiment, ReplicaSpec, UnservedError, run
 from sim.engine.columns import ABORTED, LOST, Columns
-from sim.engine.handover import Handovers
+from sim.engine.handovers import Handovers
 from sim.engine.links import LinkSpec
 from sim.engine.lives import DRAINING, OFF, READY, STARTING, FleetSpec, Outage, Scaling
 from sim.engine.roles import HandoverSpec, KvPath

@@ -24,7 +24,15 @@ from sim.validation.files import Comparison, compare, validate
 from sim.validation.fit_acceptance import best_of
 from sim.validation.machines import Speculation, devices_of
 from sim.validation.runs import Unmodelled, latencies_s, rows_of, served_run, served_s
-from sim.validation.served import errors_by, served_markdown, served_pair, unexplained
+from sim.validation.served import (
+    GROUP_COLUMNS,
+    errors_by,
+    served_markdown,
+    served_pair,
+    served_pairs,
+    unexplained,
+    write_groups,
+)
 from sim.validation.speculated import NOT_KNOWN, speculation_of
 from sim.validation.tables import COLUMNS, to_markdown, write_csv
 from tests.sample import with_all
@@ -343,7 +351,7 @@ def test_the_command_prints_and_writes_the_table(tmp_path):
     assert tuple(row) == COLUMNS
     assert (row["file"], row["rows"], row["unmodelled"]) == ("gemm_h100_bf16_vllm0.24.csv", "3", "0")
     assert float(row["mape_pct"]) < 0.01
-    assert "| gemm_h100_bf16_vllm0.24.csv | latency |" in page.read_text()
+    assert "| gemm | 1 | 3 | 0.0 | 0.0 | 0.0 | gemm_h100_bf16_vllm0.24.csv |" in page.read_text()
     assert [path.name for path in plots.iterdir()] == ["gemm_h100_bf16_vllm0.24.latency.png"]
 
 
@@ -487,6 +495,17 @@ def test_what_remains_unexplained_is_beyond_the_aims_and_the_largest_first():
     assert [group.name.split(",")[0] for group in groups] == ["bad", "worse"]
 
 
+def test_groups_of_serving_runs_are_written_with_models_and_loads(tmp_path):
+    pair = served([("vllm", "a", 4), ("sglang", "b", 64)], [1.1, 0.7])
+    write_groups(served_pairs(pair), tmp_path / "groups.csv")
+    with (tmp_path / "groups.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == GROUP_COLUMNS
+    assert {row["by"] for row in rows} == {"family stack", "model precision device stack family", "family stack load"}
+    (one,) = [row for row in rows if row["group"] == "InferenceX, sglang, 17 to 64"]
+    assert (one["rows"], one["tpot_median_pct"], one["tpot_bias_pct"]) == ("1", "30.00", "-30.00")
+
+
 def test_served_runs_are_drawn_and_listed(tmp_path):
     pair = served([("vllm", "a", 4), ("sglang", "b", 64)] * 6, [1.1, 0.7] * 6)
     (path,) = draw_served(pair, tmp_path)
@@ -524,7 +543,15 @@ def test_lines_without_a_prediction_leave_their_errors_empty(tmp_path):
     lines = [one.line for one in validate(tmp_path)]
     write_csv(lines, tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text().splitlines()[1].endswith(",1,1,,,,,latency")
-    assert "| - | - | - | - |" in to_markdown(lines)
+    assert "| gemm | 1 | 1 | - | - | - | - |" in to_markdown(lines)
+
+
+def test_the_page_shows_the_least_the_median_and_the_largest_error_of_a_kind(tmp_path):
+    for device, off in (("h100", 0.8), ("h200", 0.5), ("b200", 1.0)):
+        name = {"h100": "h100-sxm"}.get(device, device)
+        write(tmp_path, f"gemm_{device}_bf16_vllm0.24.csv", gemm_rows(name, SHAPES, off=off))
+    page = to_markdown([one.line for one in validate(tmp_path)])
+    assert "| gemm | 3 | 9 | 0.0 | 25.0 | 100.0 | gemm_h200_bf16_vllm0.24.csv |" in page
 
 
 def test_latencies_are_missing_where_a_request_did_not_end():

@@ -28,7 +28,12 @@ def validate(
     dtype: Annotated[
         str | None, typer.Option(help="Number format of tables that do not say theirs; bf16 without.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the table as CSV.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the table as CSV, and groups of serving runs beside it (NAME_served.csv).", show_default=False
+        ),
+    ] = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Write the table as Markdown, with the reasons of what is not modelled.")
     ] = None,
@@ -80,7 +85,7 @@ def validate(
     from hwmodels.left_out import loans
     from sim.validation.files import LEFT_OUT, comparisons, read_measured
     from sim.validation.intervals import coverage, coverage_markdown, loans_markdown
-    from sim.validation.served import served_pair, text_tables
+    from sim.validation.served import served_pair, served_pairs, text_tables, write_groups
     from sim.validation.tables import to_markdown, write_csv
     from workloads.write import write_whole
 
@@ -90,6 +95,8 @@ def validate(
     covered = coverage(folder.measurements, _profile_of(hardware))
     if out is not None:
         write_csv(lines, out)
+        if pairs := served_pairs(found):
+            write_groups(pairs, out.with_name(f"{out.stem}_served.csv"))
     if markdown is not None:
         try:
             sections = (coverage_markdown(covered), loans_markdown(loans(folder.measurements)))
