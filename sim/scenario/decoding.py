@@ -115,13 +115,15 @@ class AcceptanceSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _settings_of_the_policy(cls, data: Any) -> Any:
-        if isinstance(data, str) and ":" in data:
-            data = {"policy": data}
-        own = data.get("policy") if isinstance(data, Mapping) else None
+        given: Any = {"policy": data} if isinstance(data, str) and ":" in data else data
+        if not isinstance(given, Mapping):
+            return given
+        own = given.get("policy")
         own = {"policy": own} if isinstance(own, str) else own
         if not isinstance(own, Mapping):
-            return data
-        return {"policy": {**own, **{key: data[key] for key in data if key != "policy" and data[key] is not None}}}
+            return given
+        settings = {key: value for key, value in given.items() if key != "policy" and value is not None}
+        return {"policy": {**own, **settings}}
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
