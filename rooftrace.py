@@ -10,8 +10,9 @@ What most need is here, and is imported when it is first used; `docs/reference/p
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sim.packages import handed_on
 
 if TYPE_CHECKING:
     from hwmodels.deployment import deploy
@@ -46,23 +47,21 @@ _HOMES = {
     "SweepResult": "sim.study.sweep",
     "Target": "sim.study.rates",
     "Trace": "workloads",
-    "bench": "sim",
+    "bench": "sim.bench:",
     "cheapest": "sim.study.optimize",
     "compare": "sim.study.compare",
     "deploy": "hwmodels.deployment",
     "highest_rate": "sim.study.rates",
     "load_device": "hwmodels.device",
     "load_model": "hwmodels.model",
-    "plots": "sim",
-    "protocols": "sim",
+    "plots": "sim.plots:",
+    "protocols": "sim.protocols:",
     "read_trace": "workloads",
-    "run_experiment": "sim.engine",
+    "run_experiment": "sim.engine:run",
     "simulate": "sim.run",
     "sweep": "sim.study.sweep",
 }
-"""Public name -> the module that has it."""
-_RENAMED = {"run_experiment": "run"}
-_MODULES = ("bench", "plots", "protocols")
+"""Public name -> the module that has it, as `handed_on` takes it."""
 
 __all__ = [
     "Comparison",
@@ -95,18 +94,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'rooftrace' has no attribute {name!r}")
-    from sim.packages import intruder
-
-    strange = intruder()
-    if strange:
-        raise ImportError(strange)
-    if name in _MODULES:
-        return importlib.import_module(f"{home}.{name}")
-    return getattr(importlib.import_module(home), _RENAMED.get(name, name))
+__getattr__ = handed_on("rooftrace", _HOMES)
 
 
 def __dir__() -> list[str]:

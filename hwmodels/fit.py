@@ -6,7 +6,7 @@ import datetime
 import math
 import sys
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,13 +72,15 @@ def fit_profile(
     max_points: int = 1500,
     partial: bool = False,
     only: Collection[str] = (),
+    counted: Callable[[Collection[Any]], Iterable[Any]] = iter,
 ) -> Profile:
     """A profile fitted to measurements of one device (from `measured.read`), with errors on held-back shapes.
 
     Each parameter set is fitted on all shapes, for the profile, and without some of them, which are then scored:
     without half, or, of few rows, without each quarter in turn. Files that feed one parameter set are pooled.
     `fitted_on` is the ISO date to record. Kernels with fewer points than parameters are an error, or, with `partial`,
-    left out and named in the profile's note. With *only*, families of `kernels.families`, no others are fitted.
+    left out and named in the profile's note. With *only*, families of `kernels.families`, no others are fitted. *counted* hands on
+    what is fitted one by one, and may show how far that is.
     """
     pools = {key: pool for key, pool in pools_of(measurements, datasheet).items() if not only or key[0] in only}
     if not pools:
@@ -89,7 +91,7 @@ def fit_profile(
         )
     kernels = []
     left_out = []
-    for (family, variant), (files, part, columns, measured_s) in pools.items():
+    for (family, variant), (files, part, columns, measured_s) in counted(pools.items()):
         hold = held_back_groups(columns, part.groups, strata=part.strata)
         free = len(bounds(type(part.starts[0]))) - len(part.fixed)
         if partial and len(measured_s) < free:

@@ -38,6 +38,8 @@ class _Layers(NamedTuple):
     """With softmax attention, windowed or not."""
     windowed: int
     linear: int
+    indexers: int
+    """Layers of sparse attention that choose tokens themselves."""
     dense: int
     moe: int
 
@@ -94,6 +96,7 @@ def _counted(spec: ModelSpec, layers: Sequence[int]) -> _Layers:
         softmax=len(layers) - n_linear,
         windowed=kinds.count("window") + kinds.count("chunked"),
         linear=n_linear,
+        indexers=sum(spec.layer_has_indexer[i] for i in layers) if spec.layer_has_indexer else 0,
         dense=len(layers) - n_moe,
         moe=n_moe,
     )
@@ -118,6 +121,9 @@ def _attention_share(spec: ModelSpec, tensor: int, count: _Layers) -> _Share:
             for op in _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
         ]
         other += _beside(_attention_matrices(spec, 1), spec.attention_params, fmt, count.softmax)
+    if count.indexers:
+        linears += _linears(_indexer_matrices(spec), fmt, count.indexers)
+        other += _beside(_indexer_matrices(spec), spec.indexer_params, fmt, count.indexers)
     if count.linear:
         linears += _linears(_linear_attention_matrices(spec, tensor), fmt, count.linear)
         other += _beside(_linear_attention_matrices(spec, 1), spec.linear_attention_params, fmt, count.linear)
@@ -211,8 +217,9 @@ def _attention_shapes(
         else:
             shape = _latent(spec.attention, tensor, element, spec.base_precision)
         yield replace(shape, layers=layers, windowed=windowed, window_tokens=window)
-        if isinstance(spec.attention, LatentAttention) and spec.attention.index_topk:
-            yield _indexer(spec.attention, spec.index_bytes_per_layer(), spec.base_precision, layers)
+    if count.indexers:
+        assert isinstance(spec.attention, LatentAttention)
+        yield _indexer(spec.attention, spec.index_bytes_per_layer(), spec.base_precision, count.indexers)
 
 
 def _grouped(a: Attention, tensor: int, element_bytes: float, fmt: str) -> AttentionShape:
@@ -371,13 +378,16 @@ def _attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
         found += [("qkv_down", a.q_lora_rank + a.kv_lora_rank + a.rope_dim, h), ("q_up", query, a.q_lora_rank)]
     else:
         found += [("q", query, h), ("kv_down", a.kv_lora_rank + a.rope_dim, h)]
-    found += [(_EXPAND, heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
-    if a.index_topk:
-        found += [
-            ("index_q", a.index_heads * a.index_dim, a.q_lora_rank),
-            ("index_k", a.index_dim + a.index_heads, h),
-        ]
-    return found
+    return [*found, (_EXPAND, heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
+
+
+def _indexer_matrices(spec: ModelSpec) -> _Matrices:
+    a = spec.attention
+    assert isinstance(a, LatentAttention)
+    return [
+        ("index_q", a.index_heads * a.index_dim, a.q_lora_rank),
+        ("index_k", a.index_dim + a.index_heads, spec.hidden),
+    ]
 
 
 def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:

@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sim.packages import handed_on
 
 if TYPE_CHECKING:
     from sim.errors import OutputError, RooftraceError, ScenarioError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutputError", "Result", "RooftraceError", "Scenario", "ScenarioError", "simulate", "sweep"]
 
-# Imported when first looked at (PEP 562): the command line's --help needs none of them.
+# Imported when first looked at: the command line's --help needs none of them.
 _HOMES = {
     "OutputError": "sim.errors",
     "Result": "sim.results",
@@ -32,16 +33,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'sim' has no attribute {name!r}")
-    from sim.packages import intruder
-
-    strange = intruder()
-    if strange:
-        raise ImportError(strange)
-    return getattr(importlib.import_module(home), name)
+__getattr__ = handed_on("sim", _HOMES)
 
 
 def __dir__() -> list[str]:

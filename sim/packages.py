@@ -1,10 +1,13 @@
-"""Whether the four packages that Rooftrace is made of are its own: their names are common ones."""
+"""The four packages that Rooftrace is made of: whether they are its own, as their names are common ones, and names handed on."""
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 _NEEDED = {"hwmodels": "cost.py", "policies": "view.py", "workloads": "trace.py"}
 """A file that only ours has, for each package beside `sim`."""
@@ -33,3 +36,21 @@ def intruder() -> str:
                 "install Rooftrace into an environment of its own"
             )
     return ""
+
+
+def handed_on(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """`__getattr__` of *module* (PEP 562) for names that others have: *homes* says which module, with `:name` where it is called
+    otherwise there, and `:` for the module itself. It is imported when the name is first looked at; ImportError where one of the
+    four packages is another's."""
+
+    def found(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        strange = intruder()
+        if strange:
+            raise ImportError(strange)
+        home, colon, called = homes[name].partition(":")
+        imported = importlib.import_module(home)
+        return imported if colon and not called else getattr(imported, called or name)
+
+    return found

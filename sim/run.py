@@ -12,6 +12,7 @@ from sim.errors import ScenarioError
 from sim.results import Result
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
+from sim.under_way import under_way
 from sim.work import work_done
 from workloads import ServiceClass, Trace
 
@@ -71,8 +72,14 @@ def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) 
 
 
 def _run(experiment: Experiment, fast_forward: bool, spill_to: Path | None) -> Columns:
+    n = len(experiment.workload)
     try:
-        columns = run(experiment, fast_forward=fast_forward, spill_to=spill_to)
+        columns = run(
+            experiment,
+            fast_forward=fast_forward,
+            spill_to=spill_to,
+            followed=lambda ended: under_way("Simulating", unit="requests", done=ended, total=lambda: n),
+        )
     except PolicyError as error:
         way_out = "; in a scenario: memory.preemption: recompute" if error.short_of_memory else ""
         raise ScenarioError(f"{error}{way_out}") from error

@@ -6,11 +6,13 @@ import ast
 import builtins
 import functools
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import sim
+from tests.sources import nodes, tree
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("sim", "hwmodels", "policies", "workloads")
@@ -25,13 +27,13 @@ def imports(path: Path) -> set[str]:
 
 @functools.cache
 def bound_in(path: Path) -> dict[str, str]:
-    return bound(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts)
+    return bound(nodes(path), path.relative_to(ROOT).parent.parts)
 
 
-def bound(text: str, package: tuple[str, ...]) -> dict[str, str]:
-    """What the code *text* of a file in *package* imports: by the name it has there, with its line, the whole dotted name."""
+def bound(code: Iterable[ast.AST], package: tuple[str, ...]) -> dict[str, str]:
+    """What the *code* of a file in *package* imports: by the name it has there, with its line, the whole dotted name."""
     names: dict[str, str] = {}
-    for node in ast.walk(ast.parse(text)):
+    for node in code:
         if isinstance(node, ast.Import):
             names |= {f"{alias.asname or alias.name} {node.lineno}": alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -92,7 +94,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
 
 
 FLOORS = (
-    ("errors", "text", "packages"),
+    ("errors", "text", "packages", "under_way"),
     ("theory", "tokens"),
     ("engine",),
     ("scenario", "metrics", "warmup", "protocols", "results", "run", "work"),
@@ -140,16 +142,11 @@ def prefixes(name: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
-@functools.cache
-def _body(path: Path) -> list[ast.stmt]:
-    return ast.parse(path.read_text(encoding="utf-8")).body
-
-
 def is_face(name: str, modules: dict[str, Path]) -> bool:
     """Whether a module is a package that only hands on the names of its modules."""
     if modules[name].name != "__init__.py" or not any(other.startswith(f"{name}.") for other in modules):
         return False
-    body = _body(modules[name])
+    body = tree(modules[name]).body
     return not any(isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[:2] != "__" for node in body)
 
 
@@ -202,8 +199,8 @@ def test_floors_are_of_what_is_imported() -> None:
 
 def test_relative_imports_are_seen() -> None:
     package = ("sim", "metrics")
-    assert bound("from ..results import Result", package) == {"Result 1": "sim.results.Result"}
-    assert bound("from . import figures as f\nfrom .trend import x", package) == {
+    assert bound(ast.walk(ast.parse("from ..results import Result")), package) == {"Result 1": "sim.results.Result"}
+    assert bound(ast.walk(ast.parse("from . import figures as f\nfrom .trend import x")), package) == {
         "f 1": "sim.metrics.figures",
         "x 2": "sim.metrics.trend.x",
     }
@@ -230,7 +227,7 @@ def test_names_are_followed_through_packages_that_hand_them_on() -> None:
 def test_a_circle_through_a_package_is_found(module: str, line: str) -> None:
     modules = known()
     package = tuple(module.split(".")[:-1])
-    added = {home for name in bound(line, package).values() for home in homes(name, modules)}
+    added = {home for name in bound(ast.walk(ast.parse(line)), package).values() for home in homes(name, modules)}
     assert in_circles({**arrows(), module: arrows()[module] | added})
 
 
@@ -258,7 +255,7 @@ def test_every_error_of_sim_is_of_one_family_but_those_of_our_own_making() -> No
     found = [
         (path, node)
         for path in files("sim")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef) and any(_is_error(base) for base in node.bases)
     ]
     for _ in found:
@@ -279,7 +276,7 @@ def _is_error(base: ast.expr) -> bool:
 
 def compiled_modules() -> set[str]:
     """What `hatch_build.py` compiles, as dotted names."""
-    body = _body(ROOT / "hatch_build.py")
+    body = tree(ROOT / "hatch_build.py").body
     (value,) = (
         each.value for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "COMPILED"
     )
@@ -295,13 +292,13 @@ def test_what_is_derived_from_a_compiled_class_is_compiled() -> None:
     classes = {
         f"{name}.{node.name}": node
         for name in compiled
-        for node in _body(modules[name])
+        for node in tree(modules[name]).body
         if isinstance(node, ast.ClassDef)
     }
     assert "sim.engine.machine.Machine" in classes
     for name in set(modules) - compiled:
         names = {key.split()[0]: whole for key, whole in bound_in(modules[name]).items() if whole in classes}
-        for node in _body(modules[name]) if names else ():
+        for node in tree(modules[name]).body if names else ():
             bases = [names.get(ast.unparse(base), "") for base in node.bases] if isinstance(node, ast.ClassDef) else []
             for whole in filter(None, bases):
                 plain = {ast.unparse(base) for base in classes[whole].bases} & {"Protocol", "NamedTuple", "Exception"}

@@ -1,4 +1,4 @@
-"""What arrives: request traces, the files they come from, and generators of synthetic ones."""
+"""Workloads: request traces, the files they come from, and generators of synthetic ones."""
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
 from workloads.chains import chained

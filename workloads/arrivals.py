@@ -1,4 +1,4 @@
-"""When requests arrive: processes of gaps, and their times in whole nanoseconds.
+"""Arrivals of requests: processes of gaps, and their times in whole nanoseconds.
 
 Asking for more requests, or a longer time, adds to the end.
 """
@@ -33,7 +33,7 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AtRate:
-    """What processes that are told their mean rate have in common."""
+    """The part that processes which are told their mean rate have in common."""
 
     rate_per_s: float
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import IO, Any, NoReturn
@@ -32,21 +33,16 @@ HEADERS: dict[str, tuple[str, ...]] = {
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """What is in a file, unpacked where gzip or zstd packed it; ValueError for one that is damaged, or no text."""
+    """The content of a file, unpacked where gzip or zstd packed it; ValueError for one that is damaged, or no text."""
     return read_beginning(path, None)[0]
 
 
 def read_beginning(path: str | os.PathLike[str], n_lines: int | None) -> tuple[bytes, bool]:
     """The first *n_lines* lines of a file that are not empty (None: all of it), and whether that is all. Little more than them is
     read. Unpacked, and refused, as by `read_bytes`; a cell in quotes is never cut."""
-    with opened(path) as (file, packed):
-        try:
-            data, is_all = (file.read(), True) if n_lines is None else _lines_of(file, n_lines)
-        except (OSError, EOFError, zlib.error) as error:
-            if not packed:
-                raise
-            raise ValueError(f"{path}: the compressed file is damaged ({error}); fetch it again") from None
-    data = data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    with _whole(path) as file:
+        data, is_all = (file.read(), True) if n_lines is None else _lines_of(file, n_lines)
+    data = data.removeprefix(_MARK).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -54,6 +50,33 @@ def read_beginning(path: str | os.PathLike[str], n_lines: int | None) -> tuple[b
     if not data.strip():
         raise ValueError(f"{path}: the file is empty; a trace needs at least one request")
     return data, is_all
+
+
+_MARK = b"\xef\xbb\xbf"
+"""The mark that UTF-8 files may begin with."""
+
+
+@contextlib.contextmanager
+def _whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked; ValueError where that shows that it is damaged."""
+    with opened(path) as (file, packed):
+        try:
+            yield file
+        except (OSError, EOFError, zlib.error) as error:
+            if not packed:
+                raise
+            raise ValueError(f"{path}: the compressed file is damaged ({error}); fetch it again") from None
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The lines of a file one by one, unpacked as by `read_bytes`; a lone carriage return ends a line as well."""
+    with _whole(path) as file:
+        for at, piece in enumerate(file):
+            piece = piece.removeprefix(_MARK) if at == 0 else piece
+            if b"\r" in piece[:-2]:
+                yield from piece.splitlines()
+            else:
+                yield piece
 
 
 def _lines_of(file: IO[bytes], n_lines: int) -> tuple[bytes, bool]:
@@ -178,13 +201,15 @@ class Table:
         return value
 
 
-def json_objects(path: Any, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of JSON lines, each with the number of its line; ValueError names the first line that is none."""
-    for line, text in enumerate(data.split(b"\n"), start=1):
+def json_objects(path: Any, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of JSON *lines*, each with the number of its line; ValueError names the first line that is none."""
+    for line, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
-            record = json.loads(text)
+            record = json.loads(text.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}, line {line}: not UTF-8 text; convert the file to UTF-8") from None
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {line}: expected one JSON object; {error}") from None
         if not isinstance(record, dict):

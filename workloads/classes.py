@@ -12,15 +12,15 @@ _LIMITS = ("deadline_s", "ttft_s", "tpot_s", "e2el_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceClass:
-    """What is agreed of the requests of a class. Times in seconds; None: nothing."""
+    """Terms that are agreed for the requests of a class. Times in seconds; None: nothing."""
 
     name: str
     priority: int | None = None
     """Smaller goes first, as in vLLM."""
     weight: float = 1.0
-    """Of its tenant's share of the service, beside those of others."""
+    """The part that it has of its tenant's share of the service, beside those of others."""
     tenant: str | None = None
-    """Who sends them; None: the class is a tenant of its own."""
+    """The tenant that sends them; None: the class is a tenant of its own."""
     deadline_s: float | None = None
     """From arrival to the last token; schedulers see it."""
     ttft_s: float | None = None

@@ -45,7 +45,7 @@ class _Curve:
         raise NotImplementedError
 
     def reached(self, requests: FloatArray) -> FloatArray:
-        """When that many have come on average: the inverse of `expected`."""
+        """The time at which that many have come on average: the inverse of `expected`."""
         raise NotImplementedError
 
     @property

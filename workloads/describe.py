@@ -1,4 +1,4 @@
-"""What requests look like, in numbers."""
+"""Requests described in numbers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def rates_over_time(requests: Requests, windows: int) -> tuple[float, FloatArray
 
 
 def turns_of_sessions(requests: Requests) -> IntArray:
-    """How many requests each session has; empty without sessions."""
+    """The number of requests of each session; empty without sessions."""
     if requests.session is None:
         return np.empty(0, dtype=np.int64)
     return np.unique(requests.session[requests.session >= 0], return_counts=True)[1]

@@ -47,13 +47,13 @@ _RESPONSE_TIME_MS = ("response_time", "total_time")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How an export is read."""
+    """The rules by which an export is read."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    """What is in which column, in place of what its name says: one of `FIELDS` to a dotted path. Paths with + between are added
+    """The column that something is in, in place of what names say: one of `FIELDS` to a dotted path. Paths with + between are added
     up; `:ms` behind the path of a time says its unit."""
     missing_output: MissingOutput | None = None
-    """What becomes of requests without an output length: left out, given their max_tokens, or drawn from the others' lengths.
+    """The fate of requests without an output length: left out, given their max_tokens, or drawn from the others' lengths.
     None: left out, and refused where no request has one."""
     keep_failed: bool = False
     timed: bool = True
@@ -104,7 +104,7 @@ class _Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one file gives."""
+    """The requests that one file gives."""
 
     arrival_ns: list[int]
     prompt: list[int]
@@ -129,35 +129,47 @@ def _part(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part
                 if len(part.prompt) >= wanted:
                     return part
             n_lines *= 2
-    return _read_rows(rows_of(file, None), rules, tokens)
+    return _read_rows(rows_of(file, None, lambda rows: _wanted(rows.names, rules)), rules, tokens)
 
 
 def _choose(rows: Rows, rules: Rules) -> _Chosen:
-    of: dict[str, str] = {}
-    for said in SYNONYMS:
-        if hits := matching(rows.names, SYNONYMS[said]):
-            of[said] = hits[0][0]
-    # What is anthropic's: tokens read from and written to a cache are counted beside `input_tokens`.
-    prompt = of.get("prompt_tokens", "")
-    head = prompt[: -len("input_tokens")]
-    cached = [f"{head}{each}" for each in ("cache_read_input_tokens", "cache_creation_input_tokens")]
-    if prompt.endswith("input_tokens") and (cached := [each for each in cached if each in rows.names]):
-        of["prompt_tokens"] = "+".join([prompt, *cached])
-    if "end" in rules.columns:
-        of.pop("arrival", None)
-    of |= rules.columns
     for said, path in rules.columns.items():
         for each in _paths(said, path):
             if not rows.has(each):
                 raise ValueError(
                     f"{rows.path}: no column {each!r}, which {said} is said to be in; it has {_listed(rows.names)}"
                 )
+    return _chosen(rows.names, rules)
+
+
+def _wanted(names: Sequence[str], rules: Rules) -> set[str]:
+    """The columns that are read."""
+    chosen = _chosen(names, rules)
+    told = (*chosen.of.items(), *rules.columns.items())
+    used = {path for said, text in told for path in _paths(said, text)} | set(chosen.statuses)
+    return used | {name for name, _ in matching(names, SUMS)} | ({chosen.operation} if chosen.operation else set())
+
+
+def _chosen(names: Sequence[str], rules: Rules) -> _Chosen:
+    of: dict[str, str] = {}
+    for said in SYNONYMS:
+        if hits := matching(names, SYNONYMS[said]):
+            of[said] = hits[0][0]
+    # What is anthropic's: tokens read from and written to a cache are counted beside `input_tokens`.
+    prompt = of.get("prompt_tokens", "")
+    head = prompt[: -len("input_tokens")]
+    cached = [f"{head}{each}" for each in ("cache_read_input_tokens", "cache_creation_input_tokens")]
+    if prompt.endswith("input_tokens") and (cached := [each for each in cached if each in names]):
+        of["prompt_tokens"] = "+".join([prompt, *cached])
+    if "end" in rules.columns:
+        of.pop("arrival", None)
+    of |= rules.columns
     if "arrival" in of:
         of = {said: path for said, path in of.items() if said not in ("end", "duration")}
     statuses = (
-        (rules.columns["status"],) if "status" in rules.columns else tuple(n for n, _ in matching(rows.names, STATUSES))
+        (rules.columns["status"],) if "status" in rules.columns else tuple(n for n, _ in matching(names, STATUSES))
     )
-    operation = next((n for n, _ in matching(rows.names, ("gen_ai_operation_name",))), None)
+    operation = next((n for n, _ in matching(names, ("gen_ai_operation_name",))), None)
     return _Chosen(of=of, statuses=statuses, operation=operation)
 
 
@@ -187,99 +199,150 @@ def _missing(chosen: _Chosen, rules: Rules) -> list[str]:
     return lacking
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lengths:
+    """The lengths of prompts and answers, and the blocks of tokens that they share."""
+
+    row_of: list[int]
+    """The row that each request is from; conversations by turns have several."""
+    prompt: list[int | None] | None
+    output: list[int | None] | None
+    ids: list[Sequence[int]] | None
+    block_tokens: int
+    scale: float | None
+    notes: tuple[str, ...]
+
+
 def _read_rows(rows: Rows, rules: Rules, tokens: Tokens) -> _Part:
     chosen = _choose(rows, rules)
     _refuse_sums(rows)
-    if lacking := _missing(chosen, rules):
-        columns = ",".join(f"{each}=COLUMN" for each in lacking)
-        other = "" if lacking != ["arrival"] else ", or draw them (workload.arrivals)"
-        raise ValueError(
-            f"{rows.path}: no column is known to say {' and '.join(lacking)}; it has {_listed(rows.names)}: name them, with "
-            f"--map {columns} (workload.columns){other}"
-        )
-    n = len(rows)
-    of = chosen.of
+    _refuse_missing(rows, chosen, rules)
+    n, of = len(rows), chosen.of
     arrival, notes = _arrivals(rows, of, rules) if rules.timed else ([0] * n, [])
-    prompt = _counts(rows, of, "prompt_tokens")
-    output = _counts(rows, of, "output_tokens")
+    lengths = _lengths(rows, of, rules, tokens)
     allowed = _counts(rows, of, "max_tokens")
-    named = _blocks(rows, of)
-    block_tokens, scale = _HASH_IDS_TOKENS, rules.scale
-    row_of = list(range(n))
-    if "prompt" in of:
-        texts = Prompts.read(rows, of, tokens, prompt, rules.scale)
-        if texts is not None:
-            notes += texts.notes
-            row_of = texts.rows
-            prompt = texts.prompt if prompt is None else prompt
-            output = texts.output if output is None else output
-            named = texts.ids if named is None else named
-            scale = texts.scale
-            block_tokens = BLOCK_TOKENS if named is texts.ids else block_tokens
-            if texts.turns:
-                prompt, output = texts.prompt, texts.output
-        elif prompt is None and rows.is_all:
-            raise ValueError(
-                f"{rows.path}: column {of['prompt']} holds neither a text, messages nor token numbers; name another with "
-                "--map prompt=COLUMN or prompt_tokens=COLUMN (workload.columns)"
-            )
-    if rules.tokenizer is not None and not any(named or ()):
-        notes.append("The tokenizer counts nothing: no column has texts.")
-    failed = _failures(rows, chosen)
-    about = [None] * n if chosen.operation is None else rows.column(chosen.operation)
-    optional = {
-        said: rows.column(of[said])
-        for said in ("model", "session", "tenant", "class", "priority", "deadline_s")
-        if said in of
-    }
-    kept: list[int] = []
-    left_out: Counter[str] = Counter()
-    outputs: list[int] = []
-    rule = rules.missing_output
-    for at, row in enumerate(row_of):
-        p = None if prompt is None else prompt[at]
-        o = None if output is None else output[at]
-        if failed[row] and not rules.keep_failed:
-            left_out["failed"] += 1
-        elif about[row] in _ABOUT_OTHERS:
-            left_out[f"{about[row]}, which sums up others"] += 1
-        elif p is None or (p == 0 and not o):
-            left_out["without prompt tokens"] += 1
-        elif arrival[row] is None:
-            left_out["without a time"] += 1
-        else:
-            if o is None and rule == "max_tokens":
-                o = None if allowed is None else allowed[row]
-            if o is None and rule != "draw":
-                left_out["without output tokens" + (" or max_tokens" if rule == "max_tokens" else "")] += 1
-                continue
-            kept.append(at)
-            outputs.append(-1 if o is None else o)
-    if allowed is not None and kept:
-        optional["max_tokens"] = [allowed[row] for row in range(n)]
-    notes += _unused(rows, chosen)
-    for_row = [row_of[at] for at in kept]
-    if rule is None and not kept and left_out["without output tokens"] and rows.is_all:
+    kept, outputs, left_out = _taken(rows, chosen, rules, lengths, arrival, allowed)
+    if rules.missing_output is None and not kept and left_out["without output tokens"] and rows.is_all:
         raise ValueError(
             f"{rows.path}: no request has output tokens ({_listed(rows.names)}); name their column with --map "
             "output_tokens=COLUMN, or take as many as clients allowed: missing_output max_tokens (--missing-output, "
             "workload.missing_output)"
         )
-    part = _Part(
+    for_row = [lengths.row_of[at] for at in kept]
+    prompt = lengths.prompt or []
+    return _Part(
         arrival_ns=[arrival[row] or 0 for row in for_row],
-        prompt=[(prompt or [])[at] or 0 for at in kept],
+        prompt=[prompt[at] or 0 for at in kept],
         output=outputs,
-        optional={said: [values[row] for row in for_row] for said, values in optional.items()},
+        optional=_said_beside(rows, of, for_row, allowed, several=len(lengths.row_of) > n),
         left_out=left_out,
-        n_rows=len(row_of),
-        notes=tuple(notes),
-        ids=None if named is None else [named[at] for at in kept],
-        block_tokens=block_tokens,
-        scale=scale,
+        n_rows=len(lengths.row_of),
+        notes=(*notes, *lengths.notes, *_unused(rows, chosen)),
+        ids=None if lengths.ids is None else [lengths.ids[at] for at in kept],
+        block_tokens=lengths.block_tokens,
+        scale=lengths.scale,
     )
-    if "prompt" in of and len(row_of) > n and "session" not in part.optional:
-        return replace(part, optional={**part.optional, "session": [f"{rows.path}:{row}" for row in for_row]})
-    return part
+
+
+def _refuse_missing(rows: Rows, chosen: _Chosen, rules: Rules) -> None:
+    lacking = _missing(chosen, rules)
+    if not lacking:
+        return
+    columns = ",".join(f"{each}=COLUMN" for each in lacking)
+    other = "" if lacking != ["arrival"] else ", or draw them (workload.arrivals)"
+    raise ValueError(
+        f"{rows.path}: no column is known to say {' and '.join(lacking)}; it has {_listed(rows.names)}: name them, with "
+        f"--map {columns} (workload.columns){other}"
+    )
+
+
+def _lengths(rows: Rows, of: Mapping[str, str], rules: Rules, tokens: Tokens) -> _Lengths:
+    """By the columns of counts, and by texts where there are any and a count or the blocks are not said."""
+    logged = _Lengths(
+        row_of=list(range(len(rows))), prompt=_counts(rows, of, "prompt_tokens"), output=_counts(rows, of, "output_tokens"),
+        ids=_blocks(rows, of), block_tokens=_HASH_IDS_TOKENS, scale=rules.scale, notes=(),
+    )  # fmt: skip
+    found = logged if "prompt" not in of else _with_texts(rows, of, rules, tokens, logged)
+    if rules.tokenizer is None or any(found.ids or ()):
+        return found
+    return replace(found, notes=(*found.notes, "The tokenizer counts nothing: no column has texts."))
+
+
+def _with_texts(rows: Rows, of: Mapping[str, str], rules: Rules, tokens: Tokens, logged: _Lengths) -> _Lengths:
+    texts = Prompts.read(rows, of, tokens, logged.prompt, rules.scale)
+    if texts is None:
+        if logged.prompt is None and rows.is_all:
+            raise ValueError(
+                f"{rows.path}: column {of['prompt']} holds neither a text, messages nor token numbers; name another with "
+                "--map prompt=COLUMN or prompt_tokens=COLUMN (workload.columns)"
+            )
+        return logged
+    by_texts = logged.ids is None
+    return _Lengths(
+        row_of=texts.rows,
+        prompt=texts.prompt if logged.prompt is None or texts.turns else logged.prompt,
+        output=texts.output if logged.output is None or texts.turns else logged.output,
+        ids=texts.ids if by_texts else logged.ids,
+        block_tokens=BLOCK_TOKENS if by_texts else logged.block_tokens,
+        scale=texts.scale,
+        notes=texts.notes,
+    )
+
+
+def _taken(
+    rows: Rows, chosen: _Chosen, rules: Rules, lengths: _Lengths, arrival: Sequence[int | None],
+    allowed: Sequence[int | None] | None,
+) -> tuple[list[int], list[int], Counter[str]]:  # fmt: skip
+    """The requests that are taken, their outputs (-1: to be drawn), and how many are left out, by the reason."""
+    rule = rules.missing_output
+    failed = [False] * len(rows) if rules.keep_failed else _failures(rows, chosen)
+    about = [None] * len(rows) if chosen.operation is None else rows.column(chosen.operation)
+    kept: list[int] = []
+    outputs: list[int] = []
+    left_out: Counter[str] = Counter()
+
+    def output_of(at: int, row: int) -> int | None:
+        output = None if lengths.output is None else lengths.output[at]
+        if output is None and rule == "max_tokens" and allowed is not None:
+            output = allowed[row]
+        return -1 if output is None and rule == "draw" else output
+
+    def left_out_as(at: int, row: int) -> str | None:
+        prompt = None if lengths.prompt is None else lengths.prompt[at]
+        if failed[row]:
+            return "failed"
+        if about[row] in _ABOUT_OTHERS:
+            return f"{about[row]}, which sums up others"
+        if prompt is None or (prompt == 0 and not (lengths.output and lengths.output[at])):
+            return "without prompt tokens"
+        return "without a time" if arrival[row] is None else None
+
+    for at, row in enumerate(lengths.row_of):
+        why, output = left_out_as(at, row), output_of(at, row)
+        if why is None and output is None:
+            why = "without output tokens" + (" or max_tokens" if rule == "max_tokens" else "")
+        if why is not None:
+            left_out[why] += 1
+        elif output is not None:
+            kept.append(at)
+            outputs.append(output)
+    return kept, outputs, left_out
+
+
+def _said_beside(
+    rows: Rows, of: Mapping[str, str], for_row: Sequence[int], allowed: Sequence[int | None] | None, *, several: bool
+) -> dict[str, list[Any]]:
+    """The other columns of the requests that are taken, each of its row; *several*: one row may give several requests."""
+    found: dict[str, list[Any]] = {}
+    for said in ("model", "session", "tenant", "class", "priority", "deadline_s"):
+        if said in of:
+            values = rows.column(of[said])
+            found[said] = [values[row] for row in for_row]
+    if allowed is not None and for_row:
+        found["max_tokens"] = [allowed[row] for row in for_row]
+    if "prompt" in of and several and "session" not in found:
+        found["session"] = [f"{rows.path}:{row}" for row in for_row]
+    return found
 
 
 def _refuse_sums(rows: Rows) -> None:
@@ -291,7 +354,7 @@ def _refuse_sums(rows: Rows) -> None:
 
 
 def _arrivals(rows: Rows, of: Mapping[str, str], rules: Rules) -> tuple[list[int | None], list[str]]:
-    """When each request came, and what was taken for granted of it."""
+    """The arrival of each request, and what was taken for granted of it."""
     if "arrival" in of:
         path, unit = _unit(of["arrival"])
         found, said = _moments(rows, path, unit)

@@ -62,7 +62,7 @@ class Follows:
 
     @property
     def counts(self) -> IntArray:
-        """How many others each request waits for."""
+        """The number of others that each request waits for."""
         return np.diff(self.offsets)[: len(self)]
 
     @property

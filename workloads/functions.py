@@ -17,7 +17,7 @@ from workloads.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FunctionCounts:
-    """How often each function was called in each bin of time, as the Azure Functions trace of 2019 tells it."""
+    """Calls of each function in each bin of time, as the Azure Functions trace of 2019 tells it."""
 
     functions: tuple[str, ...]
     """`owner/app/function` in the order of the file."""
@@ -71,7 +71,7 @@ class FunctionCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FunctionInvocations:
-    """When each function was called, as the Azure Functions trace of 2021 tells it."""
+    """The times at which each function was called, as the Azure Functions trace of 2021 tells it."""
 
     functions: tuple[str, ...]
     """`app/function` in order of first appearance in the file."""

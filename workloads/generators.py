@@ -64,11 +64,11 @@ class ClosedLoop:
     max_tokens: IntArray | None = None
     """Output tokens that the client allows, of which it may get fewer."""
     left_out: tuple[str, ...] = ()
-    """What the trace that the lengths are from says besides, in words."""
+    """Words on what the trace that the lengths are from says besides."""
     start_ns: IntArray | None = None
-    """When each client sends its first request; None: all of them at time 0."""
+    """The time at which each client sends its first request; None: all of them at time 0."""
     notes: tuple[str, ...] = ()
-    """What reading the lengths left out or assumed, in sentences."""
+    """Sentences on what reading the lengths left out or assumed."""
 
     def __post_init__(self) -> None:
         check_count(self.concurrency, "concurrency")

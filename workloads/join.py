@@ -141,7 +141,7 @@ def _by_name(traces: Sequence[Trace], index: str, table: str) -> dict[str, Any]:
 
 
 def _terms(traces: Sequence[Trace]) -> tuple[ServiceClass, ...]:
-    """What is agreed of the classes of all *traces*, which say the same of a class that several have."""
+    """Terms of the classes of all *traces*, which say the same of a class that several have."""
     found: dict[str, ServiceClass] = {}
     for trace in traces:
         if bool(trace.terms) != bool(traces[0].terms):
@@ -153,7 +153,7 @@ def _terms(traces: Sequence[Trace]) -> tuple[ServiceClass, ...]:
 
 
 def _follows(traces: Sequence[Trace]) -> Follows | None:
-    """Who waits for whom, rows counted through all *traces*."""
+    """The requests that wait for others, rows counted through all *traces*."""
     if all(trace.follows is None for trace in traces):
         return None
     counts, rows, delays, base = [], [], [], 0

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: distributions of whole numbers of tokens."""
+"""Lengths of prompts and outputs: distributions of whole numbers of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FloatArray = NDArray[np.float64]
 
 
 class LengthDistribution(Protocol):
-    """How many tokens prompts or outputs have."""
+    """A distribution of the number of tokens of prompts or outputs."""
 
     def sample(self, rng: np.random.Generator, n: int, /) -> IntArray:
         """*n* lengths in tokens, int64 from 0."""
@@ -37,7 +37,7 @@ class Fixed:
 
 
 NO_OUTPUT = Fixed(tokens=0)
-"""Of single-pass models, whose answer is one pass over the prompt."""
+"""The output of single-pass models, whose answer is one pass over the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from workloads.streams import Stream, check_from_zero, stream
 from workloads.trace import Trace
 
 TOKEN_COST = 1 << 20
-"""What a token of weight 1 counts, so that those of any weight count whole numbers and sums are exact."""
+"""A token of weight 1 counts as much, so that those of any weight count whole numbers and sums are exact."""
 
 
 def draw_classes(trace: Trace, classes: Sequence[ServiceClass], shares: Sequence[float], seed: int) -> Trace:
@@ -87,7 +87,7 @@ def predict_outputs(trace: Trace, error: float, seed: int) -> Trace:
 
 
 def token_costs(trace: Trace) -> IntArray:
-    """What each token of each request counts towards its tenant's share: `TOKEN_COST` over its class's weight, 1 at least."""
+    """Costs of each token of each request in its tenant's share: `TOKEN_COST` over its class's weight, 1 at least."""
     if not trace.terms or trace.class_index is None:
         return np.full(len(trace), TOKEN_COST, np.int64)
     each = [max(1, math.floor(TOKEN_COST / of.weight + 0.5)) for of in trace.terms]

@@ -25,7 +25,7 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """What the texts of a file say; all lists are of one length, an entry a request."""
+    """Lengths and blocks that the texts of a file say; all lists are of one length, an entry a request."""
 
     rows: list[int]
     """The row that each request is from; conversations by turns have several."""
@@ -91,7 +91,7 @@ class Prompts:
 
 
 def _scale(found: Sequence[tuple[int, Any, str | None]], tokens: Tokens, logged: Sequence[int | None]) -> float:
-    """How many tokens are counted for one that was logged, by the first requests of which both are known."""
+    """The number of tokens that are counted for one that was logged, by the first requests of which both are known."""
     pairs: list[tuple[int, int]] = []
     for row, asked, _ in found:
         told = logged[row]

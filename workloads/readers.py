@@ -90,10 +90,10 @@ def read_trace(
         raise ValueError(f"{path}: no file is there that could be part of a trace")
     if format == "export" or (format == "auto" and (columns or files != [Path(path)] or is_parquet(path))):
         return read_export(path, files, limit=limit, rules=rules)
-    data, is_all = read_beginning(path, lines)
-    name = _recognise(path, data, rules) if format == "auto" else format
+    name = _recognise(path, read_beginning(path, 1)[0], rules) if format == "auto" else format
     if name == "export":
         return read_export(path, files, limit=limit, rules=rules)
+    data, is_all = read_beginning(path, lines)
     given = {
         "columns": columns,
         "missing_output": missing_output,
@@ -327,7 +327,7 @@ def _mooncake(path: Any, data: bytes) -> tuple[dict[str, Any], IntArray]:
 
     arrival, prompt, output, counts, lines = [], [], [], [], []
     ids: list[int] = []
-    for line, record in json_objects(path, data):
+    for line, record in json_objects(path, data.split(b"\n")):
         stamp = record.get("timestamp")
         if isinstance(stamp, float) and 0 <= stamp * 1e6 < 2**63:
             arrival.append(round(Decimal(repr(stamp)) * 1_000_000))

@@ -6,12 +6,12 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workloads.cells import Table, header_cells, json_objects, read_beginning, read_bytes
+from workloads.cells import Table, header_cells, json_objects, read_beginning, read_bytes, read_lines
 from workloads.sources import is_parquet, opened
 
 _BLANK = frozenset({"", "-", "null", "none", "nan", "n/a", "na", "\\n", "<na>", "nat", "undefined"})
@@ -34,6 +34,10 @@ _LISTS = (
 """Keys of documents below which the rows are."""
 _DEEPEST = 8
 _SAMPLE = 200
+_FIRST_LINES = 2
+"""Enough to tell JSON lines from a document."""
+_ALIKE = 4096
+"""Different values of a column that are kept once each, however many rows have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,8 @@ class Rows:
     numbers: list[int]
     """The line of each row, or its number where rows are not lines."""
     is_all: bool
-    source: Table | list[dict[str, Any]]
+    source: Table | list[dict[str, Any]] | dict[str, list[Any]]
+    """Cells, records, or the columns that were asked for when the rows were read."""
     where: str = "line"
 
     def __len__(self) -> int:
@@ -56,11 +61,13 @@ class Rows:
         """The values of a column, None where a row has none."""
         if isinstance(self.source, Table):
             return [None if text.lower() in _BLANK else text for text in self.source.texts(name)]
+        if isinstance(self.source, dict):
+            return self.source[name]
         return [value_at(record, name) for record in self.source]
 
     def has(self, name: str) -> bool:
         return name in self.names or (
-            isinstance(self.source, list) and any(each is not None for each in self.column(name))
+            not isinstance(self.source, Table) and any(each is not None for each in self.column(name))
         )
 
     def refuse(self, name: str, row: int, expected: str, got: Any) -> ValueError:
@@ -69,16 +76,24 @@ class Rows:
         )
 
 
-def rows_of(path: Path, n_lines: int | None) -> Rows:
-    """The rows of a file, of lines the first *n_lines*, read no further; ValueError where it has none."""
+Wanted = Callable[[Rows], Collection[str]]
+
+
+def rows_of(path: Path, n_lines: int | None, wanted: Wanted | None = None) -> Rows:
+    """The rows of a file, of lines the first *n_lines*, read no further; ValueError where it has none.
+
+    Of all JSON lines and of Parquet, columns alone are kept which *wanted* names when it is shown a sample of the rows.
+    """
     if is_parquet(path):
-        return _parquet(path, n_lines)
+        return _parquet(path, n_lines) if wanted is None else _columns_of_parquet(path, wanted)
+    if n_lines is None and wanted is not None and _is_lines(path):
+        return _columns_of_lines(path, wanted)
     data, is_all = read_beginning(path, n_lines)
     begin = data.lstrip()[:1]
     if begin not in (b"{", b"["):
         return _csv(path, data, is_all)
     if begin == b"{" and _first_line(data) is not None:
-        found = list(json_objects(path, data))
+        found = list(json_objects(path, data.split(b"\n")))
         if len(found) > 1 or not is_all:
             placed = [(line, record) for line, each in found for record in _of_line(each)]
             return _json(path, [record for _, record in placed], [line for line, _ in placed], is_all, "line")
@@ -92,8 +107,52 @@ def rows_of(path: Path, n_lines: int | None) -> Rows:
     return _json(path, records, list(range(1, len(records) + 1)), True, "row")
 
 
+def _is_lines(path: Path) -> bool:
+    """Whether a file is JSON lines, more than one."""
+    data, is_all = read_beginning(path, _FIRST_LINES)
+    return data.lstrip()[:1] == b"{" and _first_line(data) is not None and (not is_all or data.strip().count(b"\n") > 0)
+
+
+def _columns_of_lines(path: Path, wanted: Wanted) -> Rows:
+    """All rows of JSON lines. The file is read twice: for the names of its columns, and for what is in those that are wanted."""
+    # What is no object is refused where all lines are read, which knows their numbers.
+    objects = filter(None, map(_first_line, _sampled(read_lines(path))))
+    sample = list(itertools.chain.from_iterable(map(_of_line, objects)))
+    found = _json(path, sample, list(range(1, len(sample) + 1)), False, "line")
+    kept: dict[str, list[Any]] = {name: [] for name in wanted(found)}
+    columns = [(name, values, {}) for name, values in kept.items()]
+    numbers = []
+    for line, each in json_objects(path, read_lines(path)):
+        for record in _of_line(each):
+            numbers.append(line)
+            for name, values, once in columns:
+                values.append(_once(value_at(record, name), once))
+    return Rows(path=path, names=found.names, numbers=numbers, is_all=True, source=kept)
+
+
+def _once(value: Any, once: dict[str, str]) -> Any:
+    """*value*, or the text equal to it that is kept already."""
+    if not isinstance(value, str):
+        return value
+    return once.setdefault(value, value) if len(once) < _ALIKE else once.get(value, value)
+
+
+def _sampled(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The first lines, and of all of them as many again, evenly spread."""
+    spread: list[bytes] = []
+    step = 1
+    for at, line in enumerate(lines):
+        if at < _SAMPLE:
+            yield line
+        if at % step == 0:
+            spread.append(line)
+            if len(spread) > 2 * _SAMPLE:
+                spread, step = spread[::2], 2 * step
+    yield from spread
+
+
 def value_at(record: Any, path: str) -> Any:
-    """What is at a dotted *path* of nested objects; objects written as texts are looked into, and keys may have dots."""
+    """The value at a dotted *path* of nested objects; objects written as texts are looked into, and keys may have dots."""
     if isinstance(record, str):
         record = _object_in(record)
     if not isinstance(record, dict):
@@ -245,7 +304,19 @@ def _with_commas(data: bytes, mark: str) -> bytes:
     return text.getvalue().encode()
 
 
-def _parquet(path: Path, n_rows: int | None) -> Rows:
+def _columns_of_parquet(path: Path, wanted: Wanted) -> Rows:
+    """All rows of a Parquet file, of the columns that hold what is wanted."""
+    sample = _parquet(path, 2 * _SAMPLE)
+    if sample.is_all:
+        return sample
+    names = wanted(sample)
+    return replace(
+        _parquet(path, None, lambda column: any(f"{name}.".startswith(f"{column}.") for name in names)),
+        names=sample.names,
+    )
+
+
+def _parquet(path: Path, n_rows: int | None, takes: Callable[[str], bool] = lambda _column: True) -> Rows:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -254,14 +325,17 @@ def _parquet(path: Path, n_rows: int | None) -> Rows:
     try:
         with opened(path) as (raw, packed), parquet.ParquetFile(io.BytesIO(raw.read()) if packed else path) as file:
             total = file.metadata.num_rows
-            batches = file.iter_batches(batch_size=min(n_rows or 65536, 65536))
+            taken = [name for name in file.schema_arrow.names if takes(name)]
+            batches = file.iter_batches(batch_size=min(n_rows or 65536, 65536), columns=taken)
             kept: list[Any] = []
             while (
                 sum(map(len, kept)) < (total if n_rows is None else n_rows)
                 and (batch := next(batches, None)) is not None
             ):
                 kept.append(batch)
-            table = pyarrow.Table.from_batches(kept, schema=file.schema_arrow)
+            table = pyarrow.Table.from_batches(
+                kept, schema=pyarrow.schema([file.schema_arrow.field(name) for name in taken])
+            )
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: the Parquet file cannot be read ({error}); fetch it again") from None
     columns = {

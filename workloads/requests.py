@@ -35,7 +35,7 @@ class Requests:
     """
 
     arrival_ns: IntArray
-    """When each request arrives, nanoseconds from the start of the run; non-decreasing."""
+    """Arrivals of the requests, nanoseconds from the start of the run; non-decreasing."""
     prompt_tokens: IntArray
     output_tokens: IntArray
     """Tokens to generate; 0 for single-pass models, whose answer is one pass over the prompt."""
@@ -58,7 +58,7 @@ class Requests:
     classes: tuple[str, ...] = ()
     """Names of the classes; what is agreed of them is in `terms`, where anything is."""
     terms: tuple[ServiceClass, ...] = ()
-    """What is agreed of each of `classes`; empty where these are but names."""
+    """Terms of each of `classes`; empty where these are but names."""
     tenant_index: IntArray | None = None
     """Row of `tenants` that sends each request; None where nobody says who sends it."""
     tenants: tuple[str, ...] = ()
@@ -75,9 +75,9 @@ class Requests:
     follows: Follows | None = None
     """Which requests are sent only when others have ended; `arrival_ns` of such a one is but its place in the order."""
     source: str = ""
-    """Where the requests come from, in words."""
+    """The origin of the requests, in words."""
     notes: tuple[str, ...] = ()
-    """What reading them left out or assumed, in sentences."""
+    """Sentences on what reading them left out or assumed."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__

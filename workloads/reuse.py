@@ -1,4 +1,4 @@
-"""How much of a trace's prompts a prefix cache can find again, for every size of cache at once.
+"""The share of a trace's prompts that a prefix cache can find again, for every size of cache at once.
 
 The cache is an ideal one: it holds blocks of prompts, gives up the least recently used when it is full, and within a prompt the
 last block before the first, as vLLM frees a sequence's blocks. A block is then never held without those before it, and a
@@ -25,12 +25,12 @@ from workloads.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReuseCurve:
-    """What ideal caches of all sizes find of one trace's prompts."""
+    """The tokens of one trace's prompts that ideal caches of all sizes find again."""
 
     block_tokens: int
     """Prompt tokens of one block."""
     prompt_tokens: int
-    """Of all requests together."""
+    """Tokens of all requests together."""
     blocks: int
     """Blocks that the prompts name, repeated ones included."""
     distinct_blocks: int

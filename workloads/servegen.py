@@ -140,7 +140,7 @@ class _Lengths:
 
 
 def _lengths_at(histograms: dict[tuple[int, int], _Lengths], client: int, start_s: int) -> _Lengths:
-    """Of the window that holds *start_s*, or else the client's nearest."""
+    """The row of the window that holds *start_s*, or else of the client's nearest."""
     own = [window for each, window in histograms if each == client]
     before = [window for window in own if window <= start_s]
     return histograms[client, max(before) if before else min(own)]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.arrivals import ArrivalProcess, arrivals_ns
-from workloads.cells import json_objects, read_bytes
+from workloads.cells import json_objects, read_lines
 from workloads.columns import INT64_MAX, IntArray, first_row, int_column
 from workloads.follows import Follows
 from workloads.trace import Trace
@@ -107,7 +107,7 @@ def _with_answers(
 def _edges(
     session_of: IntArray, agent: IntArray, columns: dict[str, Any], n: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Whom each request waits for and how long after, as offsets, rows and delays."""
+    """The requests that each request waits for and how long after, as offsets, rows and delays."""
     delay = _ms(columns.get("delay"), n, "delay").tolist()
     spawner = _whole(columns.get("spawned_by_request"), n, "spawned_by_request", -1).tolist()
     number = _whole(columns.get("request"), n, "request", -1).tolist()
@@ -257,14 +257,14 @@ def _parquet(path: Any) -> dict[str, Any]:
 
 
 def _of_an_id(path: Any, offsets: IntArray, place: int, got: object) -> str:
-    """What is wrong with the id at *place* of all."""
+    """An error that says what is wrong with the id at *place* of all."""
     row = int(np.searchsorted(offsets, place, side="right"))
     return f"{path}, row {row}, column hash_ids: expected whole numbers from 0 that fit in 64 bits; got {got}"
 
 
 def _json_lines(path: Any) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    for line, record in json_objects(path, read_bytes(path)):
+    for line, record in json_objects(path, read_lines(path)):
         _check_names(f"{path}, line {line}", record)
         ids = record["hash_ids"]
         if not isinstance(ids, list) or not all(type(block) is int and 0 <= block <= INT64_MAX for block in ids):

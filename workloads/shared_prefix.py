@@ -87,11 +87,11 @@ class SharedPrefix:
         )
 
     def stage_of(self) -> IntArray:
-        """Of each request, its stage from 0."""
+        """The stage of each request, from 0."""
         return np.repeat(np.arange(len(self.stages)), [stage.requests for stage in self.stages])
 
     def _ids(self, texts: int, per_text: int) -> IntArray:
-        """Of each text (rows) the ids of its blocks: those of the system prompt are its group's, those after it its own."""
+        """The ids of the blocks of each text (rows): those of the system prompt are its group's, those after it its own."""
         shared = self.system_prompt_tokens // self.block_tokens
         groups = np.arange(texts, dtype=np.int64)[:, None] // self.prompts_per_group
         at = np.arange(per_text, dtype=np.int64)[None, :]

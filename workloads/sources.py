@@ -34,10 +34,29 @@ def _is_part(path: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in path.parts)
 
 
+class _Reading:
+    """The file that this process opened last, as it lies on the disk."""
+
+    def __init__(self) -> None:
+        self.raw: IO[bytes] | None = None
+
+
+_READING = _Reading()
+
+
+def megabytes_read() -> tuple[float, float]:
+    """Megabytes of the file that was opened last that have been read, and that there are."""
+    raw = _READING.raw
+    if raw is None or raw.closed:
+        return 0.0, 0.0
+    return raw.tell() / 1e6, os.fstat(raw.fileno()).st_size / 1e6
+
+
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[tuple[IO[bytes], str]]:
     """The bytes of a file, unpacked, and by what it is packed: gzip, zstd or nothing ("")."""
     with Path(path).open("rb") as raw:
+        _READING.raw = raw
         begin = raw.read(4)
         raw.seek(0)
         if begin.startswith(_GZIP):

@@ -1,4 +1,4 @@
-"""What tools call the columns of a request log, and which of a file's columns say what."""
+"""Names that tools give to the columns of a request log, and which of a file's columns say what."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 in front: `response.usage.promptTokens` is `prompt_tokens`, and `usageDetails.input` is `usage_details_input`."""
 
 OTHERS = ("tenant", "class", "priority", "deadline_s", "status")
-"""What --map can name besides; of these only `status` is looked for by itself."""
+"""Fields that --map can name besides; of these only `status` is looked for by itself."""
 FIELDS = (*SYNONYMS, *OTHERS)
 
 AT_LOG = frozenset(SYNONYMS["arrival"][SYNONYMS["arrival"].index("created_at") :])
@@ -118,7 +118,7 @@ def words_of(name: str) -> list[str]:
 
 
 def _tails(path: str) -> list[str]:
-    """What a path may be called: its last part, its last two, ..., each as one word."""
+    """The names that a path may have: its last part, its last two, ..., each as one word."""
     parts = ["".join(words_of(part)) for part in path.split(".")]
     return ["".join(parts[at:]) for at in range(len(parts))]
 

@@ -13,7 +13,7 @@ from zlib import crc32
 
 _PIECE: Final = re.compile(r" ?[A-Za-z]{1,6}|[0-9]{1,3}| ?[^\sA-Za-z0-9]|\s{1,16}")
 MOST_CHARACTERS: Final = 16
-"""Of a piece of the approximation."""
+"""A piece of the approximation is at most so long."""
 
 
 class Tokens(Protocol):
@@ -21,7 +21,7 @@ class Tokens(Protocol):
 
     @property
     def told(self) -> str:
-        """How they are counted, in words."""
+        """The way in which they are counted, in words."""
         ...
 
     def of(self, text: str, /) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""What arrives: the requests of one workload, made from arrays, cut, stretched, described and written."""
+"""A trace: the requests of one workload, made from arrays, cut, stretched, described and written."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class Trace(Requests):
         return replace(self, deadline_ns=deadline_ns)
 
     def describe(self) -> dict[str, Any]:
-        """What the trace looks like, as numbers ready for JSON.
+        """The trace described as numbers ready for JSON.
 
         `rate_per_s` is the arrivals after the first over the time from first to last, None where they
         coincide; `interarrival_cv` the standard deviation of the times between arrivals over their mean.

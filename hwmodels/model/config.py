@@ -68,7 +68,7 @@ def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKi
 
 
 def _rotary_kinds(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
-    """Of Llama 4: layers with rotary embeddings (a 1 in `no_rope_layers`) attend within chunks, those without to everything."""
+    """Layers of Llama 4 with rotary embeddings (a 1 in `no_rope_layers`) attend within chunks, those without to everything."""
     rotary = c.listed("no_rope_layers", int)
     if not rotary:
         step = c.integer("no_rope_layer_interval", 4)
@@ -280,16 +280,18 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
     window, kinds = _reach(c, _attention_kinds(c, family, n_layers))
     attention = _latent_attention(c) if family in LATENT else _gated_attention(c, family, hidden)
     linear = _linear_attention(c, common["base_precision"]) if "linear" in kinds else None
+    indexers: tuple[bool, ...] = ()
     if isinstance(attention, LatentAttention) and attention.index_topk:
+        indexers = _indexers(c, n_layers)
         window = attention.index_topk
         kinds = tuple[AttentionKind, ...]("window" for _ in kinds)
         notes += (
             f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of "
             "that size, plus an indexer over all tokens.",
         )
-        if shared := (c.listed("indexer_types", str) or []).count("shared"):
+        if shared := indexers.count(False):
             notes += (
-                f"{shared} of {n_layers} layers take the tokens that an earlier layer chose; priced with an indexer each.",
+                f"{shared} of {n_layers} layers have no indexer and take the tokens that an earlier layer chose.",
             )
     if linear is not None:
         notes += (
@@ -309,6 +311,7 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         ffn=ffn,
         layer_is_moe=is_moe,
         layer_attention=kinds,
+        layer_has_indexer=indexers,
         experts=experts,
         linear_attention=linear,
         gated_mlp=family != "starcoder2",
@@ -321,6 +324,18 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         mtp_layers=mtp,
         notes=notes,
     )
+
+
+def _indexers(c: Config, n_layers: int) -> tuple[bool, ...]:
+    """Layer by layer, whether sparse attention has an indexer there; in all of them where the config does not say."""
+    kinds = c.listed("indexer_types", str) or ["full"] * n_layers
+    if len(kinds) != n_layers:
+        raise ValueError(f"{c.where}: indexer_types are of {len(kinds)} layers, and the model has {n_layers}")
+    if strange := sorted({*kinds} - {"full", "shared"}):
+        raise ValueError(f"{c.where}: indexer_types {strange[0]!r}; known are full and shared")
+    if kinds[0] == "shared":
+        raise ValueError(f"{c.where}: indexer_types begin with shared, and no layer before it has chosen tokens")
+    return tuple(kind == "full" for kind in kinds)
 
 
 def _plain_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str, ...]) -> ModelSpec:

@@ -72,7 +72,7 @@ class _Selects(NamedTuple):
 
 
 class _NotModelled(Exception):
-    """What is not modelled, in words."""
+    """Words on what is not modelled."""
 
 
 class _Group(NamedTuple):
@@ -81,7 +81,7 @@ class _Group(NamedTuple):
 
 
 class _Stated(NamedTuple):
-    """What a checkpoint says of its weights."""
+    """The formats that a checkpoint states of its weights."""
 
     groups: Sequence[_Group]
     """The first that selects a module says its format."""
@@ -161,7 +161,7 @@ _EVERYTHING, _NOTHING = _Selects(lambda _: True), _Selects(lambda _: False)
 
 
 def _selected(patterns: Sequence[str]) -> _Selects:
-    """What a list of modules selects: whole names or parts of them between dots, globs (ModelOpt), `re:` (compressed-tensors)."""
+    """The modules that a list selects: whole names or parts of them between dots, globs (ModelOpt), `re:` (compressed-tensors)."""
     paths: set[str] = set()
     others: list[re.Pattern[str]] = []
     for pattern in patterns:

@@ -9,7 +9,7 @@ from typing import Literal
 from hwmodels.precision import precision
 
 AttentionKind = Literal["full", "window", "chunked", "linear"]
-"""What a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
+"""Tokens that a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
 (Llama 4), or a state of constant size in place of tokens."""
 
 
@@ -62,9 +62,9 @@ class LinearAttention:
     value_dim: int
     conv_width: int
     state_bytes: float = 4.0
-    """Of one element of the state (fp32 unless the config says otherwise)."""
+    """Bytes of one element of the state (fp32 unless the config says otherwise)."""
     conv_bytes: float = 2.0
-    """Of one kept input of the convolution: the model's own format."""
+    """Bytes of one kept input of the convolution: the model's own format."""
 
     @property
     def conv_channels(self) -> int:
@@ -98,7 +98,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What a cost model and a memory budget must know of a model. Parameters are counted, never stated."""
+    """All that a cost model and a memory budget must know of a model. Parameters are counted, never stated."""
 
     name: str
     family: str
@@ -111,6 +111,8 @@ class ModelSpec:
     """Layer by layer: experts, or the dense MLP."""
     layer_attention: tuple[AttentionKind, ...]
     """Layer by layer: what its queries see."""
+    layer_has_indexer: tuple[bool, ...] = ()
+    """Layer by layer: sparse attention with an indexer of its own; others attend to the tokens that an earlier layer chose."""
     experts: Experts | None = None
     linear_attention: LinearAttention | None = None
     gated_mlp: bool = True
@@ -129,7 +131,7 @@ class ModelSpec:
     is_encoder: bool = False
     """Every token sees every token; nothing is decoded."""
     window_tokens: int | None = None
-    """Of windowed layers: tokens that a query sees, itself included; of chunked ones, the tokens of a chunk."""
+    """Windowed layers: tokens that a query sees, itself included; of chunked ones, the tokens of a chunk."""
     max_positions: int | None = None
     attention_precision: str = "bf16"
     mlp_precision: str = "bf16"
@@ -138,14 +140,14 @@ class ModelSpec:
     base_precision: str = "bf16"
     """Embedding, LM head, router, normalisations, and the activations."""
     kv_precision: str | None = None
-    """What the checkpoint asks for; None: the base precision."""
+    """The format that the checkpoint asks for; None: the base precision."""
     mtp_layers: int = 0
     """Layers that predict further tokens, beside `n_layers` and in none of the counts here; `mtp_draft` makes them a model."""
     is_mtp: bool = False
     """Its layers are another model's for multi-token prediction: each normalises that model's state and the embedding of the next
     token, projects both together to the hidden size, and ends in a normalisation; embedding and head are that model's own."""
     notes: tuple[str, ...] = ()
-    """What the model leaves out or approximates, in sentences."""
+    """Sentences on what is left out or approximated."""
     source: str = ""
 
     @property
@@ -164,7 +166,7 @@ class ModelSpec:
 
     @property
     def attention_params(self) -> int:
-        """Of one softmax-attention layer."""
+        """Parameters of one softmax-attention layer, an indexer apart."""
         h, a = self.hidden, self.attention
         if isinstance(a, Attention):
             q, kv = a.n_heads * a.head_dim, a.n_kv_heads * a.head_dim
@@ -175,14 +177,19 @@ class ModelSpec:
         query = h * a.q_lora_rank + a.q_lora_rank + a.q_lora_rank * q if a.q_lora_rank else h * q
         latent = h * (a.kv_lora_rank + a.rope_dim) + a.kv_lora_rank
         up = a.kv_lora_rank * a.n_heads * (a.nope_dim + a.v_dim)
-        index = 0
-        if a.index_topk:
-            index = a.q_lora_rank * a.index_heads * a.index_dim + h * (a.index_dim + a.index_heads) + 2 * a.index_dim
-        return query + latent + up + a.n_heads * a.v_dim * h + index
+        return query + latent + up + a.n_heads * a.v_dim * h
+
+    @property
+    def indexer_params(self) -> int:
+        """Parameters of one indexer of sparse attention (0 without), beside the layer's attention."""
+        h, a = self.hidden, self.attention
+        if not isinstance(a, LatentAttention) or not a.index_topk:
+            return 0
+        return a.q_lora_rank * a.index_heads * a.index_dim + h * (a.index_dim + a.index_heads) + 2 * a.index_dim
 
     @property
     def linear_attention_params(self) -> int:
-        """Of one linear-attention layer (0 without): projections, short convolution, decay, gated norm."""
+        """Parameters of one linear-attention layer (0 without): projections, short convolution, decay, gated norm."""
         a = self.linear_attention
         if a is None:
             return 0
@@ -198,7 +205,7 @@ class ModelSpec:
 
     @property
     def expert_params(self) -> int:
-        """Of one routed expert."""
+        """Parameters of one routed expert."""
         if self.experts is None:
             return 0
         f = self.experts.ffn
@@ -206,7 +213,7 @@ class ModelSpec:
 
     @property
     def shared_expert_params(self) -> int:
-        """Of the experts of one layer that every token visits, with their gate."""
+        """Parameters of the experts of one layer that every token visits, with their gate."""
         if self.experts is None:
             return 0
         return 3 * self.hidden * self.experts.shared_ffn + self.experts.shared_gate * self.hidden
@@ -219,7 +226,7 @@ class ModelSpec:
 
     @property
     def mtp_projection_params(self) -> int:
-        """Of the product in a layer for multi-token prediction that joins state and embedding."""
+        """Parameters of the product in a layer for multi-token prediction that joins state and embedding."""
         return 2 * self.hidden * self.hidden
 
     @property
@@ -229,6 +236,7 @@ class ModelSpec:
     def _count(self, experts_per_layer: int) -> int:
         n_moe, n_linear = sum(self.layer_is_moe), sum(self.layer_is_linear)
         total = (self.n_layers - n_linear) * self.attention_params + n_linear * self.linear_attention_params
+        total += sum(self.layer_has_indexer) * self.indexer_params
         total += (self.n_layers - n_moe) * self.dense_mlp_params
         total += n_moe * (experts_per_layer * self.expert_params + self.shared_expert_params + self.router_params)
         total += (self.n_layers * self.norms_per_layer + self.extra_norms) * self.norm_params
@@ -256,7 +264,7 @@ class ModelSpec:
         return a.kv_lora_rank + a.rope_dim
 
     def index_bytes_per_layer(self) -> int:
-        """Cached bytes of one token for the sparse-attention indexer: fp8 keys and one fp32 scale."""
+        """Cached bytes of one token for one indexer of sparse attention: fp8 keys and one fp32 scale."""
         a = self.attention
         return a.index_dim + 4 if isinstance(a, LatentAttention) and a.index_topk else 0
 
@@ -264,7 +272,8 @@ class ModelSpec:
         """Cache of one token over all layers and GPUs, nothing replicated; the model's own precision by default."""
         element = precision(kv_precision or self.kv_precision or self.base_precision).element_bytes
         layers = self.n_layers - sum(self.layer_is_linear)
-        return layers * (self.kv_elements_per_layer() * element + self.index_bytes_per_layer())
+        indexers = sum(self.layer_has_indexer) * self.index_bytes_per_layer()
+        return layers * self.kv_elements_per_layer() * element + indexers
 
     @property
     def state_bytes_per_sequence(self) -> float:
@@ -279,6 +288,7 @@ class ModelSpec:
         n_moe = sum(self.layer_is_moe)
         attention = (self.n_layers - sum(self.layer_is_linear)) * self.attention_params
         attention += sum(self.layer_is_linear) * self.linear_attention_params
+        attention += sum(self.layer_has_indexer) * self.indexer_params
         mlp = (self.n_layers - n_moe) * self.dense_mlp_params + n_moe * self.shared_expert_params
         experts = n_moe * self.expert_params * (self.experts.n_experts if self.experts else 0)
         rest = self.params - attention - mlp - experts
@@ -308,6 +318,7 @@ class ModelSpec:
             name=f"{self.name} MTP",
             layer_is_moe=(self.layer_is_moe[-1],) * n,
             layer_attention=(kind,) * n,
+            layer_has_indexer=(True,) * n if self.layer_has_indexer else (),
             linear_attention=None,
             # One for each input, and one before the head.
             norms_per_layer=self.norms_per_layer + 3,

@@ -15,7 +15,7 @@ Each process is a frozen value with
 
 from policies.acceptance.chains import BetaAlpha, Iid, MeanLength, PerPosition
 from policies.acceptance.distributions import RULES, FromDistributions, Rule, check_rule
-from policies.acceptance.process import Acceptance
+from policies.acceptance.process import Acceptance, Chain
 from policies.acceptance.published import PUBLISHED, Published, published
 from policies.acceptance.recorded import Recorded, read_recorded
 from policies.acceptance.states import TwoState
@@ -26,6 +26,7 @@ __all__ = [
     "RULES",
     "Acceptance",
     "BetaAlpha",
+    "Chain",
     "FromDistributions",
     "Iid",
     "MeanLength",

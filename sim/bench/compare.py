@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from hwmodels.model import catalogue_base, load_model
 from sim.bench.load import NotReplayable
 from sim.bench.measured import BenchRun
 from sim.bench.replay import LATENCIES, Replayed, replay
+from sim.under_way import steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,17 +97,14 @@ def compared(
     runs: Iterable[BenchRun],
     *,
     replications: int | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> Compared:
     """Each of *runs* simulated on the deployment of *scenario* under its own protocol; what could not be is a problem."""
     replays, problems = [], []
     seeds = None if replications is None else range(scenario.seed, scenario.seed + replications)
-    for run in runs:
+    for run in steps(runs, "runs"):
         if not any(getattr(run, name) for name in LATENCIES):
             problems.append(f"{run.name}: it has nothing that a client measured, and is not compared")
             continue
-        if progress is not None:
-            progress(run.name)
         try:
             found = replay(scenario, run, seeds=seeds)
         except NotReplayable as error:

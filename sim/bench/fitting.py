@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Z90, Prior, Setting, own_value, setting_at
+from sim.under_way import steps
 
 FloatArray = NDArray[np.float64]
 QUANTITIES = ("tpot_s", "ttft_s")
@@ -198,7 +199,7 @@ class Fit:
     def left_out(self) -> list[Prediction]:
         """Each run predicted by the fit of the others; those set aside by the fit of all that were kept."""
         found = []
-        for i, case in enumerate(self.cases):
+        for i, case in enumerate(steps(self.cases, "runs left out")):
             posterior = self.posterior if i in self.contradicting else self.without(i)
             found += predict(posterior, case, self.errors)
         return found
@@ -352,7 +353,7 @@ def fit(
     def replayed(at: FloatArray) -> list[Replayed]:
         nonlocal replays
         replays += len(cases)
-        return [case.replay(setting_at(base, asked, at)) for case in cases]
+        return [case.replay(setting_at(base, asked, at)) for case in steps(cases, "runs replayed")]
 
     def residual_of(found: Sequence[Replayed]) -> FloatArray:
         return np.concatenate([_compared(case, each.figures) for case, each in zip(cases, found, strict=True)])
@@ -370,7 +371,8 @@ def fit(
     noise = np.array([case.noise.get(q, 0.0) for case in cases for q in QUANTITIES])
 
     def lines_of(at: FloatArray, found: Sequence[Replayed]) -> Lines:
-        slope = [slopes_of(case, at, asked, widths, base, each) for case, each in zip(cases, found, strict=True)]
+        pairs = list(zip(cases, found, strict=True))
+        slope = [slopes_of(case, at, asked, widths, base, each) for case, each in steps(pairs, "slopes of runs")]
         return Lines(at=at, residual=residual_of(found), slope=np.vstack(slope), noise=noise)
 
     lines = lines_of(at, now)

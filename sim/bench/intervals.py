@@ -30,6 +30,7 @@ from sim.run import run_built
 from sim.scenario.assembly import resolve
 from sim.scenario.assembly.deployment import deployment_of
 from sim.text import is_share
+from sim.under_way import steps
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -222,8 +223,9 @@ def results(scenario: Scenario, replays: int = REPLAYS) -> tuple[Result, list[Re
         """The scenario assembled with another seed, whose requests are others."""
         return resolve(scenario.with_value("seed", scenario.seed + i)) if i else built
 
-    runs = [_run(seeded(1 + i), deployment, world) for i, world in enumerate(worlds)]
-    same = [_run(seeded(1 + i), deployment, middle) for i in range(SIMULATIONS)]
+    asked = [*((1 + i, world) for i, world in enumerate(worlds)), *((1 + i, middle) for i in range(SIMULATIONS))]
+    found = [_run(seeded(i), deployment, world) for i, world in steps(asked, "replays")]
+    runs, same = found[: len(worlds)], found[len(worlds) :]
     return _run(built, deployment, middle), runs, same, basis
 
 

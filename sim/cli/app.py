@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from sim.cli.exits import USER_ERROR, interrupted
 from sim.errors import RooftraceError
+from sim.under_way import on_terminals
 
 _QUESTIONS = {
     "What happens to my traffic?": ("run", "sweep", "compare", "plot", "trace"),
@@ -79,6 +80,7 @@ def build_app() -> typer.Typer:
 
             typer.echo(installed("rooftrace"))
             raise typer.Exit
+        on_terminals()
 
     from sim.cli import commands
 

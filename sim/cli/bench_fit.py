@@ -117,7 +117,7 @@ def fit(
 
 
 def _print_assumed(runs: Sequence[BenchRun]) -> None:
-    """What was read and taken for granted, on standard error: each sentence once, with how many runs it is of."""
+    """Print what was read and taken for granted, on standard error: each sentence once, with how many runs it is of."""
     from sim.bench.load import assumed
 
     of: dict[str, list[str]] = {}
@@ -335,7 +335,7 @@ def next_run(
 def _grid(
     scenario: Any, rates: list[float] | None, prompts: list[int] | None, outputs: list[int] | None
 ) -> tuple[list[float], list[int], list[int]]:
-    """What may be run: what is given, or around the scenario's own workload."""
+    """The loads that may be run: those given, or around the scenario's own workload."""
     import numpy as np
 
     from sim.errors import RooftraceError

@@ -33,7 +33,7 @@ Tokenizer = Annotated[
 
 
 def columns_of(given: list[str] | None) -> dict[str, str] | None:
-    """What `--map` says, as a mapping; RooftraceError where it is no FIELD=COLUMN."""
+    """The columns that `--map` names, as a mapping; RooftraceError where it is no FIELD=COLUMN."""
     if not given:
         return None
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What commands say of model error: the option, tables, and the probability that an SLO is kept."""
+"""Model error as commands say it: the option, tables, and the probability that an SLO is kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOWER = (1.0, 0.9, 0.8, 0.7)
 
 
 def kept_at(scenario: Scenario, rate_per_s: float, target: Target, replays: int) -> list[dict[str, Any]]:
-    """How probable it is that *scenario* keeps the target at shares of *rate_per_s*."""
+    """The probability that *scenario* keeps the target at shares of *rate_per_s*."""
     from sim.bench.intervals import intervals
     from sim.study.rates import own_rate_per_s
 
@@ -48,7 +48,7 @@ def kept_at(scenario: Scenario, rate_per_s: float, target: Target, replays: int)
 
 
 def kept_by(scenario: Scenario, settings: Mapping[str, Any], target: Target, replays: int) -> list[dict[str, Any]]:
-    """How probable it is that a candidate keeps the target."""
+    """The probability that a candidate keeps the target."""
     from sim.bench.intervals import intervals
 
     for key, value in settings.items():
@@ -77,7 +77,7 @@ def kept_facts(found: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str
 
 
 def point_intervals(plan: Sweep, replays: int) -> list[tuple[Mapping[str, Any], Intervals | str]]:
-    """Of each point of a sweep, its settings, and its intervals or why there are none."""
+    """The settings of each point of a sweep, with its intervals or why there are none."""
     from sim.bench.intervals import intervals
     from sim.errors import RooftraceError
 

@@ -10,7 +10,7 @@ import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -53,7 +53,12 @@ FELT_AFTER_NS = 1
 
 
 def run(
-    experiment: Experiment, *, fast_forward: bool = True, check_invariants: bool = False, spill_to: Path | None = None
+    experiment: Experiment,
+    *,
+    fast_forward: bool = True,
+    check_invariants: bool = False,
+    spill_to: Path | None = None,
+    followed: Callable[[Callable[[], int]], AbstractContextManager[None]] = lambda _ended: nullcontext(),
 ) -> Columns:
     """Replay the experiment's workload to its end, or to its horizon.
 
@@ -61,11 +66,14 @@ def run(
 
     With *fast_forward* off every iteration is an event of its own: the same columns, slower. With *check_invariants* the
     invariants that docs/architecture.md names are checked at every event, slower still; `InvariantError` names the broken one.
+    *followed* makes a context that the run happens in, of a function that counts the requests that have ended: it may be asked
+    from another thread, and costs nothing while nobody asks.
     """
     began = time.perf_counter()
     with _COLLECTIONS.few():
         cluster = _Cluster(experiment, fast_forward, check_invariants, spill_to)
-        columns = cluster.run()
+        with followed(cluster.ended):
+            columns = cluster.run()
     columns.meta["wall_s"] = time.perf_counter() - began
     return columns
 
@@ -287,6 +295,10 @@ class _Cluster:
                 trace.output_tokens, block_tokens,
             )  # fmt: skip
         return found
+
+    def ended(self) -> int:
+        """Requests that have ended so far."""
+        return self._n - self._state.status.count(UNFINISHED)
 
     def run(self) -> Columns:
         """Replay the workload to its end or the horizon."""

@@ -358,9 +358,10 @@ class Recorder:
         rounds = np.cumsum(n) - n
         rounds -= rounds[ends - pieces][of]
         start = start + table["start_frac"][bent]
-        start_ns = table["start_ns"][bent] + (start >> TICK_BITS)
+        start_ns: IntArray = table["start_ns"][bent] + (start >> TICK_BITS)
+        before: IntArray = table["loaded"][bent]
         queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right")
-        queued -= table["loaded"][bent]
+        queued -= before
         table["loaded"][bent] = 0
         table["start_ns"][bent] = start_ns
         table["start_frac"][bent] = start & FRACTION

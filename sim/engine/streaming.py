@@ -17,7 +17,7 @@ IntArray = NDArray[np.int64]
 
 _EVENTS_AT_ONCE = 1 << 20
 _SPANS_AT_ONCE = 1 << 16
-_TIMES = ("n", "start_ns", "start_frac", "first_ticks", "growth_ticks")
+_TIMES: tuple[str, ...] = ("n", "start_ns", "start_frac", "first_ticks", "growth_ticks")
 
 
 @dataclass(frozen=True)

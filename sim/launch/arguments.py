@@ -15,7 +15,7 @@ from sim.text import nearest, shown
 
 ENGINES = ("vllm", "sglang", "trtllm")
 RELEASES: Mapping[str, str] = {"vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.2"}
-"""Whose lists of options are in `data/`."""
+"""The engines whose lists of options are in `data/`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], strict: boo
 
 
 def _values_end(words: Sequence[str], at: int, model: str | None, gone: _Gone | None) -> int:
-    """Where the values of an option end that the release does not have: the last word of a command may be its model."""
+    """The place where the values of an option end that the release does not have: the last word of a command may be its model."""
     most = {"switch": 0, "value": 1}.get(gone.takes, len(words)) if gone else len(words)
     end = at
     while end < len(words) and end - at < most and not _is_option(words[end]):
@@ -200,7 +200,7 @@ def _unknown(engine: str, table: Mapping[str, Option], written: str, spelling: s
 
 
 _ABBREVIATED = ("vllm", "sglang")
-"""Whose parser, Python's argparse, takes the beginning of an option's name for it where no other begins so."""
+"""The engines whose parser, Python's argparse, takes the beginning of an option's name for it where no other begins so."""
 
 
 def _levels(word: str) -> list[str]:

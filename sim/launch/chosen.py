@@ -1,4 +1,4 @@
-"""What is to be started, and what has been written for it."""
+"""The servers that are to be started, and what has been written for them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _ROUTERS: Mapping[str, str] = {
 }
 """The scenario's routers by the names of the production stack and of Dynamo's frontend."""
 PREFIX = "rooftrace-"
-"""How the names of what is exported begin, the pool's name behind it."""
+"""The beginning of the names of what is exported, the pool's name behind it."""
 _WITHOUT_SERVERS = frozenset(
     [
         "Service",
@@ -291,7 +291,7 @@ def _inference_service(document: Mapping[str, Any]) -> Script:
 
 
 def _scaling(predictor: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What KServe's predictor is scaled by, where it is the number of requests."""
+    """The target that KServe's predictor is scaled by, where it is the number of requests."""
     target = predictor.get("scaleTarget")
     if predictor.get("scaleMetric") == "concurrency" and isinstance(target, int | float):
         return {"policy": "concurrency", "target": target}
@@ -418,7 +418,7 @@ def _ray_service(document: Mapping[str, Any]) -> Script:
 
 
 def _autoscaler(document: Mapping[str, Any], scaled: dict[str, Mapping[str, Any]], found: Script) -> None:
-    """What a HorizontalPodAutoscaler or a ScaledObject says, by the name of what it scales."""
+    """The settings of a HorizontalPodAutoscaler or a ScaledObject, by the name of what it scales."""
     spec = _map(document, "spec")
     name = _plain(str(_map(spec, "scaleTargetRef").get("name"))) or ""
     keda = document.get("kind") == "ScaledObject"
@@ -447,7 +447,7 @@ METRICS: Mapping[str, str] = {
     "sglang:num_running_reqs": "running",
     "sglang:token_usage": "kv_use",
 }
-"""What target_tracking measures, by the servers' metrics; an adapter adds up running and waiting as num_requests."""
+"""The quantities that target_tracking measures, by the servers' metrics; an adapter adds up running and waiting as num_requests."""
 
 
 def _hpa_policy(spec: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ TARGETS = (*ENGINES, *_MANIFESTS)
 
 
 def recommended(folder: Path) -> Chosen:
-    """What a folder holds: the scenario of a run, or the best candidate of `rooftrace optimize --out`; or the scenario of a file.
+    """The scenario of a run's folder, or the best candidate of that of `rooftrace optimize --out`; or the scenario of a file.
 
     OutputError where it holds neither; RooftraceError where no candidate keeps the SLO, ScenarioError for a file that is none.
     """

@@ -180,7 +180,7 @@ def _service(name: str) -> dict[str, Any]:
 
 
 def _proxy(pools: Sequence[_Pool]) -> list[dict[str, Any]]:
-    """What sends a request to a server that prefills, and then to one that decodes."""
+    """The proxy that sends a request to a server that prefills, and then to one that decodes."""
     vllm = any(pool.command.target == "vllm" for pool in pools)
     package, program, option = (
         ("vllm-router", "vllm-router", "--vllm-pd-disaggregation")

@@ -22,7 +22,7 @@ class Reading:
         self.role = role
         """prefill or decode, of a server that does one of the two."""
         self.connector: str | None = None
-        """What takes its KV to the other role, as `links` calls it."""
+        """The connector that takes its KV to the other role, as `links` calls it."""
         self.host_tier: tuple[float, Mapping[str, Any]] | None = None
         """Size of a host tier as a multiple of the KV cache, which is known when the scenario is, and what else it is."""
         self._left = dict(command.options)
@@ -102,7 +102,7 @@ class Reading:
         at[last] = value
 
     def left(self) -> tuple[list[str], list[str]]:
-        """What was not taken: options that may change how long requests take, and those that cannot."""
+        """Sentences on what was not taken: options that may change how long requests take, and those that cannot."""
         found = {name: _shown(name, value) for name, value in self._left.items()}
         return [text for name, text in found.items() if self._timing[name]], [
             text for name, text in found.items() if not self._timing[name]

@@ -27,7 +27,7 @@ _LMCACHE = ("LMCacheConnectorV1", "LMCacheMPConnector")
 _HICACHE_RATIO = 2.0
 """Host memory to device memory of SGLang's hierarchical cache where nothing is said, and there is room."""
 _SIMPLE_BYTES = 8 * GIB
-"""What SimpleCPUOffloadConnector takes where nothing is said."""
+"""The size that SimpleCPUOffloadConnector takes where nothing is said."""
 
 
 def devices(reading: Reading) -> int:
@@ -143,7 +143,7 @@ def _lmcache_server(reading: Reading, where: str) -> list[dict[str, Any]]:
 
 
 def lmcache_tiers(reading: Reading, values: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Of LMCache's settings by name; sizes are of each rank."""
+    """The tier that LMCache's settings describe, by name; sizes are of each rank."""
     values = dict(values)
     found: list[dict[str, Any]] = []
     size = _positive(values.pop("max_local_cpu_size", 5.0), where, "max_local_cpu_size")

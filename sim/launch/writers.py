@@ -1,4 +1,4 @@
-"""What each engine's command says of a scenario, the counterparts of `vllm`, `sglang` and `trtllm`."""
+"""The options by which each engine's command says a scenario, the counterparts of `vllm`, `sglang` and `trtllm`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _SIDES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 def _vllm_connector(command: Writing, tier: Tier | None) -> None:
-    """What takes KV to or from another server, and to host memory; both together need a connector of connectors."""
+    """The option that takes KV to or from another server, and to host memory; both together need a connector of connectors."""
     offload = None if tier is None or tier.gib is None else tier.gib
     if command.role == "both":
         command.flag("--kv-offloading-size", None if offload is None else f"{offload:g}")
@@ -236,7 +236,7 @@ def _trtllm(command: Writing) -> None:
 
 
 def _trtllm_file(command: Writing) -> dict[str, Any]:
-    """What trtllm-serve takes in its YAML file alone."""
+    """The settings that trtllm-serve takes in its YAML file alone."""
     scenario = command.scenario
     found: dict[str, Any] = {}
     tier = host_tiers_to_write(command, write="eviction")
@@ -297,7 +297,7 @@ def commands(scenario: Scenario, target: str | None) -> Iterator[tuple[str, Writ
 
 
 def of_the_whole(scenario: Scenario) -> Iterator[str]:
-    """What a scenario with pools says of all of them, and no command does."""
+    """The settings that a scenario has for all pools, and no command says."""
     if not scenario.pools:
         return
     if any(pool.models for pool in scenario.pools.values()):

@@ -12,7 +12,7 @@ _NOT_OF_A_SERVER = (
     *("workload", "slo", "window", "seed", "costs", "cost_model", "hardware", "serving_stack", "serving_release"),
     "decoding.acceptance",
 )
-"""What a scenario is simulated under: traffic, limits, figures, and on what it runs, which stands above the command."""
+"""Settings that a scenario is simulated under: traffic, limits, figures, and on what it runs, which stands above the command."""
 
 
 BESIDE: Mapping[str, str] = {
@@ -118,7 +118,7 @@ class Writing:
         self._left.append(text)
 
     def left_out(self) -> list[str]:
-        """What of the scenario the command does not say."""
+        """The settings of the scenario that the command does not say."""
         found = list(self._left)
         found += [f"scheduler.{key}: {value}" for key, value in self._scheduler.items()]
         found += [f"memory.{key}: {value}" for key, value in self._memory.items()]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics import Blocks
 from sim.plots.style import GREY, OKABE_ITO, dress
 from sim.text import seconds_text
 
@@ -29,7 +28,7 @@ def ecdf(values: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
     return weighted_ecdf(lambda: ((values, np.ones(values.size)),))
 
 
-def weighted_ecdf(blocks: Blocks) -> tuple[FloatArray, FloatArray]:
+def weighted_ecdf(blocks: Callable[[], Iterable[tuple[NDArray[Any], NDArray[Any]]]]) -> tuple[FloatArray, FloatArray]:
     """The same of values of which each counts weight times, in pieces that *blocks* gives as often as it is called."""
     n, low, high, total = 0, np.inf, -np.inf, 0
     for values, weights in blocks():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from sim.scenario.section import FilePath, ModelName, Section
+from sim.scenario.section import FilePath, ModelName, Policy, Section
 from sim.text import shown
 
 # `policies.decoding.METHODS`, which is not imported here to keep the start short; a test compares.
@@ -108,11 +109,26 @@ class AcceptanceSettings(Section):
     tree: TreeShape | None = None
     published: Annotated[str, Field(min_length=1)] | None = None
     """Rates by the name they are known under, such as deepseek-v3 (`policies.acceptance.PUBLISHED`)."""
+    policy: Policy | None = None
+    """A process of one's own, as package.module:Class; every other key is a setting of that class."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_of_the_policy(cls, data: Any) -> Any:
+        given: Any = {"policy": data} if isinstance(data, str) and ":" in data else data
+        if not isinstance(given, Mapping):
+            return given
+        own = given.get("policy")
+        own = {"policy": own} if isinstance(own, str) else own
+        if not isinstance(own, Mapping):
+            return given
+        settings = {key: value for key, value in given.items() if key != "policy" and value is not None}
+        return {"policy": {**own, **settings}}
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         kinds = ("alpha", "per_position", "mean_length", "beta", "two_state", "recorded", "distributions", "tree",
-                 "published")  # fmt: skip
+                 "published", "policy")  # fmt: skip
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of {', '.join(kinds)}; got {' and '.join(given) or 'none'}")

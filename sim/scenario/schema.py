@@ -23,7 +23,9 @@ def json_schema() -> dict[str, Any]:
     definitions["Autoscale"]["properties"]["policy"] = {"$ref": "#/$defs/Control"}
     definitions["Process"] = _policy("process", named.PROCESSES)
     definitions["Distribution"] = _policy("distribution", named.DISTRIBUTIONS, number=True)
-    del definitions["Policy"]
+    acceptance = definitions["AcceptanceSettings"]
+    del acceptance["properties"]["policy"], definitions["Policy"]
+    definitions["AcceptanceSettings"] = {"anyOf": [acceptance, *_policy("policy", {}, foreign=True)["anyOf"]]}
     for key, name in (("scheduler", "Scheduler"), ("router", "Router")):
         kept = {kind: value for kind, value in schema["properties"][key].items() if kind in ("default", "description")}
         schema["properties"][key] = {"$ref": f"#/$defs/{name}", **kept}

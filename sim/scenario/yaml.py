@@ -1,8 +1,9 @@
-"""YAML as people expect it: 1e9 is a number, and a key given twice is an error."""
+"""YAML as people expect it: 1e9 is a whole number, and a key given twice is an error."""
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any
 
 import yaml
@@ -25,6 +26,19 @@ class _Loader(_Base):
         return super().construct_mapping(node, deep=deep)
 
 
+_MOST_WHOLE = 1e18
+"""A number with an exponent is a whole one up to here; beyond it is no count of anything."""
+
+
+def _number(loader: Any, node: Any) -> int | float:
+    """A number with a point or an exponent: 1e6 and 2.5e3 are whole, 1.0 is what it is written as."""
+    value = loader.construct_yaml_float(node)
+    if "e" not in node.value.lower() or not abs(value) <= _MOST_WHOLE:
+        return value
+    exact = Decimal(node.value.replace("_", ""))
+    return int(exact) if exact == int(exact) else value
+
+
 # YAML 1.1 reads 1e9 as text, 4:16 as 256 and 010 as 8; YAML 1.2 and people read a number, a text and, at most, ten.
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _Loader.yaml_implicit_resolvers = {
@@ -42,6 +56,9 @@ _Loader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 _DEEPEST = 100

@@ -170,7 +170,7 @@ def advise(
             if not more:
                 return Advice(
                     base=base, assumed=assumed, target=target, rows=_ranked(rows), refused=(*found.refused, *refused),
-                    said=tuple(found.said), notes=_by_change(result.notes), replications=replications,
+                    said=tuple(found.said), notes=(*_by_change(result.notes), *found.assumptions(rows)), replications=replications,
                 )  # fmt: skip
             tried += more
 
@@ -281,11 +281,29 @@ class _Found:
         self.candidates: list[Candidate] = []
         self.refused: list[Refused] = []
         self.said: list[str] = []
+        self.sources: dict[str, str] = {}
+        """Of candidates that draft tokens, by name, where their acceptance was read."""
 
     def propose(self, name: str, **settings: Any) -> None:
         """*settings* with `__` for each dot."""
         dotted = {key.replace("__", "."): value for key, value in settings.items()}
         self.candidates.append(Candidate(group=self.group, name=name, settings=dotted))
+
+    def drafted(self, name: str, decoding: Mapping[str, Any], source: str) -> None:
+        """Speculation whose acceptance is taken from *source*."""
+        self.propose(name, decoding=decoding)
+        self.sources[name] = source
+
+    def assumptions(self, rows: Sequence[Row]) -> tuple[Noted, ...]:
+        """What is assumed of the acceptance of candidates that ran."""
+        ran = [row.candidate.name for row in rows if row.candidate.name in self.sources]
+        return tuple(
+            Noted(
+                note=f"acceptance is assumed: {self.sources[name]}; your requests decide what yours is",
+                where=(name,), n=1, of=len(rows),
+            )
+            for name in ran
+        )  # fmt: skip
 
     @property
     def names_blocks(self) -> bool:
@@ -393,21 +411,25 @@ def _by_host_memory(found: _Found) -> None:
 
 def _by_speculation(found: _Found) -> None:
     from policies.acceptance import PUBLISHED
+    from sim.launch.drafters import published_heads
 
     model = found.deployment.model
     if found.base.decoding.method != "autoregressive":
         found.propose("no speculation", decoding={"method": "autoregressive"})
         return
     name = next((name for name in PUBLISHED if model.name.startswith(name)), None)
-    if name is None or not model.mtp_layers:
+    if name is not None and model.mtp_layers:
+        k = len(PUBLISHED[name].rates)
+        decoding = {"method": "mtp", "num_speculative_tokens": k, "acceptance": {"published": name}}
+        found.drafted(f"MTP, {k} drafted, acceptance as published", decoding, PUBLISHED[name].source)
+    for head in published_heads(model):
+        k = head.decoding["num_speculative_tokens"]
+        found.drafted(f"{head.name}, {k} drafted, acceptance as published", head.decoding, head.source)
+    if not found.sources:
         found.said.append(
             f"speculation: no acceptance is published for {model.name}; with one that you have measured, --set "
             "'decoding={method: ..., num_speculative_tokens: ..., acceptance: {...}}' tries it."
         )
-        return
-    k = len(PUBLISHED[name].rates)
-    decoding = {"method": "mtp", "num_speculative_tokens": k, "acceptance": {"published": name}}
-    found.propose(f"MTP, {k} drafted, acceptance as published", decoding=decoding)
 
 
 def _by_pools(found: _Found) -> None:

@@ -194,7 +194,7 @@ def _range(first: str, last: str, count: str, log: str | None, *, key: str) -> l
         values = [low + (high - low) * i / (n - 1) for i in range(n)]
     # Twelve digits, so that 0.1 steps do not end in 0.30000000000000004.
     values = [float(f"{value:.12g}") for value in values]
-    whole = re.fullmatch(r"[-+]?\d+", first) and re.fullmatch(r"[-+]?\d+", last)
+    whole = all("." not in end and end_value.is_integer() for end, end_value in ((first, low), (last, high)))
     if whole and log:
         return list(dict.fromkeys(round(value) for value in values))
     return [int(value) for value in values] if whole and all(value.is_integer() for value in values) else values

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.text import seconds_text
+from sim.under_way import rate_text, under_way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +73,25 @@ def _nothing(_: Progress) -> None:
 
 
 def _bar() -> Iterator[Report]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+    latest: Progress | None = None
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("Runs", total=None, left="")
+    def report(progress: Progress) -> None:
+        nonlocal latest
+        latest = progress
 
-        def report(progress: Progress) -> None:
-            bar.update(task, total=progress.total, completed=progress.done, left=_left(progress))
-
+    with under_way(
+        done=lambda: 0 if latest is None else latest.done,
+        total=lambda: None if latest is None else latest.total,
+        said=lambda: "" if latest is None else _text(latest),
+        asked=True,
+    ):
         yield report
+
+
+def _text(progress: Progress) -> str:
+    ran = progress.done - progress.reused
+    rate = [rate_text(ran / progress.elapsed_s)] if ran and progress.elapsed_s > 0 else []
+    return ", ".join(filter(None, [f"{progress.done:,} of {progress.total:,} runs", *rate, _left(progress)]))
 
 
 def _left(progress: Progress) -> str:

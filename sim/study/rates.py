@@ -12,6 +12,7 @@ from sim.metrics import limits_in
 from sim.results.words import limit_text
 from sim.study import statistics as st
 from sim.study.notes import Noted, Notes
+from sim.under_way import under_way
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
@@ -222,23 +223,32 @@ def bisect(
     """
     if not start_per_s > 0 or not 0 < tolerance < 1:
         raise ValueError(f"start_per_s is a rate above 0 and tolerance in (0, 1); got {start_per_s!r}, {tolerance!r}")
-    low, high, rate, tried = 0.0, math.inf, start_per_s, start_per_s
-    for _ in range(most_probes):
-        tried = rate
-        if probe(rate) is None:
-            low = rate
-        else:
-            high = rate
-        if math.isinf(high):
-            rate = 2 * rate
-        elif low == 0.0:
-            if rate < start_per_s / 2**12:
-                return 0.0, high
-            rate /= 2
-        elif high - low <= tolerance * low:
-            return low, high
-        else:
-            rate = (low + high) / 2
+    low, high, rate, tried, probes = 0.0, math.inf, start_per_s, start_per_s, 0
+
+    def in_all() -> float | None:
+        """Probes from the first to the last, once there is a rate on both sides."""
+        known = low > 0.0 and not math.isinf(high)
+        return probes + max(math.ceil(math.log2((high - low) / (tolerance * low))), 0) if known else None
+
+    with under_way(unit="rates", done=lambda: probes, total=in_all):
+        for _ in range(most_probes):
+            tried = rate
+            missed = probe(rate)
+            probes += 1
+            if missed is None:
+                low = rate
+            else:
+                high = rate
+            if math.isinf(high):
+                rate = 2 * rate
+            elif low == 0.0:
+                if rate < start_per_s / 2**12:
+                    return 0.0, high
+                rate /= 2
+            elif high - low <= tolerance * low:
+                return low, high
+            else:
+                rate = (low + high) / 2
     raise RooftraceError(
         f"no limit of capacity found up to {tried:.4g} requests/s in {most_probes} runs; "
         "tighten the limits or give more requests"

@@ -14,6 +14,7 @@ from hwmodels.measured import catalogue_name, is_kernel_level, predict, survey
 from hwmodels.profiles import load_profile
 from sim.errors import RooftraceError
 from sim.protocols import protocol
+from sim.under_way import steps
 from sim.validation.apart import (
     ApartRun,
     apart_run,
@@ -201,7 +202,7 @@ def comparisons(folder: Folder, *, hardware: str | None = None) -> Iterator[Comp
         given = _Hardware.of(hardware) if hardware is not None else None
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
-    for measurement in folder.measurements:
+    for measurement in steps(folder.measurements, "files"):
         yield from compare(measurement, hardware=given, others=folder.measurements)
 
 

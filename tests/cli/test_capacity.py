@@ -113,8 +113,8 @@ def test_an_attainment_without_an_slo_is_refused():
 
 def test_one_search_answers_both_commands():
     settings = ["--set", POISSON, "--set", "slo.ttft_s=0.3"]
-    ours = rooftrace("--slo", "--queue-p50", "1e6", "--replications", "3", "--tolerance", "0.2", *settings, "--json")
-    theirs = CliRunner().invoke(build_app(), ["optimize", "--tolerance", "0.2", *settings, "--json"])
+    ours = rooftrace("--slo", "--queue-p50", "1e6", "--replications", "3", "--tolerance", "0.5", *settings, "--json")
+    theirs = CliRunner().invoke(build_app(), ["optimize", "--tolerance", "0.5", *settings, "--json"])
     best = json.loads(theirs.stdout)["best"]
     assert json.loads(ours.stdout)["rate_per_s"] == best["rate_per_s"] > 0
     assert len(json.loads(ours.stdout)["probes"]) == len(best["tried"])

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -237,6 +238,16 @@ def test_ctrl_c_leaves_nothing_and_exits_with_130(monkeypatch, where):
     assert result.exit_code == 130
     assert result.stdout == ""
     assert everything_under(".") == []
+
+
+def test_a_disk_that_records_of_iterations_fill_is_a_sentence(monkeypatch):
+    def full(*_arguments, **_settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sim.engine.spill.IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr("sim.engine.spill._LEAST_BYTES", 1)
+    monkeypatch.setattr("sim.engine.spill.tempfile.TemporaryFile", full)
+    assert_refused(rooftrace("run", *TINY, "--out", "deep/out"), "No space left on device; choose another --out")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

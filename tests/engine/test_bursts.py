@@ -9,28 +9,20 @@ import numpy as np
 import pytest
 
 from policies.routers import (
-    Dynamo,
-    Knowledge,
     LeastKv,
     LeastKvUse,
     LeastOutstanding,
     LeastQueue,
-    LlmD,
     Load,
-    PowerOfTwo,
     Prefix,
-    Random,
     Refused,
     ReplicaLoad,
-    Reserve,
     RoundRobin,
     RoutedRequest,
     Router,
-    SessionAffinity,
     Shed,
     TrtLlmRanks,
     VllmRanks,
-    knowledge_of,
     route_of,
 )
 from policies.vllm import Vllm
@@ -38,32 +30,22 @@ from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.engine.links import LinkSpec
 from sim.engine.roles import HandoverSpec, KvPath, Role, Room
 from tests.engine.costs import Ranked
+from tests.routers import ROUTERS, Around, may_be_of_ranks
 from workloads import Trace
 
 N, OF, TOKENS, S = 64, 4, 100, 10**9
-ROUTERS = (
-    RoundRobin(), Random(), LeastOutstanding(), PowerOfTwo(), LeastKv(), LeastQueue(), LeastKvUse(), VllmRanks(),
-    VllmRanks(waiting_weight=4.0), TrtLlmRanks(), SessionAffinity(), Prefix(), Prefix(index="approximate"), LlmD(),
-    LlmD(queue=1.0, kv=0.0, prefix=0.0, no_hit_lru=0.0), Dynamo(), Dynamo(temperature=0.5), Reserve(LeastQueue(), 1),
-    Shed(LeastQueue(), max_waiting=5),
-)  # fmt: skip
 LEVELS = (LeastOutstanding(), LeastKv(), LeastQueue(), LeastKvUse(), VllmRanks(), TrtLlmRanks(), Prefix())
 """Of routers that look for the fewest: among equal machines that have nothing cached all get as many."""
 
 
 @dataclass(frozen=True)
-class Noted:
+class Noted(Around):
     """Routes as *inner*, but for the first few, of which each machine gets one; writes down what it was asked for and shown."""
 
-    inner: Router
     asked: list[RoutedRequest] = field(default_factory=list[RoutedRequest])
     shown: list[Load] = field(default_factory=list[Load])
     """As the burst begins."""
     answers: list[int | Refused] = field(default_factory=list["int | Refused"])
-
-    @property
-    def knows(self) -> Knowledge | None:
-        return knowledge_of(self.inner)
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
         if request.id < OF:
@@ -163,8 +145,7 @@ DECODE = (
 @pytest.mark.parametrize("kind", COMPUTE + DECODE)
 def test_a_burst_is_spread_as_its_router_says(kind: str) -> None:
     for router in ROUTERS:
-        if "ranks" in kind and knowledge_of(router) not in (None, Knowledge(prefixes=True)):
-            # No router of ranks asks for more.
+        if "ranks" in kind and not may_be_of_ranks(router):
             continue
         if isinstance(router, Shed) and kind in DECODE:
             # Who has its prompt computed is not refused.

@@ -11,29 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.routers import (
-    Dynamo,
-    Knowledge,
-    LeastKv,
-    LeastKvUse,
-    LeastOutstanding,
-    LeastQueue,
-    LlmD,
-    PowerOfTwo,
-    Prefix,
-    Refused,
-    ReplicaLoad,
-    Reserve,
-    RoundRobin,
-    RoutedRequest,
-    Router,
-    SessionAffinity,
-    Shed,
-    TrtLlmRanks,
-    VllmRanks,
-    knowledge_of,
-    route_of,
-)
+from policies.routers import Knowledge, Refused, ReplicaLoad, RoundRobin, RoutedRequest, Shed, VllmRanks, route_of
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
@@ -45,40 +23,21 @@ from sim.engine.links import LinkSpec
 from sim.engine.roles import HandoverSpec, KvPath
 from tests.engine.costs import Ranked
 from tests.engine.random_runs import DECODINGS, assert_same, beginnings, with_fleet
+from tests.routers import ROUTERS, Around
 from tests.sample import some
 from workloads import Trace
 
-ROUTERS: tuple[Router, ...] = (
-    LlmD(),
-    LlmD(queue=1.0, kv=0.0, prefix=0.0, no_hit_lru=0.0),
-    LlmD(index="approximate", block_tokens=4),
-    Prefix(),
-    Dynamo(),
-    Dynamo(temperature=0.5),
-    LeastQueue(),
-    LeastKv(),
-    LeastKvUse(),
-    LeastOutstanding(),
-    PowerOfTwo(),
-    VllmRanks(),
-    TrtLlmRanks(),
-    SessionAffinity(inner=LeastQueue(), max_waiting=1),
-    Reserve(LeastQueue(), machines=1),
-    Shed(LeastQueue(), max_waiting=2),
-)
-
 
 @dataclass(frozen=True)
-class Polls:
+class Polls(Around):
     """Routes as *inner* by loads that are read every *poll_s* seconds, and writes down what it is told."""
 
-    inner: Router
     poll_s: float
     told: list[list[tuple[int, int, int, float, int]]] = field(default_factory=list[Any])
 
     @property
     def knows(self) -> Knowledge:
-        return replace(knowledge_of(self.inner) or Knowledge(), poll_s=self.poll_s)
+        return replace(super().knows or Knowledge(), poll_s=self.poll_s)
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
         self.told.append(
@@ -160,7 +119,7 @@ def a_run(seed: int) -> Experiment:
             roles=("prefill",) * many + ("decode",) * many,
             pools=(0,) * many + (1,) * many,
             paths={(0, 1): KvPath(link=LinkSpec(1e7, latency_s=1e-4), bytes_per_token=1000.0)},
-            router=Polls(rng.choice(ROUTERS[:-1]), poll_s),
+            router=Polls(rng.choice([router for router in ROUTERS if not isinstance(router, Shed)]), poll_s),
             room=rng.choice(["after_prefill", "before_prefill"]),
         )
         experiment = replace(experiment, replicas=experiment.replicas * 2, handover=handover)

@@ -331,8 +331,10 @@ def test_iterations_of_many_replicas_are_told_in_one_pass() -> None:
             return super().__iter__()
 
     one = ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=99)
-    found = run(Experiment(workload=a_trace((0, [1])), replicas=(one,) * 50, router=RoundRobin()))
-    assert len(list(replace(found, replicas=Counted(found.replicas)).iteration_blocks())) == 50
+    trace = a_trace(*[(0, [1])] * 50)
+    found = run(Experiment(workload=trace, replicas=(one,) * 50, router=RoundRobin()))
+    blocks = list(replace(found, replicas=Counted(found.replicas)).iteration_blocks())
+    assert sorted(np.concatenate([block["replica"] for block in blocks])) == list(range(50))
     assert passes <= 2
 
 

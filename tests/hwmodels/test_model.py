@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from hwmodels.model import CATALOGUE, load_model, model_catalogue, spec_from_config
+from hwmodels.parallel import ParallelConfig
+from hwmodels.work import stage_work
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "model_configs"
 SHARED2 = SHARED.with_name("model_configs2")
@@ -644,3 +646,31 @@ def test_a_folder_called_as_a_model_of_the_catalogue_is_read_itself(tmp_path):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
     assert load_model(folder).n_layers == 2
+
+
+def test_layers_that_take_tokens_from_an_earlier_one_have_no_indexer():
+    """GLM-5.2 has 21 indexers in 78 layers, and GLM-5, of the same shape, one in each."""
+    one, other = load_model("glm-5.2"), load_model("glm-5")
+    assert [sum(each.layer_has_indexer) for each in (one, other)] == [21, 78]
+    assert other.params - one.params == 57 * one.indexer_params == 57 * (2048 * 32 * 128 + 6144 * (128 + 32) + 256)
+    assert other.kv_bytes_per_token() - one.kv_bytes_per_token() == 57 * 132
+    assert other.weight_bytes() - one.weight_bytes() == 57 * one.indexer_params * 2
+    assert one.mtp_draft().layer_has_indexer == (True,)
+    stages = [stage_work(one, ParallelConfig(tensor=8, pipeline=2), stage) for stage in (0, 1)]
+    assert [[shape.layers for shape in stage.attention if shape.kind == "indexer"] for stage in stages] == [[12], [9]]
+    assert [[op.layers for op in stage.linears if op.name == "index_q"] for stage in stages] == [[12], [9]]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        (["full"] * 77, "indexer_types are of 77 layers, and the model has 78"),
+        (["shared"] * 78, "indexer_types begin with shared, and no layer before it has chosen tokens"),
+        (["full", "none"] * 39, "indexer_types 'none'; known are full and shared"),
+        ("full", "indexer_types must be a list of texts"),
+    ],
+)
+def test_indexers_that_cannot_be_are_refused(kinds, said):
+    data = json.loads((CATALOGUE / "glm-5.2.json").read_text()) | {"indexer_types": kinds}
+    with pytest.raises(ValueError, match=f"config.json: {said}"):
+        spec_from_config(data, name="x", where="config.json")

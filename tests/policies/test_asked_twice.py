@@ -25,27 +25,10 @@ from policies.control import (
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
 from policies.ranks import PromptBalance
 from policies.routers import (
-    Dynamo,
-    Knowledge,
-    LeastKv,
-    LeastKvUse,
-    LeastOutstanding,
-    LeastQueue,
-    LlmD,
-    PowerOfTwo,
-    Prefix,
-    Random,
     Refused,
     ReplicaLoad,
-    Reserve,
     RoundRobin,
     RoutedRequest,
-    Router,
-    SessionAffinity,
-    Shed,
-    TrtLlmRanks,
-    VllmRanks,
-    knowledge_of,
 )
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
@@ -66,6 +49,7 @@ from tests.engine.random_runs import (
     with_scheduler,
     with_tiers,
 )
+from tests.routers import ROUTED, Around, may_be_of_ranks
 from tests.sample import some
 from workloads import ServiceClass, Trace, predict_outputs, with_classes
 
@@ -224,12 +208,8 @@ def test_schedulers_in_wrappers_that_are_asked_twice_leave_many_runs_as_they_wer
 
 
 @dataclass(frozen=True)
-class RoutedTwice:
-    inner: Any
-
-    @property
-    def knows(self) -> Knowledge | None:
-        return knowledge_of(self.inner)
+class RoutedTwice(Around):
+    """Asks a router twice."""
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
         first, again = (self.inner.route(request, replicas) for _ in range(2))
@@ -251,23 +231,6 @@ class WantedTwice:
         return again
 
 
-ROUTED: Mapping[str, Sequence[Router]] = {
-    "round_robin": [RoundRobin()],
-    "random": [Random()],
-    "least_outstanding": [LeastOutstanding()],
-    "power_of_two": [PowerOfTwo()],
-    "least_kv": [LeastKv()],
-    "least_queue": [LeastQueue()],
-    "least_kv_use": [LeastKvUse()],
-    "session": [SessionAffinity(), SessionAffinity(inner=Prefix(), max_waiting=0)],
-    "prefix": [Prefix(), Prefix(index="approximate", block_tokens=4), Prefix(event_delay_s=3e-3)],
-    "llm_d": [LlmD(session=1.0), LlmD(index="approximate", block_tokens=4)],
-    "dynamo": [Dynamo(), Dynamo(temperature=0.5)],
-    "vllm_ranks": [VllmRanks()],
-    "trtllm_ranks": [TrtLlmRanks()],
-    "reserve": [Reserve(LlmD(), 1)],
-    "shed": [Shed(Dynamo(), priority=0, max_waiting=1)],
-}
 WANTED: Mapping[str, Control] = {
     "target_tracking": TargetTracking(target=2.0),
     "concurrency": Concurrency(target=2.0),
@@ -294,8 +257,8 @@ def test_a_router_that_is_asked_twice_leaves_the_run_as_it_was(name: str) -> Non
         experiment = replace(one, workload=sessions, replicas=machines)
         once, twice = (run(replace(experiment, router=each)) for each in (router, RoutedTwice(router)))
         assert_same(once, twice)
-        if knowledge_of(router) not in (None, Knowledge(prefixes=True)):
-            continue  # No router inside a machine is told more.
+        if not may_be_of_ranks(router):
+            continue
         spec = replace(two.machines[0].tenants[0], cost=Ranked(fixed_s=2e-3))
         ranked = MachineSpec(tenants=(spec,), ranks=2, rank_router=router, prompt_balance=PromptBalance())
         again = replace(ranked, rank_router=RoutedTwice(router))

@@ -27,7 +27,7 @@ def _pool(**settings: Any) -> dict[str, Any]:
 def _decoding(which: str, behind: str) -> dict[str, Any]:
     if which == "draft":
         return {**DRAFTED, "acceptance": {"alpha": 0.5}, "draft": {"model": behind}}
-    return {**DRAFTED, "acceptance": {"recorded": behind}, "draft": {"step_s": 0.1}}
+    return {**DRAFTED, "acceptance": {which: behind}, "draft": {"step_s": 0.1}}
 
 
 # The setting, and a scenario in which it names the file `behind`.
@@ -64,8 +64,10 @@ POLICIES = {
     "rank_router": lambda behind: {"rank_router": behind},
     "handover.router": lambda behind: {**PARTED, "handover": {"router": behind}},
     "autoscale.policy": lambda behind: {"autoscale": {"policy": behind, "max": 2}},
+    "decoding.acceptance.policy": lambda behind: {"decoding": _decoding("policy", behind)},
     "pools.a.scheduler": lambda behind: _pool(scheduler=behind),
     "pools.a.rank_router": lambda behind: _pool(rank_router=behind),
+    "pools.a.decoding.acceptance.policy": lambda behind: _pool(decoding=_decoding("policy", behind)),
     "pools.a.autoscale.policy": lambda behind: _pool(autoscale={"policy": behind, "max": 2}),
 }
 # The same of what else is chosen by name, whose settings are its own.

@@ -17,6 +17,7 @@ from sim.errors import ScenarioError
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
 from sim.scenario.decoding import Method
+from sim.study.points import Sweep
 
 WORKLOAD = {
     "arrivals": {"process": "poisson", "rate_per_s": 20.0},
@@ -520,3 +521,76 @@ def test_own_layers_draft_under_every_scheduler_and_layout(settings):
     summary = simulate(scenario(MTP, **{**DEEPSEEK, **settings, "workload": workload})).summary
     assert summary["requests"]["finished"] == 8
     assert 1.7 < summary["speculation"]["mean_acceptance_length"] < 2.0
+
+
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+from policies.acceptance import Chain
+
+@dataclass(frozen=True, kw_only=True)
+class Always(Chain):
+    n: int
+    def accepted(self, request_id, round_start, n_rounds, k, seed):
+        return np.full(n_rounds, self.n)
+    def per_position(self, k):
+        return np.arange(k) < self.n
+
+class Alone:
+    def accepted(self, request_id, round_start, n_rounds, k, seed): ...
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "drafts_of_mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda **settings: {"policy": "drafts_of_mine:Always", **settings}
+
+
+def test_an_acceptance_process_of_ones_own_decides_what_rounds_accept(own):
+    result = simulate(scenario(drafted(acceptance=own(n=3))))
+    facts = result.summary["speculation"]
+    assert facts["num_accepted_tokens"] == 3 * facts["num_drafts"] > 0
+    assert "Always(n=3)" in result.manifest["decoding"]["acceptance"]
+
+
+def test_settings_of_a_process_of_ones_own_are_changed_like_any_other(own):
+    made = scenario(drafted(acceptance=own(n=1)))
+    changed = made.with_set("decoding.acceptance.n=2")
+    assert resolve(changed).experiment.replicas[0].decoding.acceptance.process.n == 2
+    assert Scenario.from_yaml(changed.to_yaml()).hash == changed.hash != made.hash
+
+
+def test_a_process_without_settings_goes_by_its_name_alone(own):
+    refused = refusal(drafted(acceptance="drafts_of_mine:Always"))
+    assert "decoding.acceptance.n is missing" in refused
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "expected"),
+    [
+        ({"n": 1, "m": 2}, "decoding.acceptance.m is not a setting of drafts_of_mine:Always"),
+        ({"n": 1, "policy": "drafts_of_mine:Alone"}, "decoding.acceptance.n is not a setting"),
+        ({"policy": "drafts_of_mine:Alone"}, "has no per_position; a subclass of policies.acceptance.Chain"),
+        ({"policy": "drafts_of_mine:Missing"}, "drafts_of_mine has no 'Missing'"),
+        ({"policy": "drafts_of_mine:np"}, "a policy is a class with the method accepted"),
+        ({"policy": "alpha"}, "decoding.acceptance: 'alpha' is not a policy"),
+    ],
+)
+def test_what_is_no_acceptance_process_is_refused_in_one_sentence(own, acceptance, expected):
+    assert expected in refusal(drafted(acceptance=own(**acceptance)))
+
+
+@pytest.mark.parametrize("n", [5, -1])
+def test_counts_that_no_round_can_accept_end_the_run_in_one_sentence(own, n):
+    with pytest.raises(
+        ScenarioError, match=r"drafts_of_mine:Always answered accepted\(.*; expected \d+ whole numbers from 0 to 4"
+    ):
+        simulate(scenario(drafted(acceptance=own(n=n))))
+
+
+def test_settings_of_a_process_of_ones_own_stand_on_axes(own):
+    plan = Sweep(base=scenario(drafted(acceptance=own(n=1))), axes={"decoding.acceptance.policy.n": [0, 2]})
+    runs = [run for point in plan for run in plan.runs(point)]
+    assert [resolve(run.scenario).experiment.replicas[0].decoding.acceptance.process.n for run in runs] == [0, 2]

@@ -7,9 +7,11 @@ import pytest
 from hwmodels.precision import PRECISIONS
 from sim.errors import ScenarioError
 from sim.scenario import Scenario, named
+from sim.scenario.assembly import resolve
 from sim.scenario.keys import KvPrecision, TraceFormat, WeightPrecision
 from sim.scenario.schema import json_schema
 from sim.scenario.yaml import parse_yaml
+from sim.study.points import Sweep, read_axis
 from workloads import FORMATS
 
 
@@ -230,7 +232,10 @@ def test_several_settings_are_checked_together():
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e9", 1e9), ("2.5", 2.5), (".5", 0.5), ("1_000", 1000), ("0x10", 16), ("-3", -3), ("0", 0), (".inf", float("inf")),
+        ("1e9", 10**9), ("2.5e3", 2500), ("1_0e2", 1000), ("-1E3", -1000), ("1e17", 10**17), ("1e30", 1e30),
+        ("1e400", float("inf")),
+        ("1e-3", 1e-3), ("2.5e0", 2.5), ("1.0", 1.0), ("2.5", 2.5),
+        (".5", 0.5), ("1_000", 1000), ("0x10", 16), ("-3", -3), ("0", 0), (".inf", float("inf")),
         ("4:16", "4:16"), ("010", "010"), ("1:30:00", "1:30:00"), ("1.2.3", "1.2.3"), ("true", True), ("null", None),
     ],
 )  # fmt: skip
@@ -238,6 +243,34 @@ def test_yaml_numbers_are_those_that_people_read(text, value):
     found = parse_yaml(text, "here")
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("number", ["1e3", "1_000", "1000", "0.1e4"])
+def test_a_whole_number_may_be_written_with_an_exponent_or_in_groups(number, tmp_path):
+    """Wherever a setting is written: in a file, behind --set, on an axis, in a row of points; a setting or one of a policy."""
+    keys = ("workload.requests", "scheduler.max_num_seqs", "workload.arrivals.rate_per_s")
+    file = tmp_path / "scenario.yaml"
+    file.write_text(
+        f"workload: {{requests: {number}, arrivals: {{process: poisson, rate_per_s: {number}}}, "
+        "prompt_tokens: 9, output_tokens: 9}\n"
+        f"scheduler: {{policy: vllm, max_num_seqs: {number}}}\n"
+    )
+    made = Scenario.load(file)
+    (tmp_path / "points.csv").write_text(f"{','.join(keys)}\n{','.join([number] * 3)}\n")
+    (point,) = Sweep(base=made, points=tmp_path / "points.csv")
+    for each in (made, made.with_set(*(f"{key}={number}" for key in keys)), made.with_values(point.settings)):
+        built = resolve(each).experiment
+        assert len(built.workload) == 1000
+        assert built.replicas[0].scheduler.max_num_seqs == 1000
+        assert each.hash == made.hash
+    for key in keys:
+        assert read_axis(f"{key}={number},2e3") == (key, [1000, 2000])
+
+
+def test_what_is_not_whole_is_no_whole_number():
+    for text in ("1.5", "15e-1", "1.00005e3"):
+        with pytest.raises(ScenarioError, match=r"^[^\n]*workload.requests is a whole number; got [\d.]+$"):
+            Scenario.default().with_set(f"workload.requests={text}")
 
 
 def test_a_protocol_stands_in_the_place_of_arrivals_and_requests():

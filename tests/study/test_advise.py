@@ -114,3 +114,29 @@ def test_pools_for_prefill_and_decode_are_a_scenario_to_run():
     found = advise(BASE.with_set("replicas=4"), only=["pools"], replications=1, jobs=1)
     assert set(names(found)) == {"as it is", "2 prefill and 2 decode machines", "1 prefill and 3 decode machines"}
     assert command("my file.yaml", ["replicas=2"]) == "rooftrace run 'my file.yaml' --set replicas=2"
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "source"),
+    [
+        ("llama-3.1-8b", "EAGLE-3, 3 drafted, acceptance as published", "EAGLE-3 of Llama-3.1-8B on MT-Bench"),
+        ("llama-3.1-8b", "EAGLE, 3 drafted, acceptance as published", "EAGLE-1 of Llama-3.1-8B on MT-Bench"),
+        ("deepseek-v3", "MTP, 1 drafted, acceptance as published", "arXiv 2412.19437"),
+    ],
+)
+def test_speculation_is_judged_by_acceptance_that_was_published_and_says_that_it_is_assumed(model, change, source):
+    devices = ("hardware=h200", "parallel.tensor=8") if model == "deepseek-v3" else ()
+    found = advise(
+        BASE.with_set(f"model={model}", "workload.requests=5", *devices), only=["speculation"], replications=1, jobs=1
+    )
+    row = names(found)[change]
+    assert row.figures["tpot_s.mean"] < found.now.figures["tpot_s.mean"]
+    (note,) = [str(each) for each in found.notes if change in each.where and "assumed" in each.note]
+    assert note.startswith(f"{change}: acceptance is assumed: ")
+    assert source in note
+
+
+def test_a_model_whose_drafters_nobody_has_published_is_told_so():
+    found = advise(BASE.with_set("model=qwen3-8b", "workload.requests=5"), only=["speculation"], replications=1, jobs=1)
+    assert list(names(found)) == ["as it is"]
+    assert any("no acceptance is published for qwen3-8b" in text for text in found.said)

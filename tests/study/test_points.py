@@ -19,7 +19,9 @@ BASE = Scenario.default()
         ("a=h100-sxm, a100-80gb-sxm", ["h100-sxm", "a100-80gb-sxm"]),
         ("a={policy: vllm}, sarathi", [{"policy": "vllm"}, "sarathi"]),
         ("a=shortest:ShortestFirst, orca", ["shortest:ShortestFirst", "orca"]),
-        ("a=1e3", [1000.0]),
+        ("a=1e3", [1000]),
+        ("a=1e3:4e3:4", [1000, 2000, 3000, 4000]),
+        ("a=1e3:1e6:4:log", [1000, 10_000, 100_000, 1_000_000]),
         ("a=null, fp8", [None, "fp8"]),
     ],
 )

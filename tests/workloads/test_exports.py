@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.workloads.exports import EXPORTS, Export
 from workloads import Trace, read_trace
+from workloads.records import rows_of
 from workloads.texts import Approximate
 
 
@@ -185,6 +187,82 @@ def test_a_limit_reads_no_further_into_an_export_than_it_takes(write):
     assert read_trace(path, limit=19).prompt_tokens.tolist() == [*range(1, 20)]
     with pytest.raises(ValueError, match="line 21: expected one JSON object"):
         read_trace(path, limit=21)
+
+
+def test_columns_that_are_kept_are_those_of_the_whole_file(tmp_path):
+    compared = 0
+    for export in EXPORTS:
+        path = put(export, tmp_path / "")
+        try:
+            whole = rows_of(path, None)
+        except (ValueError, OSError):
+            continue
+        kept = rows_of(path, None, lambda rows: rows.names)
+        assert (kept.names, kept.numbers, kept.is_all) == (whole.names, whole.numbers, True)
+        assert {name: kept.column(name) for name in kept.names} == {name: whole.column(name) for name in whole.names}
+        compared += isinstance(kept.source, dict)
+    assert compared > 5
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.parquet"])
+def test_what_nobody_asks_for_is_not_held(name, tmp_path):
+    asked = [
+        {
+            "created": 1.75e9 + i,
+            "model": "llama-3.1-8b",
+            "usage": {"prompt_tokens": i, "completion_tokens": 5},
+            "body": f"{i:04}" * 500,
+        }
+        for i in range(1, 6001)
+    ]
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(
+            pyarrow.Table.from_pylist(asked), path, compression="none", use_dictionary=False
+        )
+    else:
+        path.write_text("\n".join(map(json.dumps, asked)))
+    del asked
+    size = path.stat().st_size
+    assert size > 12e6
+    tracemalloc.start()
+    trace = read_trace(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert trace.prompt_tokens.tolist() == list(range(1, 6001))
+    assert peak < size / 2
+
+
+def test_a_column_that_is_named_is_found_where_few_rows_have_it(write):
+    rows = [{"created": 1.75e9 + i, "usage": {"prompt_tokens": 5, "completion_tokens": 5}} for i in range(3000)]
+    rows[1501]["rare"] = {"deep": 77}
+    path = write("\n".join(map(json.dumps, rows)), "log.jsonl")
+    trace = read_trace(path, columns={"prompt_tokens": "rare.deep"})
+    assert trace.prompt_tokens.tolist() == [77]
+    with pytest.raises(ValueError, match=r"no column 'rare.shallow', which prompt_tokens is said to be in"):
+        read_trace(path, columns={"prompt_tokens": "rare.shallow"})
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_may_end_in_any_way(end, write):
+    rows = [{"created": 1.75e9 + i, "usage": {"prompt_tokens": 5 + i, "completion_tokens": 5}} for i in range(9)]
+    path = write("\ufeff" + end.join(map(json.dumps, rows)), "log.jsonl")
+    assert read_trace(path).prompt_tokens.tolist() == list(range(5, 14))
+
+
+def test_a_line_that_is_no_object_is_refused_by_its_number(write):
+    lines = [
+        json.dumps({"created": 1.75e9 + i, "usage": {"prompt_tokens": 5, "completion_tokens": 5}}) for i in range(900)
+    ]
+    for bad, said in (
+        (b"{", "line 701: expected one JSON object"),
+        (b"\xff", "line 701: not UTF-8 text; convert the file"),
+    ):
+        text = "\n".join(lines).encode().split(b"\n")
+        text[700] = bad
+        with pytest.raises(ValueError, match=said):
+            read_trace(write(b"\n".join(text), "log.jsonl"))
 
 
 def test_a_limit_passes_over_rows_that_are_no_requests(write):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import nodes
 from workloads.write import open_whole, unwritable, write_whole
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +109,7 @@ ELSEWHERE = {
     ("hwmodels/model/hub.py", "fetch_config"): "in a cache folder of our own, in which nothing else is written",
     ("hwmodels/left_out.py", "write_widths"): "a table that ships",
     ("sim/cli/app.py", "_mute"): "/dev/null in the place of standard output",
+    ("sim/engine/spill.py", "write"): "a temporary file without a name",
     ("sim/study/table.py", "__init__"): "a temporary file without a name",
 }
 CALLS = {
@@ -163,9 +165,8 @@ def writes(call):
 
 
 def writers(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for call in ast.walk(tree):
+    functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for call in nodes(path):
         if isinstance(call, ast.Call) and writes(call):
             around = [each for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
             yield max(around, key=lambda each: each.lineno).name if around else "", ast.unparse(call)

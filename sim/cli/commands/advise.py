@@ -189,7 +189,7 @@ def _bounds_text(figures: Mapping[str, Any]) -> str:
 
 
 def _needs(found: Advice) -> list[tuple[str, str]]:
-    """What the traffic is, what it is held to, and what it takes of the deployment as it is."""
+    """Rows on the traffic, what it is held to, and what it takes of the deployment as it is."""
     base, now = found.base, found.now
     figures = now.figures
     limits = ", ".join(f"{key} {value:g}" for key, value in base.slo.model_dump(exclude_none=True).items())

@@ -11,10 +11,11 @@ import typer
 from sim.cli.exits import interrupted
 from sim.cli.options import Json
 from sim.errors import RooftraceError
+from sim.under_way import under_way
 
 if TYPE_CHECKING:
     from hwmodels.calibrate.backend import Facts
-    from hwmodels.calibrate.session import Progress as Progress_
+    from hwmodels.calibrate.session import Progress
 
 
 def register(app: typer.Typer) -> None:
@@ -98,40 +99,33 @@ def calibrate(
 
 
 def _take(request: Any, today: str, *, quiet: bool) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
     from hwmodels.calibrate.take import take
 
-    with Progress(
-        TextColumn("{task.completed:.0f} of {task.total:.0f} s"),
-        BarColumn(),
-        TextColumn("{task.fields[left]} left, {task.fields[taken]} operations: {task.description}"),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        line = bar.add_task("opening the device", total=request.budget_s, left="", taken=0)
+    latest: Progress | None = None
 
-        def opened(facts: Facts) -> None:
-            typer.echo(
-                f"{facts.title}: {facts.backend} {facts.backend_version} on {facts.device}, {facts.cores} cores, "
-                f"{facts.clock} clock",
-                err=quiet,
-            )
+    def opened(facts: Facts) -> None:
+        typer.echo(
+            f"{facts.title}: {facts.backend} {facts.backend_version} on {facts.device}, {facts.cores} cores, "
+            f"{facts.clock} clock",
+            err=quiet,
+        )
 
-        def report(progress: Progress_) -> None:
-            bar.update(
-                line,
-                completed=request.budget_s - progress.left_s,
-                description=progress.now,
-                left=f"{progress.left_s:.0f} s",
-                taken=progress.taken,
-            )
+    def report(progress: Progress) -> None:
+        nonlocal latest
+        latest = progress
 
-        try:
+    def said() -> str:
+        if latest is None:
+            return "opening the device"
+        return f"{latest.taken} operations, {latest.left_s:.0f} s left: {latest.now}"
+
+    try:
+        with under_way(
+            "Measuring", said=said, total=lambda: request.budget_s,
+            done=lambda: 0.0 if latest is None else request.budget_s - latest.left_s,
+        ):  # fmt: skip
             taken = take(request, taken_on=today, opened=opened, report=report)
-        except KeyboardInterrupt as error:
-            bar.stop()
-            raise interrupted(error, f"the samples in {request.out} are kept, and the same command goes on.") from None
+    except KeyboardInterrupt as error:
+        raise interrupted(error, f"the samples in {request.out} are kept, and the same command goes on.") from None
     for reason, count in taken.skipped.items():
         typer.echo(f"Left out: {reason} ({count} operations)", err=quiet)

@@ -11,6 +11,7 @@ import typer
 from sim.cli.options import Json
 from sim.errors import OutputError, RooftraceError
 from sim.text import unknown
+from sim.under_way import steps
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
@@ -86,7 +87,10 @@ def fit(
             )
         today = datetime.date.today().isoformat()
         sheet = datasheet_of(target) if before is None else before.datasheet
-        profile = fit_profile(files, sheet, fitted_on=today, max_points=max_points, partial=True, only=families)
+        profile = fit_profile(
+            files, sheet, fitted_on=today, max_points=max_points, partial=True, only=families,
+            counted=lambda kernels: steps(kernels, "kernels"),
+        )  # fmt: skip
         too_few = profile.note.partition("; ")[2]
         if not profile.kernels:
             raise RooftraceError(f"{measured}: nothing can be fitted: {too_few}; give more rows")
@@ -181,7 +185,7 @@ def _is_of(measurement: object, target: object) -> bool:
 
 
 def _donors(target: Device) -> list[Profile]:
-    """Whose kernels stand for those that were not measured: the device's shipped profile, or what others lend it."""
+    """The profiles whose kernels stand for those that were not measured: the device's shipped profile, or what others lend it."""
     from hwmodels.profiles import borrow_for, calibrated_devices, load_profile
 
     if target.name in calibrated_devices():

@@ -125,7 +125,7 @@ def diff(
 
 
 def _kernels(device: Any, name: str) -> str:
-    """What prices the kernels of *device*, in words."""
+    """Words on what prices the kernels of *device*."""
     from hwmodels.profiles import borrow_for, calibrated_devices, load_profile, read_profile
     from hwmodels.tables import is_profile
 

@@ -10,6 +10,7 @@ import typer
 
 from sim.cli.options import SummaryJson
 from sim.cli.tables import print_json
+from sim.under_way import under_way
 
 if TYPE_CHECKING:
     from sim.placement import Outcome, Plan
@@ -87,16 +88,13 @@ def _progress(shown: bool) -> Any:
         if not shown or not sys.stderr.isatty():
             yield None
             return
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        said = ""
 
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("searching", total=None)
+        def tell(simulations: int, best: float) -> None:
+            nonlocal said
+            said = f"{simulations:,} placements simulated, best {best:.2%} in time"
 
-            def tell(simulations: int, best: float) -> None:
-                progress.update(task, description=f"{simulations:,} placements simulated, best {best:.2%} in time")
-
+        with under_way("Searching", said=lambda: said):
             yield tell
 
     return bar()

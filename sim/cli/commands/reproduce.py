@@ -18,6 +18,7 @@ from sim.cli.exits import interrupted
 from sim.cli.options import Json
 from sim.cli.tables import print_json
 from sim.errors import OutputError, RooftraceError
+from sim.under_way import under_way
 
 if TYPE_CHECKING:
     from sim.reproduce import Row
@@ -170,7 +171,7 @@ def _processors() -> int:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a run is. *tasks* in the order in which they are started, *jobs* of them at a time."""
+    """The progress of a run. *tasks* in the order in which they are started, *jobs* of them at a time."""
 
     tasks: Sequence[_Task]
     jobs: int
@@ -198,22 +199,10 @@ class _Progress:
 def _shown(progress: _Progress) -> Iterator[None]:
     """Shows *progress* while the block runs: a bar on a terminal, a line now and then on standard error otherwise."""
     if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, ProgressColumn, TimeElapsedColumn
-        from rich.text import Text
-
-        class Said(ProgressColumn):
-            def render(self, task: object) -> Text:
-                return Text(str(progress))
-
-        class Bar(BarColumn):
-            def render(self, task: Any) -> Any:
-                task.completed = sum(each.seconds for each in progress.done)
-                return BarColumn.render(self, task)
-
-        columns = (Bar(), Said(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            bar.add_task("", total=sum(task.seconds for task in progress.tasks))
+        total_s = sum(task.seconds for task in progress.tasks)
+        with under_way(
+            done=lambda: sum(each.seconds for each in progress.done), total=lambda: total_s, said=lambda: str(progress)
+        ):
             yield
         return
     ended = threading.Event()

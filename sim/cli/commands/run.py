@@ -12,7 +12,7 @@ from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, with_
 from sim.cli.intervals import IntervalReplays
 from sim.cli.options import Fetch, ScenarioFile, SummaryJson, fetch_models
 from sim.cli.tables import print_json
-from sim.cli.under_way import under_way
+from sim.under_way import under_way
 
 REPORT = "report.html"
 _OLD = "intervals.json"
@@ -78,11 +78,8 @@ def run(
         around = intervals_of(chosen, intervals)
         built = replace(built, manifest={**built.manifest, REPLAYED: around.facts()})
     with staging(folder, files=(*FILES, *SOMETIMES, REPORT, _OLD)) as scratch:
-        n_requests, n_machines = len(built.experiment.workload), len(built.experiment.replicas)
-        machines = f"{n_machines:,} machine{'s' if n_machines > 1 else ''}"
-        with under_way(f"Simulating {n_requests:,} requests on {machines}"):
-            run = run_built(built, spill_to=scratch.parent)
-            result = run.kept().or_whole()
+        run = run_built(built, spill_to=scratch.parent)
+        result = run.kept().or_whole()
         for note in result.manifest["notes"][len(built.manifest["notes"]) :]:
             typer.echo(f"Note: {note}", err=True)
         with under_way("Writing the results"):

@@ -13,6 +13,7 @@ from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, colum
 from sim.cli.options import Json
 from sim.cli.tables import print_json
 from sim.errors import OutputError, RooftraceError
+from sim.under_way import under_way
 
 _File = Annotated[Path, typer.Argument(help="Trace file, folder or pattern; its format is recognised by its content.")]
 _Format = Annotated[str, typer.Option("--format", help="auto, azure_llm, burstgpt, mooncake, plain or export.")]
@@ -47,7 +48,8 @@ def describe(
     _check_picture(out)
     how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
     trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, timed=not untimed, **how)
-    found, curve = _described(trace)
+    with under_way("Describing"):
+        found, curve = _described(trace)
     for note in trace.notes:
         typer.echo(f"Note: {note}", err=True)
     if out is not None:
@@ -65,7 +67,7 @@ def describe(
 
 
 def _described(trace: Any) -> tuple[dict[str, Any], Any]:
-    """What is said of *trace*, and what ideal prefix caches of all sizes find of it, where it can be told."""
+    """The facts of *trace*, and what ideal prefix caches of all sizes find of it, where it can be told."""
     from workloads.describe import rates_over_time, turns_of_sessions
     from workloads.reuse import reuse as reuse_of
 
@@ -164,7 +166,8 @@ def reuse(
     else:
         trace = _read_sessions(file, sessions_per_s)
     with _user_errors(file):
-        curve = reuse_of(trace)
+        with under_way("Finding what is said again"):
+            curve = reuse_of(trace)
         per_token = load_model(model).kv_bytes_per_token(kv_precision)
     picture = out if out is not None or as_json else Path("results") / f"reuse-{file.stem}.png"
     if picture is not None:
@@ -191,7 +194,7 @@ def reuse(
 
 
 def _reuse_by_size(curve: Any, per_token: float) -> list[dict[str, Any]]:
-    """What caches of 1, 3, 10, 30, ... blocks find, up to the size that finds all that can be found."""
+    """The shares that caches of 1, 3, 10, 30, ... blocks find, up to the size that finds all that can be found."""
     import numpy as np
 
     last = int(curve.capacity_blocks[-1]) if len(curve.capacity_blocks) else 1
@@ -294,7 +297,17 @@ def _read(file: Path, format_: str, **how: Any) -> Any:
                 f"{file} is a Parquet file of recorded sessions: workload.sessions replays them, and rooftrace trace reuse takes "
                 "them with --sessions-per-s"
             )
-        return read_trace(file, format_, **how)
+        with reading():
+            return read_trace(file, format_, **how)
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Show how much of the file that is being read has been."""
+    from workloads.sources import megabytes_read
+
+    with under_way("Reading", unit="MB", done=lambda: megabytes_read()[0], total=lambda: megabytes_read()[1]):
+        yield
 
 
 @contextlib.contextmanager

@@ -201,7 +201,7 @@ def _profile_of(hardware: str | None) -> Profile | None:
 
 
 def _said(hardware: str | None, dtype: str | None) -> Said:
-    """What is said for tables that do not say their device or format themselves."""
+    """The device and format of tables that do not say them themselves."""
     from hwmodels.device import load_device
     from hwmodels.measured import Said, format_of
     from hwmodels.profiles import load_profile

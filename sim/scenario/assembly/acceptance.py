@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
+from sim.errors import ScenarioError
+from sim.scenario import named
 from sim.scenario.decoding import DecodingSettings, TwoStates
+from sim.scenario.section import Policy
 
 if TYPE_CHECKING:
     from policies.acceptance import Acceptance
+    from policies.acceptance.process import FloatArray, IntArray
     from policies.decoding import Speculative
     from workloads import ClosedLoop, Trace
 
 
 ADAPTIVE_K_MAX = 8
+_KEY = "decoding.acceptance"
 
 
 def acceptance_of(settings: DecodingSettings, find: Callable[[str], Path | None]) -> Acceptance:
@@ -25,7 +33,9 @@ def acceptance_of(settings: DecodingSettings, find: Callable[[str], Path | None]
     assert given is not None
     k = settings.num_speculative_tokens
     largest = largest_k(settings)
-    key = "decoding.acceptance"
+    if given.policy is not None:
+        return _own(given.policy)
+    key = _KEY
     try:
         if given.alpha is not None:
             return kinds.Iid(alpha=given.alpha)
@@ -75,6 +85,70 @@ def acceptance_of(settings: DecodingSettings, find: Callable[[str], Path | None]
         raise ValueError(f"{key}: {error}") from None
 
 
+def _own(settings: Policy) -> Acceptance:
+    """A process of the user's own; ScenarioError where it is not there, or lacks what a process has."""
+    process = named.policy(settings.policy, settings.settings, {}, key=_KEY, method="accepted")
+    asked = ("accepted", "per_position", "mean_length", "width")
+    if missing := [name for name in asked if not callable(getattr(process, name, None))]:
+        raise ScenarioError(
+            f"{_KEY}: {settings.policy} has no {missing[0]}; a subclass of policies.acceptance.Chain needs accepted and "
+            "per_position alone"
+        )
+    kind = OwnRecording if getattr(process, "finite", False) else OwnAcceptance
+    return kind(process=process, name=settings.policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnAcceptance:
+    """An acceptance process of the user's own, whose answers are checked as they come."""
+
+    finite: ClassVar[bool] = False
+    process: Any
+    name: str
+
+    def __repr__(self) -> str:
+        return named.shown_policy(self.process)
+
+    def accepted(self, request_id: int, round_start: int, n_rounds: int, k: int, seed: int) -> IntArray:
+        """The process's own counts; PolicyError for what cannot be accepted, and for errors of its code."""
+        from sim.engine import PolicyError
+
+        asked = f"accepted({request_id}, {round_start}, {n_rounds}, {k}, {seed})"
+        try:
+            counts = np.asarray(self.process.accepted(request_id, round_start, n_rounds, k, seed))
+        except Exception as error:
+            raise PolicyError(f"{_KEY}: {self.name} failed at {asked}: {type(error).__name__}: {error}") from error
+        if counts.shape != (n_rounds,) or counts.dtype.kind not in "iu" or counts.min() < 0 or counts.max() > k:
+            raise PolicyError(
+                f"{_KEY}: {self.name} answered {asked} with {named.shown(counts.tolist())}; expected {n_rounds} whole numbers "
+                f"from 0 to {k}"
+            )
+        return counts.astype(np.int64)
+
+    def per_position(self, k: int) -> FloatArray:
+        return np.asarray(self._asked("per_position", k), dtype=float)
+
+    def mean_length(self, k: int) -> float:
+        return float(self._asked("mean_length", k))
+
+    def width(self, k: int) -> int:
+        return int(self._asked("width", k))
+
+    def _asked(self, what: str, k: int) -> Any:
+        try:
+            return getattr(self.process, what)(k)
+        except Exception as error:
+            raise ScenarioError(
+                f"{_KEY}: {self.name} failed at {what}({k}): {type(error).__name__}: {error}"
+            ) from error
+
+
+class OwnRecording(OwnAcceptance):
+    """One that has only so many rounds."""
+
+    finite: ClassVar[bool] = True
+
+
 def _two_state(settings: TwoStates, at_k: int) -> Acceptance:
     from policies.acceptance import TwoState
 
@@ -115,8 +189,6 @@ def largest_k(settings: DecodingSettings) -> int:
 
 def check_recording(decoding: Speculative, workload: Trace | ClosedLoop) -> None:
     """Refuse a recording that may end before its request does, at the smallest k that the run may use."""
-    import numpy as np
-
     rows = decoding.acceptance.rows  # type: ignore[attr-defined]
     smallest = min(k for _, _, k in decoding.table)
     reach = np.array([sum(min(accepted, smallest) + 1 for accepted in row) for row in rows])
