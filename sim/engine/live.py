@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.engine.cluster import _Cluster, _columns  # pyright: ignore[reportPrivateUsage]
+from sim.engine.cluster import Cluster
 from sim.engine.columns import REJECTED, UNFINISHED, Columns
 from sim.engine.content import Contents
 from sim.engine.events import ARRIVALS, Alarm
@@ -74,7 +74,7 @@ def live_trace(models: tuple[str, ...], id_tokens: int, *, sessions: bool = True
     )
 
 
-class LiveRun(_Cluster):
+class LiveRun(Cluster):
     """A cluster that is sent requests while it runs. `experiment.workload` is a `live_trace`."""
 
     def __init__(self, experiment: Experiment, listener: Listener) -> None:
@@ -178,7 +178,7 @@ class LiveRun(_Cluster):
             self._fleet.close(None)
         for machine in self._machines:
             machine.abort(self._clock.now_ns)
-        return _columns(self)
+        return self.columns()
 
     # What is known of them.
 
