@@ -24,9 +24,9 @@ COMPILED = (
     *(
         f"sim/engine/{name}.py"
         for name in (
-            "ahead", "clock", "cluster", "columns", "common", "content", "finding", "kv", "lane", "live", "machine", "padding",
-            "prefix", "prices", "pricing", "radix", "ranks", "requests", "runs",
-            "running", "sequences", "span", "stages", "taped", "tenant", "tree", "uniform",
+            "ahead", "clock", "cluster", "columns", "common", "content", "finding", "iterations", "kv", "lane", "live", "loads",
+            "machine", "padding", "planner", "prefix", "prices", "pricing", "radix", "ranks", "requests", "runs", "running",
+            "sequences", "span", "stages", "taped", "tenant", "tree", "turns", "uniform", "version",
         )
     ),
     *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view")),
