@@ -23,6 +23,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import simpy
+
 from sim.engine import run
 from sim.plots import save_run
 from sim.results import Result
@@ -71,7 +73,6 @@ class Case:
 
 def bare_events_per_s(n: int = 300_000) -> float:
     """Events per second of a SimPy process that only sleeps."""
-    import simpy
 
     def sleeper(env: simpy.Environment) -> Iterator[simpy.Event]:
         for _ in range(n):

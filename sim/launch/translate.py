@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.device import load_device
+from hwmodels.model import load_model
 from sim.errors import RooftraceError, ScenarioError
 from sim.launch import sglang, trtllm, vllm
 from sim.launch.arguments import NO_SERVER, Command, read_words
@@ -144,8 +145,6 @@ def _read(server: Server, instead: str | None, strict: bool) -> Reading:
         reading.notes.append(f"the command's model is {named}, in whose place --set model={instead} stands")
     reading.put("model", model)
     try:
-        from hwmodels.model import load_model
-
         experts = load_model(model).experts is not None
     except ValueError as error:
         raise RooftraceError(

@@ -9,6 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from sim.plots import run_figures, sweep_figures
 from sim.plots.style import svg_bytes
 from sim.results import (
@@ -202,8 +204,6 @@ def _picture(name: str, figure: Figure) -> str:
 
 
 def _provenance(scenario: Any, manifest: Mapping[str, Any]) -> str:
-    import yaml
-
     rest = {key: value for key, value in manifest.items() if key not in ("scenario", "base", "notes")}
 
     def block(title: str, content: Any) -> str:

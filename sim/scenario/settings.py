@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from hwmodels.model import model_file
@@ -314,8 +315,6 @@ class Scenario(Settings):
 
     def to_yaml(self) -> str:
         """The settings that were made, as YAML that `Scenario.load` reads back."""
-        import yaml
-
         return yaml.safe_dump(self.settings(), sort_keys=False)
 
     def __repr__(self) -> str:
