@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from policies.view import ALWAYS_NS, Plan, ReplicaView
+from policies.view import ALWAYS_NS, Plan
 from sim.engine.lane import Ended, Lane, QueueView
+from sim.engine.version import Version
 
 
 class Ahead:
@@ -60,6 +61,12 @@ class Ahead:
                 view.leaving_blocks += blocks
         return queue.hidden > 0 or bool(lane.leaving)
 
+    def misses(self, version: Version, *, through_arrivals: bool) -> bool:
+        """Whether something came after the latest plan was made, which is to be carried out now, that it does not let pass."""
+        if not self.made:
+            return False
+        return version.news_ns > self._planned_ns or (not through_arrivals and version.arrived_ns > self._planned_ns)
+
     def reset(self) -> None:
         """The next plan is made when it is asked for."""
         self.seen_ns = ALWAYS_NS
@@ -73,20 +80,7 @@ def came_after(came_ns: deque[int], seen_ns: int) -> int:
     return len(came_ns)
 
 
-def as_known(lane: Lane, queue: QueueView, plan: Plan) -> tuple[Plan, dict[int, Ended]]:
-    """*plan* without those who have ended, and held no longer than what was hidden from it cannot change it; and who of those who
-    have ended takes a step all the same."""
-    leaving, view = lane.leaving, lane.view
-    wanted = set(leaving) - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
-    stepping_on = {id_: ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted}
-    if isinstance(plan.decode, tuple):
-        plan = plan._replace(decode=tuple(id_ for id_ in plan.decode if id_ not in leaving))
-    if _may_change(leaving, queue, plan, view):
-        plan = plan._replace(hold=1)
-    return plan, stepping_on
-
-
-def _may_change(leaving: dict[int, Ended], queue: QueueView, plan: Plan, view: ReplicaView) -> bool:
-    """Whether the next plan, which knows what was hidden from this one, may differ from it."""
-    came = queue.hidden > 0 and not plan.through_arrivals
-    return came or bool(leaving and (view.waiting or plan.through_arrivals))
+def stepping_on(leaving: dict[int, Ended], plan: Plan) -> dict[int, Ended]:
+    """Those of *leaving* that take a step all the same, since *plan* did not know that they had ended."""
+    wanted = leaving.keys() - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
+    return {id_: ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted}

@@ -1,8 +1,5 @@
 """Replays a workload: arrivals, the router, the machines, and the columns that they leave."""
 
-# pyright: reportPrivateUsage=false
-# The columns are worked out below the class, so that either can be read in one sitting.
-
 from __future__ import annotations
 
 import gc
@@ -16,9 +13,8 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sim.engine.columns import ABORTED, BUBBLES, LOST, REJECTED, UNFINISHED, Columns, IntArray
+from sim.engine.columns import ABORTED, LOST, REJECTED, UNFINISHED, Columns, IntArray, ReplicaColumns
 from sim.engine.content import Contents, contents_of
 from sim.engine.disaggregated_fleet import DisaggregatedFleet
 from sim.engine.errors import UnservedError
@@ -31,19 +27,17 @@ from sim.engine.gate import Gate, eligible
 from sim.engine.handovers import Handovers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
+from sim.engine.outcome import as_column, bubble_columns, request_columns, tier_columns, tier_facts
 from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
 from sim.engine.spill import Spill
-from sim.engine.tenant import InCommon, columns_of
-from sim.engine.terms import class_columns, terms_of
+from sim.engine.tenant import InCommon, Tenant
+from sim.engine.terms import terms_of
 from sim.engine.tiers import SharedStores
 from workloads import ClosedLoop, Trace
 
 _ROUTING_STREAM = 0x726F7574
 """Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
-
-_HITS = {"again": "tier_again"}
-"""Columns of what was loaded that are not called as a tier."""
 
 _NEW_OBJECTS = 50_000
 """Between two looks for cycles."""
@@ -71,7 +65,7 @@ def run(
     """
     began = time.perf_counter()
     with _COLLECTIONS.few():
-        cluster = _Cluster(experiment, fast_forward, check_invariants, spill_to)
+        cluster = Cluster(experiment, fast_forward, check_invariants, spill_to)
         with followed(cluster.ended):
             columns = cluster.run()
     columns.meta["wall_s"] = time.perf_counter() - began
@@ -114,72 +108,10 @@ def _as_array(column: IntArray) -> array[int]:
     return array("q", np.ascontiguousarray(column, np.int64).tobytes())
 
 
-def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> NDArray[Any]:
-    """The same memory as a numpy column."""
-    return np.frombuffer(values, dtype)
-
-
-def _trees_of_ranks(spec: MachineSpec) -> bool:
-    """Whether ranks find KV again in trees: with requests that come with KV from elsewhere, such machines run step by step, for one
-    of them may find room a step sooner than its plan, which was to hold, said (one random run in a thousand)."""
-    return spec.ranks > 1 and any(tenant.prefix_cache == "tree" for tenant in spec.tenants)
-
-
 def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
     """What tiers of several machines share; None where no machine has a tier."""
     kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
     return SharedStores(peers="peer" in kinds) if kinds else None
-
-
-def _tier_columns(state: RequestState) -> dict[str, NDArray[Any]]:
-    """Tokens of each request that were loaded, by kind of tier, and how long it was held; empty without tiers."""
-    if not state.tier_hits:
-        return {}
-    return {
-        **{f"{_HITS.get(kind, kind)}_hit_tokens": _as_column(hits) for kind, hits in state.tier_hits.items()},
-        "load_ns": np.maximum(_as_column(state.load_ns), 0),
-    }
-
-
-def _loaded(state: RequestState) -> NDArray[Any]:
-    """Prompt tokens of each request that were loaded when it was first admitted."""
-    none = np.zeros(len(state.prompt), np.int64)
-    return sum((_as_column(hits) for kind, hits in state.tier_hits.items() if kind not in ("again", "swap")), none)
-
-
-def _tier_facts(machines: list[Machine]) -> dict[str, dict[str, int]]:
-    """By kind of tier, all machines together: capacity, what was loaded and stored, how long it waited for its turn."""
-    found: dict[str, dict[str, int]] = {}
-    seen: set[int] = set()
-    for machine in machines:
-        for tenant in machine.tenants:
-            if tenant.loading is None:
-                continue
-            tiers = tenant.loading.tiers
-            for spec, store, counts, link in zip(tiers.specs, tiers.stores, tiers.counts, tiers.links, strict=True):
-                mine = found.setdefault(spec.kind, {})
-                # A store that machines share counts once.
-                own = store is not None and id(store) not in seen
-                facts = {
-                    "capacity_bytes": store.capacity_bytes if own and store is not None else 0,
-                    "used_bytes": store.used_bytes if own and store is not None else 0,
-                    "evicted_blocks": store.evicted if own and store is not None else 0,
-                    "loads": counts.loads,
-                    "loaded_tokens": counts.loaded_blocks * tiers.block_tokens,
-                    "load_bytes": counts.load_bytes,
-                    "load_ns": counts.load_ns,
-                    "load_wait_ns": counts.load_wait_ns,
-                    "stores": counts.stores,
-                    "store_bytes": counts.store_bytes,
-                    "store_wait_ns": counts.store_wait_ns,
-                    "skipped_short": counts.skipped_short,
-                    "skipped_slower": counts.skipped_slower,
-                    "link_busy_ns": link.busy_ns,
-                }
-                seen.add(id(store))
-                for name, value in facts.items():
-                    mine[name] = mine.get(name, 0) + value
-    return found
 
 
 def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
@@ -196,7 +128,43 @@ def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[in
     return [0] * len(workload), _as_array(workload.arrival_ns)
 
 
-class _Cluster:
+def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | None) -> RequestState:
+    """The columns of the workload's requests, of which nothing has happened yet."""
+    workload = experiment.workload
+    n = len(workload)
+    arrival = array("q", [-1]) * n
+    model = priority = None
+    if isinstance(workload, Trace):
+        model = None if workload.model_index is None else _as_array(workload.model_index)
+        priority = None if workload.priority is None else _as_array(workload.priority)
+        if experiment.in_flight is None:
+            follows = workload.follows
+            known = workload.arrival_ns
+            arrival = _as_array(known if follows is None else np.where(follows.counts > 0, -1, known))
+    pipelined = any(
+        len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1
+        for spec in experiment.machines
+        for tenant in spec.tenants
+    )
+    state = RequestState(
+        _as_array(workload.prompt_tokens),
+        _as_array(workload.output_tokens),
+        arrival,
+        model,
+        None if workload.deadline_ns is None else _as_array(workload.deadline_ns),
+        pipelined,
+        priority,
+        # Where nothing says what clients allow, it is what they get: the best that a scheduler could be told.
+        None if workload.max_tokens is None else _as_array(workload.max_tokens),
+        contents_in,
+    )
+    state.terms = terms_of(workload)
+    if experiment.fleet is not None and experiment.handover is not None:
+        state.carried = array("q", bytes(8 * n))
+    return state
+
+
+class Cluster:
     """Arrivals, the router between machines, closed-loop clients, and the end of the run."""
 
     def __init__(
@@ -204,49 +172,20 @@ class _Cluster:
     ) -> None:
         workload = experiment.workload
         self._experiment = experiment
-        self._n = n = len(workload)
+        self._n = len(workload)
         self._contents: dict[int, Contents] = {}
-        self._prompt = _as_array(workload.prompt_tokens)
-        model = priority = None
-        deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
-        # Where nothing says what clients allow, it is what they get: the best that a scheduler could be told.
-        max_tokens = None if workload.max_tokens is None else _as_array(workload.max_tokens)
-        if isinstance(workload, Trace):
-            arrival = _as_array(workload.arrival_ns)
-            if workload.model_index is not None:
-                model = _as_array(workload.model_index)
-            if workload.priority is not None:
-                priority = _as_array(workload.priority)
-            if workload.follows is not None:
-                arrival = _as_array(np.where(workload.follows.counts > 0, -1, workload.arrival_ns))
-            if experiment.in_flight is not None:
-                arrival = array("q", [-1]) * n
-        else:
-            arrival = array("q", [-1]) * n
-        specs = experiment.machines
-        pipelined = any(
-            len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1
-            for spec in specs
-            for tenant in spec.tenants
-        )
         shares = isinstance(workload, Trace) and workload.prefix_blocks is not None
         contents_in = self._contents_in if shares else None
-        self._state = RequestState(
-            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens,
-            contents_in,
-        )  # fmt: skip
-        self._state.terms = terms_of(workload)
-        if experiment.fleet is not None and experiment.handover is not None:
-            self._state.carried = array("q", bytes(8 * n))
+        specs = experiment.machines
+        self._state = _state_of(experiment, contents_in)
+        self._prompt = self._state.prompt
         self._clock = Clock()
         self._machines: list[Machine] = []
         spill = Spill(spill_to, sum(len(spec.tenants) * spec.ranks for spec in specs))
         common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs), spill)
         first = 0
         for index, spec in enumerate(specs):
-            steps = experiment.handover is not None and _trees_of_ranks(spec)
-            its_own = common._replace(fast_forward=False) if steps else common
-            self._machines.append(machine_of(its_own, index, spec, first, experiment.part_of(index)))
+            self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
             first += len(self._machines[-1].tenants)
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
@@ -310,20 +249,8 @@ class _Cluster:
 
     def run(self) -> Columns:
         """Replay the workload to its end or the horizon."""
-        workload, clock = self._experiment.workload, self._clock
-        if isinstance(workload, ClosedLoop):
-            if workload.start_ns is None:
-                for _ in range(min(workload.concurrency, self._n)):
-                    self._send_next(None)
-            else:
-                # Who starts late may find that others have sent all there is to send.
-                for start_ns in workload.start_ns.tolist():
-                    Alarm(clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
-        elif self._due_ns is not None:
-            for _ in range(min(self._experiment.in_flight or 0, self._n)):
-                self._send_next(None)
-        elif self._n:
-            self._expect(workload)
+        clock = self._clock
+        self._begin()
         if self._fleet is not None:
             self._fleet.begin()
         horizon_ns = self._experiment.horizon_ns
@@ -332,12 +259,64 @@ class _Cluster:
         else:
             clock.run(until=horizon_ns)
         if not clock.expects(0):
-            _check_nobody_is_left(self)
+            self._check_nobody_is_left()
         if self._fleet is not None:
             self._fleet.close(horizon_ns)
         for machine in self._machines:
             machine.abort(clock.now_ns)
-        return _columns(self)
+        return self.columns()
+
+    def _check_nobody_is_left(self) -> None:
+        """UnservedError where nothing is left to happen and requests have come that have not ended.
+
+        Those that wait for a machine that is gone for good are counted by the fleet (`held_to_the_end`); with them wait those that
+        came behind them, to a machine whose memory they hold.
+        """
+        state, handovers, fleet = self._state, self._handovers, self._fleet
+        waiting = set[int]() if fleet is None else set(fleet.in_wait())
+        jammed = set[int]() if handovers is None else {handovers.prefill_replica[id_] for id_ in handovers.awaiting}
+        left = [
+            id_
+            for id_ in range(len(state.status))  # mypyc cannot enumerate a bytearray
+            if state.status[id_] == UNFINISHED
+            and state.arrival[id_] >= 0
+            and id_ not in waiting
+            and state.replica[id_] not in jammed
+        ]
+        if not left:
+            return
+        ongoing = {} if handovers is None else handovers.ongoing
+        machine_of = [machine.index for machine in self._machines for _ in machine.tenants]
+        places = Counter(
+            f"wait for room at machine {ongoing[id_].receiver.index}"
+            if id_ in ongoing and not ongoing[id_].has_room
+            else f"are at machine {machine_of[state.replica[id_]]}"
+            for id_ in left
+        )
+        named = ", ".join(map(str, left[:5])) + (f" and {len(left) - 5:,} more" if len(left) > 5 else "")
+        raise UnservedError(
+            f"{len(left):,} of {len(state.status):,} requests can never be served ({named}): at "
+            f"t={self._clock.now_ns / 1e9:.6f} s nothing is left to happen, "
+            f"{', '.join(f'{n:,} {where}' for where, n in places.items())}, and each waits for memory that others hold; give more "
+            "KV blocks, or look at the scheduler if it is your own"
+        )
+
+    def _begin(self) -> None:
+        """Send the first requests, and set the clock for those whose arrival is known."""
+        workload = self._experiment.workload
+        if isinstance(workload, ClosedLoop):
+            if workload.start_ns is None:
+                for _ in range(min(workload.concurrency, self._n)):
+                    self._send_next(None)
+                return
+            # Who starts late may find that others have sent all there is to send.
+            for start_ns in workload.start_ns.tolist():
+                Alarm(self._clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
+        elif self._due_ns is not None:
+            for _ in range(min(self._experiment.in_flight or 0, self._n)):
+                self._send_next(None)
+        elif self._n:
+            self._expect(workload)
 
     def _expect(self, workload: Trace) -> None:
         """Set the clock for the requests of a trace that wait for no answer."""
@@ -483,132 +462,56 @@ class _Cluster:
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
         self.finished(id_, self._clock.now_ns)
 
+    # What the run leaves behind.
 
-def _check_nobody_is_left(cluster: _Cluster) -> None:
-    """UnservedError where nothing is left to happen and requests have come that have not ended.
+    def columns(self) -> Columns:
+        """The records of the run."""
+        state = self._state
+        tenants = [tenant for machine in self._machines for tenant in machine.tenants]
+        for tenant in tenants:
+            tenant.recorder.close(tenant.sequences.kv.block_tokens)
+        replicas = tuple(tenant.columns() for tenant in tenants)
+        requests = request_columns(state, self._experiment.workload, caching=self._caching)
+        if self._handovers is not None:
+            requests |= self._handovers.columns()
+        if self._fleet is not None:
+            requests |= {
+                "failures": as_column(self._fleet.failures, np.int32),
+                "held_ns": as_column(self._fleet.held_ns),
+            }
+        return Columns(
+            requests={**requests, **tier_columns(state), **bubble_columns(state)},
+            reasons=tuple(self._reasons),
+            replicas=replicas,
+            stream=self._experiment.stream,
+            meta=self._meta(tenants, replicas),
+        )
 
-    Those that wait for a machine that is gone for good are counted by the fleet (`held_to_the_end`); with them wait those that came
-    behind them, to a machine whose memory they hold.
-    """
-    state, handovers, fleet = cluster._state, cluster._handovers, cluster._fleet
-    waiting = set[int]() if fleet is None else set(fleet.in_wait())
-    jammed = set[int]() if handovers is None else {handovers.prefill_replica[id_] for id_ in handovers.awaiting}
-    left = [
-        id_
-        for id_ in range(len(state.status))  # mypyc cannot enumerate a bytearray
-        if state.status[id_] == UNFINISHED
-        and state.arrival[id_] >= 0
-        and id_ not in waiting
-        and state.replica[id_] not in jammed
-    ]
-    if not left:
-        return
-    ongoing = {} if handovers is None else handovers.ongoing
-    machine_of = [machine.index for machine in cluster._machines for _ in machine.tenants]
-    places = Counter(
-        f"wait for room at machine {ongoing[id_].receiver.index}"
-        if id_ in ongoing and not ongoing[id_].has_room
-        else f"are at machine {machine_of[state.replica[id_]]}"
-        for id_ in left
-    )
-    named = ", ".join(map(str, left[:5])) + (f" and {len(left) - 5:,} more" if len(left) > 5 else "")
-    raise UnservedError(
-        f"{len(left):,} of {len(state.status):,} requests can never be served ({named}): at t={cluster._clock.now_ns / 1e9:.6f} s "
-        f"nothing is left to happen, {', '.join(f'{n:,} {where}' for where, n in places.items())}, and each waits for memory that "
-        "others hold; give more KV blocks, or look at the scheduler if it is your own"
-    )
-
-
-def _shortened(state: RequestState) -> IntArray:
-    """Of each request whose answer was to end sooner the tokens that it lacks for it; -1 of others."""
-    column = np.full(len(state.output), -1, np.int64)
-    column[list(state.shortened)] = list(state.shortened.values())
-    return column
-
-
-def _columns(cluster: _Cluster) -> Columns:
-    """What the run leaves behind."""
-    state = cluster._state
-    finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
-    tenants = [tenant for machine in cluster._machines for tenant in machine.tenants]
-    for tenant in tenants:
-        tenant.recorder.close(tenant.sequences.kv.block_tokens)
-    replicas = tuple(map(columns_of, tenants))
-    makespan_ns = int(finish.max(initial=0))
-    if cluster._experiment.horizon_ns is not None:
-        makespan_ns = min(max(makespan_ns, cluster._clock.now_ns), cluster._experiment.horizon_ns)
-    none = np.zeros(cluster._n, np.int64)
-    tiers = _tier_columns(state)
-    bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
-    return Columns(
-        requests={
-            "request_id": np.arange(cluster._n),
-            "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
-            "model_index": none if state.model is None else _as_column(state.model),
-            **({} if state.priority is None else {"priority": _as_column(state.priority)}),
-            **class_columns(cluster._experiment.workload),
-            "arrival_ns": _as_column(state.arrival),
-            "scheduled_ns": _as_column(state.scheduled),
-            "first_token_ns": _as_column(state.first_token),
-            "finish_ns": finish,
-            "prompt_tokens": _as_column(state.prompt),
-            "output_tokens": output,
-            "emitted_tokens": output - left,
-            "replica": _as_column(state.replica, np.int32),
-            "preemptions": _as_column(state.preemptions, np.int32),
-            "recomputed_tokens": _as_column(state.recomputed),
-            "status": np.frombuffer(state.status, np.int8),
-            "reason": _as_column(state.reason, np.int32),
-            **({"shortened_tokens": _shortened(state)} if state.shortened else {}),
-            "bubble_ns": np.sum(bubbles, axis=0),
-            **(
-                {
-                    "prefix_hit_tokens": _as_column(state.prefix_hits),
-                    "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
-                    "computed_prompt_tokens": np.where(
-                        _as_column(state.scheduled) >= 0,
-                        _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
-                        0,
-                    ),
-                }
-                if cluster._caching
-                else {}
-            ),
-            **({} if cluster._handovers is None else cluster._handovers.columns()),
-            **(
-                {}
-                if cluster._fleet is None
-                else {
-                    "failures": _as_column(cluster._fleet.failures, np.int32),
-                    "held_ns": _as_column(cluster._fleet.held_ns),
-                }
-            ),
-            **tiers,
-            **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
-        },
-        reasons=tuple(cluster._reasons),
-        replicas=replicas,
-        stream=cluster._experiment.stream,
-        meta={
+    def _meta(self, tenants: Sequence[Tenant], replicas: Sequence[ReplicaColumns]) -> dict[str, Any]:
+        """Figures of the whole run."""
+        state, machines = self._state, self._machines
+        horizon_ns = self._experiment.horizon_ns
+        makespan_ns = int(as_column(state.finish).max(initial=0))
+        if horizon_ns is not None:
+            makespan_ns = min(max(makespan_ns, self._clock.now_ns), horizon_ns)
+        meta: dict[str, Any] = {
             "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
             "makespan_ns": makespan_ns,
             "preemptions": sum(state.preemptions),
-            **(
-                {
-                    "prefix_evictions": sum(
-                        tenant.sequences.kv.evicted for machine in cluster._machines for tenant in machine.tenants
-                    )
-                }
-                if cluster._caching
-                else {}
-            ),
-            **({} if cluster._handovers is None else {"links": cluster._handovers.links()}),
-            **({} if cluster._fleet is None else {"fleet": cluster._fleet.facts()}),
-            "n_machines": len(cluster._machines),
-            "n_stages": sum(machine.n_stages for machine in cluster._machines),
-            **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),
-            **({"ranks": ranks} if (ranks := ranked(cluster._machines)) else {}),
-            "busy_ns": sum(replica.busy_ns() for replica in replicas),
-            "events": sum(machine.events for machine in cluster._machines),
-        },
-    )
+        }
+        if self._caching:
+            meta["prefix_evictions"] = sum(tenant.sequences.kv.evicted for tenant in tenants)
+        if self._handovers is not None:
+            meta["links"] = self._handovers.links()
+        if self._fleet is not None:
+            meta["fleet"] = self._fleet.facts()
+        meta["n_machines"] = len(machines)
+        meta["n_stages"] = sum(machine.n_stages for machine in machines)
+        if state.tier_hits:
+            meta["tiers"] = tier_facts(tenants)
+        ranks = ranked(machines)
+        if ranks:
+            meta["ranks"] = ranks
+        meta["busy_ns"] = sum(replica.busy_ns() for replica in replicas)
+        meta["events"] = sum(machine.events for machine in machines)
+        return meta

@@ -11,7 +11,6 @@ from sim.engine.errors import PolicyError
 from sim.engine.events import CONTROL, Alarm, Clock
 from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, Scaling
 from sim.engine.machine import Machine
-from sim.engine.tenant import n_loading
 
 _MOST_WITHOUT: Final = 10_000
 """Intervals without any machine, while requests wait for one, after which a run is said not to end."""
@@ -52,7 +51,7 @@ class Steered(Protocol):
 
 def _waiting(machine: Machine) -> int:
     """Requests that wait there, for their KV as well."""
-    return machine.waiting + sum(map(n_loading, machine.tenants))
+    return machine.waiting + sum(tenant.n_loading for tenant in machine.tenants)
 
 
 class Pool:

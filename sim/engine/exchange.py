@@ -24,6 +24,7 @@ from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.promises import Promises
 from sim.engine.requests import RequestState
 from sim.engine.roles import Part
+from sim.engine.version import Version
 
 ASK: Final = 0
 """A request wants room for the KV of its prompt."""
@@ -57,8 +58,7 @@ class Own(Protocol):
     finding: Finding
     brought: Brought
     n_admitted: int
-    n_changes: int
-    n_arrivals: int
+    version: Version
     n_computed: int
 
     def paused_growth(self, lane: Lane, paused: Paused, /) -> int: ...
@@ -113,6 +113,7 @@ class Exchange:
 
     def tell(self, now_ns: int, what: int, id_: int, tokens: int) -> None:
         """News comes."""
+        self.sequences.version.hear(now_ns)
         self.mail.append((now_ns, what, id_, tokens))
         self.n_unread += what == ASK
 
@@ -123,7 +124,7 @@ class Exchange:
         new: list[int] = []
         while mail and mail[0][0] <= known_ns:
             _, what, id_, tokens = mail.popleft()
-            self.sequences.n_changes += 1
+            self.sequences.version.changes += 1
             if what == ASK:
                 self.n_unread -= 1
                 self.asked.append(id_)
@@ -194,7 +195,6 @@ class Exchange:
         self.landed[id_] = blocks
         self.promised += sequences.promises.counted(id_)
         sequences.n_computed += not seq.tokens
-        sequences.n_arrivals += 1
 
     def take_in(self, id_: int, now_ns: int) -> None:
         """One that has landed is admitted."""
@@ -240,7 +240,7 @@ class Exchange:
         state.preemptions[id_] += 1
         state.recomputed[id_] += seq.cached_tokens
         sequences.queue.insert(n_with_blocks(sequences), state.waiting_seq(id_, preempted=True))
-        sequences.n_changes += 1
+        sequences.version.changes += 1
         return True
 
     def leaves(self, id_: int) -> bool:
@@ -263,7 +263,7 @@ class Exchange:
         else:
             del lane.admitted[id_]
         sequences.n_admitted -= 1
-        sequences.n_changes += 1
+        sequences.version.changes += 1
         if gone:
             state.status[id_] = ABORTED
             sequences.promises.end(id_)

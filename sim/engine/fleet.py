@@ -21,7 +21,6 @@ from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
 from sim.engine.stores import Store
-from sim.engine.tenant import n_loading
 
 AGAIN_AFTER_NS: Final = 1
 """Requests of a machine that has failed are at the router this much later; see `sim.engine.cluster.FELT_AFTER_NS`."""
@@ -342,7 +341,7 @@ class Fleet:
         """Switch off machines that drain and are empty, and send held requests to those that are ready."""
         for index, state in enumerate(self.states):
             machine = self.machines[index]
-            empty = not (machine.running or machine.waiting or any(map(n_loading, machine.tenants)))
+            empty = not (machine.running or machine.waiting or any(tenant.n_loading for tenant in machine.tenants))
             if state == DRAINING and empty and not self.is_needed(machine):
                 self._off(index)
         if self.in_wait():

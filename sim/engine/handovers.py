@@ -28,7 +28,6 @@ from sim.engine.links import Link, Transfer
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
 from sim.engine.roles import HandoverSpec, Role
-from sim.engine.sequences import refusal
 from sim.engine.tenant import Tenant
 
 _ARRIVED: Final = 0
@@ -222,7 +221,7 @@ class Handovers:
                 self.ongoing[id_].deliver()
             sender.deliver(id_)
             return
-        if refusal(tenant.sequences, id_) is not None:
+        if tenant.sequences.refusal(id_) is not None:
             # The sender says why.
             self.ongoing.pop(id_).end()
             sender.deliver(id_)
@@ -267,7 +266,7 @@ class Handovers:
             for machine in hosting:
                 tenant = machine.tenant_of(model)
                 kinds.setdefault(id(tenant.spec), []).append((machine, tenant))
-        refusing = [kind for kind, each in kinds.items() if refusal(each[0][1].sequences, id_) is not None]
+        refusing = [kind for kind, each in kinds.items() if each[0][1].sequences.refusal(id_) is not None]
         if not refusing:
             return hosting
         gone = {machine for kind in refusing for machine, _ in kinds[kind]}
@@ -461,7 +460,7 @@ class Handovers:
         machines = self._gate.hosting(id_)
         if not machines:
             return "no machine decodes for the model"
-        return f"to decode it, {refusal(machines[0].tenant_of(self._model(id_)).sequences, id_)}"
+        return f"to decode it, {machines[0].tenant_of(self._model(id_)).sequences.refusal(id_)}"
 
     def _on_no_room(self, id_: int) -> None:
         handover = self.ongoing.pop(id_)

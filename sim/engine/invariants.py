@@ -94,13 +94,21 @@ class Watch:
             for tenant in machine.tenants:
                 self._check_tenant(machine, tenant, seen)
             if isinstance(machine, RankedMachine):
-                spans = [lane.span for tenant in machine.tenants for lane in tenant.lanes if lane.span is not None]
-                steps = {(span.start_ticks, span.n, span.end(span.n)) for span in spans}
-                if len(steps) > 1:
-                    self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
-        state = self._state
+                self._check_steps(machine)
         if self._fleet is not None:
             self._check_fleet(self._fleet, seen)
+        self._check_ends(seen, now_ns)
+        if self._handovers is not None:
+            self._check_handovers(self._handovers)
+
+    def _check_steps(self, machine: RankedMachine) -> None:
+        spans = [lane.span for tenant in machine.tenants for lane in tenant.lanes if lane.span is not None]
+        steps = {(span.start_ticks, span.n, span.end(span.n)) for span in spans}
+        if len(steps) > 1:
+            self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
+
+    def _check_ends(self, seen: set[int], now_ns: int) -> None:
+        state = self._state
         for id_, status in enumerate(state.status):
             if status == FINISHED and (state.left[id_] or id_ in seen):
                 self._fail("INV-4", f"request {id_} finished with {state.left[id_]} tokens to emit")
@@ -108,9 +116,6 @@ class Watch:
                 self._fail("INV-6", f"request {id_}")
             if status != UNFINISHED and id_ in seen:
                 self._fail("INV-2", f"request {id_} has ended and is still here")
-
-        if self._handovers is not None:
-            self._check_handovers(self._handovers)
 
     def _check_handovers(self, handovers: Handovers) -> None:
         """While KV is on a link, the sender holds the blocks of the whole prompt, and the receiver those that it took for it.
@@ -133,14 +138,23 @@ class Watch:
                 )
 
     def _check_fleet(self, fleet: Fleet, seen: set[int]) -> None:
+        self._check_places(fleet, seen)
+        serving = (READY, DRAINING)
+        for machine, now in zip(self._machines, fleet.states, strict=True):
+            loads = any(tenant.n_loading for tenant in machine.tenants)
+            if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting or loads):
+                self._fail("INV-11", f"machine {machine.index} does not serve and has requests")
+            for exchange in [tenant.sequences.exchange for tenant in machine.tenants]:
+                if now not in serving and exchange is not None and (exchange.holds or exchange.mail):
+                    self._fail("INV-11", f"machine {machine.index} does not serve and holds KV for others")
+        for id_, leg in () if self._handovers is None else self._handovers.ongoing.items():
+            if any(fleet.states[each.index] not in serving for each in (leg.sender, leg.receiver)):
+                self._fail("INV-11", f"request {id_} is between machines of which one does not serve")
+
+    def _check_places(self, fleet: Fleet, seen: set[int]) -> None:
         held = list(fleet.held)
-        exchanges = [
-            (machine, tenant.sequences.exchange)
-            for machine in self._machines
-            for tenant in machine.tenants
-            if tenant.sequences.exchange is not None
-        ]
-        landing = {id_ for _, exchange in exchanges for id_ in exchange.landing()}
+        exchanges = [tenant.sequences.exchange for machine in self._machines for tenant in machine.tenants]
+        landing = {id_ for exchange in exchanges if exchange is not None for id_ in exchange.landing()}
         for id_, status in enumerate(self._state.status):
             if status == UNFINISHED and fleet.came[id_]:
                 places = (id_ in seen) + held.count(id_) + (id_ in fleet.again)
@@ -148,67 +162,71 @@ class Watch:
                     places += self._handovers.is_between(id_) + self._handovers.waits_for_room(id_) + (id_ in landing)
                 if places != 1:
                     self._fail("INV-11", f"request {id_} is in {places} places")
-        for machine, now in zip(self._machines, fleet.states, strict=True):
-            loads = any(tenant.loading is not None and tenant.loading.in_flight for tenant in machine.tenants)
-            if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting or loads):
-                self._fail("INV-11", f"machine {machine.index} does not serve and has requests")
-        for machine, exchange in exchanges:
-            if fleet.states[machine.index] not in (READY, DRAINING) and (exchange.holds or exchange.mail):
-                self._fail("INV-11", f"machine {machine.index} does not serve and holds KV for others")
-        for id_, leg in () if self._handovers is None else self._handovers.ongoing.items():
-            if any(fleet.states[each.index] not in (READY, DRAINING) for each in (leg.sender, leg.receiver)):
-                self._fail("INV-11", f"request {id_} is between machines of which one does not serve")
 
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
-        held = 0
-        for seq in tenant.sequences.queue:
-            self._once(seq.id, seen)
-            # Who has nothing to compute lacks the KV of its latest token, as all who decode do.
-            held += seq.kept_blocks
-            if (seq.tokens or 1) + seq.cached_tokens != self._context(seq.id):
-                self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
-        for lane in tenant.lanes:
-            for id_ in lane.admitted:
-                self._once(id_, seen)
-                held += self._check_sequence(tenant, lane, id_)
-            if len(lane.admitted) != len(lane.partial) + len(lane.paused) + lane.decoding.n:
-                self._fail("INV-2", f"a lane of machine {machine.index} has sequences that were not admitted")
-            span = lane.span
-            if span is not None and lane.decodes:
-                # Of what is in flight the blocks of the first iteration have been taken, and no others.
-                held += span.growth_first
-        exchange = tenant.sequences.exchange
-        if exchange is not None:
-            held += sum(exchange.kept.values()) + sum(exchange.lent.values())
-            told_to_go = exchange.told_to_go()
-            if exchange.n_unread != sum(what == ASK for _, what, _, _ in exchange.mail):
-                self._fail("INV-2", f"machine {machine.index} has not read of {exchange.n_unread} requests")
-            for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
-                if id_ in tenant_ids(tenant) and id_ not in told_to_go:
-                    self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
-        held += sum(each.blocks for each in tenant.sequences.brought.at_hand.values())
-        loading = tenant.loading
-        if loading is not None:
-            for id_, load in loading.in_flight.items():
-                self._once(id_, seen)
-                held += load.blocks
-            fault = loading.tiers.fault()
-            if fault is not None:
-                self._fail("INV-9", f"machine {machine.index}: {fault}")
-        kv = tenant.sequences.kv
+        sequences = tenant.sequences
+        held = self._check_queue(tenant, seen) + sum(
+            self._check_lane(machine, tenant, lane, seen) for lane in tenant.lanes
+        )
+        held += self._check_exchange(machine, tenant) + self._check_loads(machine, tenant, seen)
+        kv = sequences.kv
         if kv.caches:
             fault = kv.fault()
             if fault is not None:
                 self._fail("INV-1", f"machine {machine.index}: {fault}")
             # Those who have ended and not given their blocks back yet are in no lane any more.
-            held += sum(blocks for _, _, blocks, _ in tenant.sequences.finding.ended) - kv.held_again
-        if held != tenant.sequences.kv.used:
-            self._fail(
-                "INV-1",
-                f"machine {machine.index}: {held} blocks held, {tenant.sequences.kv.used} of {tenant.sequences.kv.total} taken",
-            )
-        if tenant.sequences.n_admitted != sum(len(lane.admitted) for lane in tenant.lanes):
-            self._fail("INV-2", f"machine {machine.index} counts {tenant.sequences.n_admitted} admitted")
+            held += sum(blocks for _, _, blocks, _ in sequences.finding.ended) - kv.held_again
+        if held != kv.used:
+            self._fail("INV-1", f"machine {machine.index}: {held} blocks held, {kv.used} of {kv.total} taken")
+        if sequences.n_admitted != sum(len(lane.admitted) for lane in tenant.lanes):
+            self._fail("INV-2", f"machine {machine.index} counts {sequences.n_admitted} admitted")
+
+    def _check_queue(self, tenant: Tenant, seen: set[int]) -> int:
+        """The blocks that those hold who wait."""
+        held = sum(each.blocks for each in tenant.sequences.brought.at_hand.values())
+        for seq in tenant.sequences.queue:
+            self._once(seq.id, seen)
+            held += seq.kept_blocks
+            # Who has nothing to compute lacks the KV of its latest token, as all who decode do.
+            if (seq.tokens or 1) + seq.cached_tokens != self._context(seq.id):
+                self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
+        return held
+
+    def _check_lane(self, machine: Machine, tenant: Tenant, lane: Lane, seen: set[int]) -> int:
+        """The blocks that a lane's sequences hold."""
+        held = 0
+        for id_ in lane.admitted:
+            self._once(id_, seen)
+            held += self._check_sequence(tenant, lane, id_)
+        if len(lane.admitted) != len(lane.partial) + len(lane.paused) + lane.decoding.n:
+            self._fail("INV-2", f"a lane of machine {machine.index} has sequences that were not admitted")
+        # Of what is in flight the blocks of the first iteration have been taken, and no others.
+        return held + (lane.span.growth_first if lane.span is not None and lane.decodes else 0)
+
+    def _check_exchange(self, machine: Machine, tenant: Tenant) -> int:
+        """The blocks that are held for sequences of other machines."""
+        exchange = tenant.sequences.exchange
+        if exchange is None:
+            return 0
+        told_to_go = exchange.told_to_go()
+        if exchange.n_unread != sum(what == ASK for _, what, _, _ in exchange.mail):
+            self._fail("INV-2", f"machine {machine.index} has not read of {exchange.n_unread} requests")
+        for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
+            if id_ in tenant_ids(tenant) and id_ not in told_to_go:
+                self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
+        return sum(exchange.kept.values()) + sum(exchange.lent.values())
+
+    def _check_loads(self, machine: Machine, tenant: Tenant, seen: set[int]) -> int:
+        """The blocks that are held for KV on its way from tiers."""
+        loading = tenant.loading
+        if loading is None:
+            return 0
+        fault = loading.tiers.fault()
+        if fault is not None:
+            self._fail("INV-9", f"machine {machine.index}: {fault}")
+        for id_ in loading.in_flight:
+            self._once(id_, seen)
+        return sum(load.blocks for load in loading.in_flight.values())
 
     def _check_sequence(self, tenant: Tenant, lane: Lane, id_: int) -> int:
         """The blocks that it holds."""

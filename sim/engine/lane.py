@@ -17,6 +17,7 @@ from sim.engine.prices import Prices
 from sim.engine.running import RunningSet
 from sim.engine.span import Span
 from sim.engine.stages import Stages
+from sim.engine.version import HeldPlan
 
 _LINE_ERROR_BITS = 22
 """2**-22 is above `sim.engine.pricing.LINE_ERROR`."""
@@ -30,21 +31,6 @@ class Paused(NamedTuple):
     token_ns: int
 
 
-class HeldPlan:
-    """A plan of decodes alone that goes on in a pipeline for as long as nothing happens that would change it."""
-
-    __slots__ = ("arrivals", "changes", "left", "until_ns")
-
-    def __init__(self, left: int, changes: int, arrivals: int, until_ns: int) -> None:
-        self.left = left
-        """Iterations that it holds for, beyond the first."""
-        self.changes = changes
-        """The tenant's count when it was made ..."""
-        self.arrivals = arrivals
-        """... and that of arrivals; -1 where these do not matter."""
-        self.until_ns = until_ns
-
-
 class Prepared(NamedTuple):
     """An iteration of a rank whose length is known when those of the others are."""
 
@@ -54,13 +40,11 @@ class Prepared(NamedTuple):
     """Totals, draft steps, query tokens, prompts that complete, tokens emitted."""
     growth: int
     """KV blocks that its decodes take."""
-    in_vain: int
+    wasted: int
     found: int
-    """Tokens that those it admits have found."""
     loaded: int
-    """Tokens that were loaded for them from tiers."""
     evicted: int
-    """Blocks whose content has gone."""
+    """As in `sim.engine.iterations.Work`."""
 
 
 class Ended(NamedTuple):
@@ -83,8 +67,8 @@ class Lane:
     """A micro-batch slot: sequences that iterate together. Without a pipeline there is one."""
 
     __slots__ = (
-        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held", "index", "last_round_ns",
-        "leaving", "partial", "paused", "prepared", "run", "span", "through_arrivals", "view", "wake_ns",
+        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "growth", "held", "index",
+        "last_round_ns", "leaving", "partial", "paused", "prepared", "run", "span", "through_arrivals", "view", "wake_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:
@@ -102,6 +86,8 @@ class Lane:
         self.bubbles_at_join: dict[int, list[int]] = {}
         self.view = ReplicaView()
         """Made by the tenant, who sets what has changed at each look."""
+        self.growth = 0
+        """KV blocks that its decodes need for their next step, as it was shown last."""
         self.wake_ns = ALWAYS_NS
         """Where the latest plan was empty: when its answer ends."""
         self.held: HeldPlan | None = None
@@ -113,6 +99,12 @@ class Lane:
         self.run: tuple[tuple[int, int], ...] = ()
         self.completing: Sequence[int] = ()
         self.through_arrivals = True
+
+    def undo_prompts(self) -> None:
+        """The prompt tokens of an iteration that does not come to its end have not been computed."""
+        for id_, tokens in self.run:
+            partial = self.partial[id_]
+            self.partial[id_] = partial._replace(cached_tokens=partial.cached_tokens - tokens)
 
     def forget_the_leaving(self) -> None:
         """Who has ended is now known to have ended."""

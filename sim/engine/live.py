@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.engine.cluster import _Cluster, _columns  # pyright: ignore[reportPrivateUsage]
+from sim.engine.cluster import Cluster
 from sim.engine.columns import REJECTED, UNFINISHED, Columns
 from sim.engine.content import Contents
 from sim.engine.events import ARRIVALS, Alarm
@@ -21,7 +21,6 @@ from sim.engine.experiment import Experiment
 from sim.engine.grown import GrownContents
 from sim.engine.lane import Lane
 from sim.engine.lives import DRAINING, READY
-from sim.engine.sequences import never_fits
 from workloads import Trace
 
 AFTER_NS = 1
@@ -75,7 +74,7 @@ def live_trace(models: tuple[str, ...], id_tokens: int, *, sessions: bool = True
     )
 
 
-class LiveRun(_Cluster):
+class LiveRun(Cluster):
     """A cluster that is sent requests while it runs. `experiment.workload` is a `live_trace`."""
 
     def __init__(self, experiment: Experiment, listener: Listener) -> None:
@@ -179,7 +178,7 @@ class LiveRun(_Cluster):
             self._fleet.close(None)
         for machine in self._machines:
             machine.abort(self._clock.now_ns)
-        return _columns(self)
+        return self.columns()
 
     # What is known of them.
 
@@ -247,7 +246,7 @@ class LiveRun(_Cluster):
         for machines in stages:
             if not machines:
                 return "no machine hosts the model"
-            reasons = [never_fits(each.tenant_of(model).sequences, prompt_tokens, output_tokens) for each in machines]
+            reasons = [each.tenant_of(model).sequences.never_fits(prompt_tokens, output_tokens) for each in machines]
             if None not in reasons:
                 return reasons[0]
         return None

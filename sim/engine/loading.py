@@ -159,7 +159,7 @@ class Loading:
                 tuple(each.source for each in segments),
             )  # fmt: skip
             sequences.state.load_began(id_, tiers.now_ns)
-            sequences.n_changes += 1
+            sequences.version.changes += 1
             self.rings_at(ends_ns)
             return 1
         return 0
@@ -192,8 +192,7 @@ class Loading:
         if load.broken:
             sequences.kv.release(id_, load.blocks, load.on_device)
             sequences.queue.appendleft(sequences.state.waiting_seq(id_, preempted=load.preempted))
-            sequences.n_changes += 1
-            sequences.n_arrivals += 1
+            sequences.version.changes += 1
             sequences.state.load_ended(id_, load.ends_ns)
             return
         seq = sequences.state.waiting_seq(id_, cached_tokens=load.tokens, preempted=load.preempted)
@@ -202,8 +201,7 @@ class Loading:
         sequences.brought.at_hand[id_] = AtHand(load.blocks, load.tokens, load.on_device, load.by_tier, load.moved)
         sequences.queue.appendleft(seq._replace(shared_blocks=load.blocks))
         sequences.n_computed += not seq.tokens
-        sequences.n_changes += 1
-        sequences.n_arrivals += 1
+        sequences.version.changes += 1
         sequences.state.load_ended(id_, load.ends_ns)
 
     def let_go_of(self, id_: int) -> None:
@@ -216,7 +214,7 @@ class Loading:
         sequences.n_computed -= not seq.tokens
         sequences.brought.give_back(id_)
         sequences.queue[at] = sequences.state.waiting_seq(id_, preempted=seq.preempted)
-        sequences.n_changes += 1
+        sequences.version.changes += 1
 
     def make_room(self, blocks: int) -> bool:
         """Have those who wait with their KV give it back, the last of the queue first, until *blocks* blocks are free; whether any

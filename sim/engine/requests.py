@@ -137,15 +137,18 @@ class RequestState:
     def load_ended(self, id_: int, now_ns: int) -> None:
         self.load_ns[id_] += now_ns
 
-    def shorten(self, id_: int, tokens: int) -> None:
-        """A request that does not run ends after *tokens* output tokens at the latest, or with the next where it has as many."""
+    def shorten(self, id_: int, tokens: int) -> bool:
+        """Have a request that does not run end after *tokens* output tokens at the latest, or with the next where it has as many;
+        whether it might have had more."""
         tokens = max(tokens, self.output[id_] - self.left[id_] + 1)
         lacks = max(self.output[id_] - tokens, 0)
         self.shortened[id_] = self.shortened.get(id_, 0) + lacks
         self.output[id_] -= lacks
         self.left[id_] -= lacks
-        if self.max_tokens is not self.output:
-            self.max_tokens[id_] = min(self.max_tokens[id_], tokens)
+        if self.max_tokens is self.output:
+            return lacks > 0
+        had, self.max_tokens[id_] = self.max_tokens[id_], min(self.max_tokens[id_], tokens)
+        return had > tokens
 
     def waiting_seq(self, id_: int, *, cached_tokens: int = 0, preempted: bool = False) -> WaitingSeq:
         """The request as it waits: what it still has to compute beside *cached_tokens* whose KV exists.

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from policies.routers import Knowledge, RoutedRequest, knowledge_of
 from sim.engine.content import Contents
 from sim.engine.events import ARRIVALS, Alarm, Clock
-from sim.engine.machine import Machine, left_waiting, note_arrivals
+from sim.engine.loads import left_waiting
+from sim.engine.machine import Machine
 
 _NO_NODES: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -237,7 +238,7 @@ class Routing:
         if self._poll_ns:
             for machine in machines:
                 for tenant in machine.tenants:
-                    note_arrivals(tenant)
+                    tenant.sequences.note_arrivals()
         self._blocks_then: dict[int, list[int]] = {}
         """Of requests to come, what each machine had of them when it was last heard of."""
         self._loads_then: dict[int, list[tuple[int, int, int, float, int]]] = {}

@@ -7,7 +7,8 @@ taking moves back that were only tried out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from itertools import takewhile
+from typing import Any, Final
 
 from sim.engine.kv import KvPool, OutOfBlocks
 
@@ -201,24 +202,7 @@ class RunPool(KvPool):
             piece, hi = pieces[0]
             if not piece.overlaps and piece.runs and piece.runs[0].hi >= hi:
                 return [(piece.runs[0], piece.start, hi)]
-        found: list[tuple[Run, int, int]] = []
-        for piece, hi in reversed(pieces):
-            if not piece.overlaps:
-                for run in piece.runs:
-                    if run.lo >= hi:
-                        break
-                    found.append((run, run.lo, min(run.hi, hi)))
-                continue
-            at = piece.start
-            while at < hi:
-                first = min((run for run in piece.runs if run.lo <= at < run.hi), key=lambda run: run.rank)
-                to = min(first.hi, hi)
-                for run in piece.runs:
-                    if at < run.lo < to and run.rank < first.rank:
-                        to = run.lo
-                found.append((first, at, to))
-                at = to
-        return found
+        return [part for piece, hi in reversed(pieces) for part in _first_runs(piece, hi)]
 
     def _insert(self, chain: Chain, run: Run) -> None:
         runs = chain.runs
@@ -289,86 +273,138 @@ class RunPool(KvPool):
         assert log is not None
         self._log = None
         while log:
-            entry = log.pop()
-            kind = entry[0]
+            kind, *entry = log.pop()
             if kind == "take":
-                _, self.free, self._blank, self.evicted = entry
-            elif kind == "evict":
-                _, run, hi, end, overlaps = entry
-                run.hi = hi
-                run.chain.end, run.chain.overlaps = end, overlaps
-            elif kind == "drop":
-                self._insert(entry[1], entry[2])
-            elif kind == "own":
-                self._own[entry[1].owner] = entry[1]
-            elif kind == "owned":
-                del self._own[entry[1]]
-            elif kind == "unlink":
-                run = entry[1]
-                run.before.after = run.after.before = run
-            elif kind == "refs":
-                entry[1].refs -= 1
+                self.free, self._blank, self.evicted = entry
             elif kind == "free":
-                self.free = entry[1]
-            elif kind == "split":
-                _, run, rest = entry
-                run.hi, run.rest = rest.hi, rest.rest
-                run.chain.runs.remove(rest)
-                run.chain.overlaps -= run.again
-                if not run.refs:
-                    rest.before.after = run
-                    run.before = rest.before
-            elif kind == "new":
-                _, run, chain, end, overlaps = entry
-                chain.runs.remove(run)
-                chain.end, chain.overlaps = end, overlaps
-            elif kind == "longer":
-                _, run, hi, chain, end = entry
-                run.hi = hi
-                chain.end = end
-            elif kind == "full":
-                _, held, full, entries = entry
-                held.full, held.entries = full, entries
+                (self.free,) = entry
+            elif kind == "drop":
+                self._insert(*entry)
+            elif kind == "own":
+                (chain,) = entry
+                self._own[chain.owner] = chain
+            elif kind == "owned":
+                del self._own[entry[0]]
+            elif kind == "held":
+                del self._held[entry[0]]
             else:
-                del self._held[entry[1]]
+                _UNDO[kind](*entry)
 
     def fault(self) -> str | None:
-        """What of the books does not hold, in words; None where all does. For `sim.engine.invariants`."""
+        """The first thing in the books that does not hold, in words; None where all does. For `sim.engine.invariants`."""
         holders: dict[Run, int] = {}
         for id_, held in self._held.items():
-            blocks = 0
-            for first, hi in held.entries:
-                for run in parts_of(first, hi):
-                    holders[run] = holders.get(run, 0) + 1
-                    blocks += run.hi - run.lo
+            parts = [run for first, hi in held.entries for run in parts_of(first, hi)]
+            for run in parts:
+                holders[run] = holders.get(run, 0) + 1
+            blocks = sum(run.hi - run.lo for run in parts)
             if blocks != held.full:
                 return f"request {id_} has {held.full} blocks with content, and its runs {blocks}"
+        queued = self._queued()
+        chains = (*self._chains.values(), *self._own.values())
+        for chain in chains:
+            fault = _fault_of(chain, holders, queued)
+            if fault is not None:
+                return fault
+        seen = sum(len(chain.runs) for chain in chains)
+        left = sum(run.chain is not None and run.chain.number < 0 and run.chain.owner < 0 for run in queued)
+        if seen + left < len(holders.keys() | queued.keys()):
+            return "somebody holds blocks that cannot be found"
+        free = self._blank + sum(run.hi - run.lo for run in queued)
+        return None if free == self.free else f"{free} blocks are free and {self.free} are said to be"
+
+    def _queued(self) -> dict[Run, None]:
+        """Runs that may be evicted, the next one first."""
         queued: dict[Run, None] = {}
         waiting = self._head.after
         while waiting is not self._head:
             assert waiting is not None
             queued[waiting] = None
             waiting = waiting.after
-        seen = 0
-        for chain in (*self._chains.values(), *self._own.values()):
-            at = chain.start
-            for run in chain.runs:
-                if run.lo > at or run.hi <= run.lo:
-                    return f"blocks {at} to {run.lo} of a chain are missing before others of it"
-                at = max(at, run.hi)
-                if run.refs != holders.get(run, 0):
-                    return f"a run is counted {run.refs} times and held by {holders.get(run, 0)}"
-                if (run in queued) != (not run.refs):
-                    return f"a run that {run.refs} hold is {'' if run in queued else 'not '}among those that may be evicted"
-                seen += 1
-            if at != chain.end:
-                return f"a chain is said to be cached up to block {chain.end}, and is up to {at}"
-            if chain.end > chain.start and chain.parent is not None and chain.parent.end < chain.start:
-                return f"a chain is cached from block {chain.start} on, and the one before it up to {chain.parent.end}"
-            if chain.overlaps != sum(run.again for run in chain.runs):
-                return "a chain does not know how many of its runs came again"
-        left = sum(run.chain is not None and run.chain.number < 0 and run.chain.owner < 0 for run in queued)
-        if seen + left < len(holders.keys() | queued.keys()):
-            return "somebody holds blocks that cannot be found"
-        free = self._blank + sum(run.hi - run.lo for run in queued)
-        return None if free == self.free else f"{free} blocks are free and {self.free} are said to be"
+        return queued
+
+
+def _first_runs(chain: Chain, hi: int) -> list[tuple[Run, int, int]]:
+    """The cached blocks of *chain* below *hi*, each where it is found first: runs, and which blocks of them."""
+    if not chain.overlaps:
+        below = takewhile(lambda run: run.lo < hi, chain.runs)
+        return [(run, run.lo, run.hi if run.hi < hi else hi) for run in below]
+    found: list[tuple[Run, int, int]] = []
+    at = chain.start
+    while at < hi:
+        first = min((run for run in chain.runs if run.lo <= at < run.hi), key=lambda run: run.rank)
+        earlier = (run.lo for run in chain.runs if run.lo > at and run.rank < first.rank)
+        to = min(first.hi, hi, *earlier)
+        found.append((first, at, to))
+        at = to
+    return found
+
+
+def _fault_of(chain: Chain, holders: dict[Run, int], queued: dict[Run, None]) -> str | None:
+    """The first thing in the books of one chain that does not hold."""
+    at = chain.start
+    for run in chain.runs:
+        if run.lo > at or run.hi <= run.lo:
+            return f"blocks {at} to {run.lo} of a chain are missing before others of it"
+        at = max(at, run.hi)
+        if run.refs != holders.get(run, 0):
+            return f"a run is counted {run.refs} times and held by {holders.get(run, 0)}"
+        if (run in queued) != (not run.refs):
+            return f"a run that {run.refs} hold is {'' if run in queued else 'not '}among those that may be evicted"
+    if at != chain.end:
+        return f"a chain is said to be cached up to block {chain.end}, and is up to {at}"
+    if chain.end > chain.start and chain.parent is not None and chain.parent.end < chain.start:
+        return f"a chain is cached from block {chain.start} on, and the one before it up to {chain.parent.end}"
+    if chain.overlaps != sum(run.again for run in chain.runs):
+        return "a chain does not know how many of its runs came again"
+    return None
+
+
+# Moves taken back, by the name under which they were noted.
+
+
+def _undo_evict(run: Any, hi: int, end: int, overlaps: int) -> None:
+    run.hi = hi
+    run.chain.end, run.chain.overlaps = end, overlaps
+
+
+def _undo_unlink(run: Any) -> None:
+    run.before.after = run.after.before = run
+
+
+def _undo_refs(run: Any) -> None:
+    run.refs -= 1
+
+
+def _undo_split(run: Any, rest: Any) -> None:
+    run.hi, run.rest = rest.hi, rest.rest
+    run.chain.runs.remove(rest)
+    run.chain.overlaps -= run.again
+    if not run.refs:
+        rest.before.after = run
+        run.before = rest.before
+
+
+def _undo_new(run: Any, chain: Any, end: int, overlaps: int) -> None:
+    chain.runs.remove(run)
+    chain.end, chain.overlaps = end, overlaps
+
+
+def _undo_longer(run: Any, hi: int, chain: Any, end: int) -> None:
+    run.hi = hi
+    chain.end = end
+
+
+def _undo_full(held: Any, full: int, entries: Any) -> None:
+    held.full, held.entries = full, entries
+
+
+_UNDO: Final[dict[str, Callable[..., None]]] = {
+    "evict": _undo_evict,
+    "unlink": _undo_unlink,
+    "refs": _undo_refs,
+    "split": _undo_split,
+    "new": _undo_new,
+    "longer": _undo_longer,
+    "full": _undo_full,
+}

@@ -3,9 +3,6 @@
 Moves keep the books: KV blocks, what a request has emitted, how many are admitted. Who moves, and when, others decide.
 """
 
-# pyright: reportPrivateUsage=false
-# The functions below the class are its own, kept outside of it so that either can be read in one sitting.
-
 from __future__ import annotations
 
 from collections import deque
@@ -36,6 +33,7 @@ from sim.engine.promises import Promises
 from sim.engine.requests import RequestState
 from sim.engine.roles import Part
 from sim.engine.running import Departure, RunningSet
+from sim.engine.version import Version
 
 
 class Outside(Protocol):
@@ -79,8 +77,8 @@ class Sequences:
         self.kv = pool_of(spec, state, by_chunk=alone and takes_by_chunk(spec.scheduler))
         self.state = state
         self.n_admitted = 0
-        self.n_changes = self.n_arrivals = 0
-        """Counts of what may end a plan that is held in a lane: who ends, joins or leaves in any lane, and who comes."""
+        self.version = Version()
+        """Counts what may change a plan, in whichever lane."""
         self.n_computed = 0
         """Of those that wait: with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
@@ -91,7 +89,7 @@ class Sequences:
         self._outside = outside
         self._recorder = recorder
         self._alone = alone
-        self._scheduler = spec.scheduler
+        self.scheduler = spec.scheduler
         self._preempted_last = preempted_last(spec.scheduler)
         self.max_model_len = spec.max_model_len
         # KV slots beyond a request's tokens: those of drafted ones, twice where a round is planned before the last is known.
@@ -112,13 +110,29 @@ class Sequences:
         seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)
         self.queue.append(seq)
         self.n_computed += not seq.tokens
-        self.n_arrivals += 1
+        self.version.arrive(now_ns)
+
+    def note_arrivals(self) -> None:
+        """Keep when requests came, for `sim.engine.loads.left_waiting`."""
+        if self.came_ns is None:
+            self.came_ns = deque()
+
+    def give_up(self, id_: int, now_ns: int) -> None:
+        """The client of a request has gone; the request leaves when it is known to the scheduler."""
+        self.given_up[id_] = now_ns
+        self.version.hear(now_ns)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests in the queue, and those on their way to it from another machine, whether that has been read or not."""
+        exchange = self.exchange
+        return len(self.queue) + (0 if exchange is None else exchange.coming + exchange.n_unread)
 
     def take_out(self, lane: Lane, id_: int) -> tuple[int, int, int]:
         """A sequence that is not in flight leaves its lane: its tokens cached, the KV blocks to give back, and when it emitted its
         latest token (-1: none since it was admitted)."""
         if id_ in lane.decoding:
-            departure = self._leave(lane, id_)
+            departure = self.leave(lane, id_)
             found = departure.cached_tokens, departure.blocks, _last_token_ns(lane, departure)
         elif id_ in lane.paused:
             found = lane.paused.pop(id_)
@@ -127,7 +141,7 @@ class Sequences:
             cached = partial.cached_tokens
             found = cached, self.kv.held(cached, partial.remaining_tokens), -1
         else:
-            raise PolicyError(f"{self._scheduler!r} preempted request {id_}, which is not running here")
+            raise PolicyError(f"{self.scheduler!r} preempted request {id_}, which is not running here")
         del lane.admitted[id_]
         self.n_admitted -= 1
         self.promises.end(id_)
@@ -175,15 +189,48 @@ class Sequences:
     def paused_growth(self, lane: Lane, paused: Paused) -> int:
         return max(0, self.kv.held(paused.cached + lane.decoding.query_tokens) - paused.blocks)
 
+    def refusal(self, id_: int) -> str | None:
+        """Why a request can never be served here; None where it can."""
+        state = self.state
+        carried = 0 if state.carried is None else state.carried[id_]
+        return self.never_fits(state.prompt[id_], state.output[id_], carried)
+
+    def never_fits(self, prompt: int, output: int, carried: int = 0) -> str | None:
+        """Why a request of so many tokens, *carried* of which it has emitted elsewhere, can never be served here; None where it
+        can."""
+        limit = self.max_model_len
+        handed = 0
+        if self.hands_over:
+            # It is asked for one token, whatever the client wants.
+            output = min(output, 1)
+            handed = carried
+        if limit is not None and prompt + handed + output > limit:
+            return f"prompt and output exceed the model's context of {limit} tokens"
+        # The last token is never cached: nothing comes after it.
+        kv = self.kv
+        slots = (prompt or 1) + handed + (output - 1 + self.most_beyond if output else kv.lookahead_tokens)
+        needed = kv.blocks(slots if limit is None else min(slots, limit))
+        if needed <= kv.total:
+            return None
+        what = "prompt and output"
+        if self.hands_over:
+            what = "its prompt and what it has emitted" if carried else "its prompt"
+        return f"needs {needed} KV blocks for {what} but the replica has {kv.total}"
+
+    def growth_of(self, lane: Lane) -> int:
+        """KV blocks that a decode step of all would take that a lane has."""
+        growth = lane.decoding.growth_blocks if lane.decoding.n else 0
+        return growth + sum(self.paused_growth(lane, paused) for paused in lane.paused.values())
+
     def reject(self, refused: Sequence[tuple[int, str]]) -> None:
         for id_, reason in refused:
             seq = next((seq for seq in self.queue if seq.id == id_), None)
             if seq is None:
-                raise PolicyError(f"{self._scheduler!r} rejected request {id_}, which does not wait here")
+                raise PolicyError(f"{self.scheduler!r} rejected request {id_}, which does not wait here")
             self.queue.remove(seq)
             self.n_computed -= not seq.tokens
             self.brought.gone(id_)
-            self.n_changes += 1
+            self.version.changes += 1
             if seq.kept_blocks:
                 assert self.exchange is not None
                 self.exchange.leave_the_queue(id_, seq.cached_tokens)
@@ -196,11 +243,11 @@ class Sequences:
         unknown = [id_ for id_ in wanted if id_ not in decoding and id_ not in paused]
         if unknown:
             raise PolicyError(
-                f"{self._scheduler!r} planned a decode step for request {unknown[0]}, which is not decoding here"
+                f"{self.scheduler!r} planned a decode step for request {unknown[0]}, which is not decoding here"
             )
         if decode is not True:
             for id_ in [id_ for id_ in decoding if id_ not in wanted]:
-                departure = self._leave(lane, id_)
+                departure = self.leave(lane, id_)
                 paused[id_] = Paused(departure.cached_tokens, departure.blocks, _last_token_ns(lane, departure))
         for id_ in [id_ for id_ in paused if id_ in wanted]:
             seq = paused.pop(id_)
@@ -209,10 +256,11 @@ class Sequences:
     def start_anew(self, lane: Lane) -> None:
         """The next round is planned when all is known of the last one: it takes no slots for tokens that may have been accepted."""
         for id_ in list(lane.decoding):
-            departure = self._leave(lane, id_)
+            departure = self.leave(lane, id_)
             self._join(lane, id_, departure.cached_tokens, _last_token_ns(lane, departure), departure.blocks)
 
-    def _leave(self, lane: Lane, id_: int) -> Departure:
+    def leave(self, lane: Lane, id_: int) -> Departure:
+        """Take a sequence out of the decodes of its lane."""
         departure = lane.decoding.leave(id_)
         self._log_departure(lane, departure)
         self.state.left[id_] -= departure.emitted
@@ -224,7 +272,7 @@ class Sequences:
         return departure._replace(blocks=kept)
 
     def _join(self, lane: Lane, id_: int, cached: int, token_ns: int, blocks: int | None = None) -> None:
-        self.n_changes += 1
+        self.version.changes += 1
         held = self.kv.held(cached) if blocks is None else blocks
         lane.decoding.join(id_, cached, self.state.left[id_], token_ns, held)
         if not self._alone:
@@ -253,11 +301,11 @@ class Sequences:
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
         self.kv.release(id_, blocks + beside, known)
-        self.n_changes += 1
+        self.version.changes += 1
         self._in_vain += 1
         if self._in_vain > _MOST_IN_VAIN:
             raise PolicyError(
-                f"{self._scheduler!r} has preempted {_MOST_IN_VAIN:,} times while nobody emitted a token: sequences take memory "
+                f"{self.scheduler!r} has preempted {_MOST_IN_VAIN:,} times while nobody emitted a token: sequences take memory "
                 "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
             )
         state.preemptions[id_] += 1
@@ -279,13 +327,13 @@ class Sequences:
             found = next((each for each in queue if each.id == id_), None)
             if found is None:
                 raise PolicyError(
-                    f"{self._scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
+                    f"{self.scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
                 )
             seq = found
             queue.remove(seq)
         lane.admitted[id_] = None
         self.n_admitted += 1
-        self.n_changes += 1
+        self.version.changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
         if seq.kept_blocks:
@@ -304,7 +352,7 @@ class Sequences:
             seq = self.admit(lane, id_, ticks >> TICK_BITS, 0)
             if seq.tokens:
                 raise PolicyError(
-                    f"{self._scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
+                    f"{self.scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
                 )
             self.n_computed -= 1
             _take_what_lacks(self, seq, ticks)
@@ -318,7 +366,7 @@ class Sequences:
             self.kv.take(blocks)
         except OutOfBlocks:
             raise PolicyError(
-                f"{self._scheduler!r} planned {blocks} new KV blocks at t={ticks / TICKS_PER_S:.6f} s but only "
+                f"{self.scheduler!r} planned {blocks} new KV blocks at t={ticks / TICKS_PER_S:.6f} s but only "
                 f"{self.kv.free} are free; wrap it in EvictNewest or admit less",
                 short_of_memory=True,
             ) from None
@@ -379,7 +427,7 @@ class Sequences:
             del lane.admitted[id_]
             self.n_admitted -= 1
             self.promises.end(id_)
-            self.n_changes += 1
+            self.version.changes += 1
             self.state.status[id_] = ABORTED
             return
         promised = self.promises.end(id_)
@@ -391,7 +439,7 @@ class Sequences:
         else:
             del lane.admitted[id_]
         self.n_admitted -= 1
-        self.n_changes += 1
+        self.version.changes += 1
         state = self.state
         state.finish[id_] = end_ns
         state.status[id_] = FINISHED
@@ -405,7 +453,7 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
     given_back: dict[int, int] = {}
     for lane in lanes:
         for id_ in list(lane.decoding):
-            departure = sequences._leave(lane, id_)
+            departure = sequences.leave(lane, id_)
             sequences.state.token_ns[id_] = _last_token_ns(lane, departure)
             given_back[id_] = departure.cached_tokens
         for id_, paused in lane.paused.items():
@@ -452,19 +500,12 @@ def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Seq
     if reject:
         sequences.reject(reject)
     for id_, tokens in shorten:
-        what = f"{sequences._scheduler!r} shortens the answer of request {id_}"
+        what = f"{sequences.scheduler!r} shortens the answer of request {id_}"
         if not any(seq.id == id_ for seq in sequences.queue):
             raise PolicyError(f"{what}, which does not wait here")
         if tokens < 1:
             raise PolicyError(f"{what} to {tokens} tokens; the least is 1")
-        sequences.state.shorten(id_, tokens)
-        sequences.n_changes += 1
-
-
-def n_waiting(sequences: Sequences) -> int:
-    """Requests in the queue, and those on their way to it from another machine, of whom it need not have read."""
-    exchange = sequences.exchange
-    return len(sequences.queue) + (0 if exchange is None else exchange.coming + exchange.n_unread)
+        sequences.version.changes += sequences.state.shorten(id_, tokens)
 
 
 def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
@@ -482,35 +523,6 @@ def _last_token_ns(lane: Lane, departure: Departure) -> int:
     return lane.last_round_ns if departure.emitted else departure.token_ns
 
 
-def refusal(sequences: Sequences, id_: int) -> str | None:
-    """Why a request can never be served by them; None where it can."""
-    state = sequences.state
-    carried = 0 if state.carried is None else state.carried[id_]
-    return never_fits(sequences, state.prompt[id_], state.output[id_], carried)
-
-
-def never_fits(sequences: Sequences, prompt: int, output: int, carried: int = 0) -> str | None:
-    """Why a request of so many tokens, *carried* of which it has emitted elsewhere, can never be served by them; None where it
-    can."""
-    limit = sequences.max_model_len
-    if sequences.hands_over:
-        # It is asked for one token, whatever the client wants.
-        output = min(output, 1)
-    handed = carried if sequences.hands_over else 0
-    if limit is not None and prompt + handed + output > limit:
-        return f"prompt and output exceed the model's context of {limit} tokens"
-    # The last token is never cached: nothing comes after it.
-    kv = sequences.kv
-    slots = (prompt or 1) + handed + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
-    needed = kv.blocks(slots if limit is None else min(slots, limit))
-    if needed > kv.total:
-        what = "prompt and output"
-        if sequences.hands_over:
-            what = "its prompt and what it has emitted" if carried else "its prompt"
-        return f"needs {needed} KV blocks for {what} but the replica has {kv.total}"
-    return None
-
-
 def let_go(sequences: Sequences, lane: Lane) -> None:
     """Those in the queue or in *lane* leave whose clients are known to have gone."""
     state = sequences.state
@@ -524,7 +536,7 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
         if state.status[id_] != UNFINISHED:
             continue
         state.status[id_] = ABORTED
-        sequences.n_changes += 1
+        sequences.version.changes += 1
         if waiting is not None:
             sequences.queue.remove(waiting)
             sequences.n_computed -= not waiting.tokens

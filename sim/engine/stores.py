@@ -115,13 +115,7 @@ class Store:
                 rest.append(kept)
         if ready_ns >= 0 and at < hi:
             mine.append(self._new(key, at, hi, ready_ns, stamp))
-        joined: list[_Kept] = []
-        for kept in mine:
-            last = joined[-1] if joined else None
-            if last is not None and last.hi == kept.lo and max(last.ready_ns, now_ns) == max(kept.ready_ns, now_ns):
-                last.hi = kept.hi
-            else:
-                joined.append(kept)
+        joined = _joined(mine, now_ns)
         for kept in joined:
             self._enlist(kept)
         if rest or joined:
@@ -217,6 +211,18 @@ class Store:
         if used > self.capacity_bytes:
             return f"{used} bytes are kept in {self.capacity_bytes}"
         return None
+
+
+def _joined(pieces: list[_Kept], now_ns: int) -> list[_Kept]:
+    """*pieces* with those that lie behind each other as one, where both can be found from the same instant on."""
+    joined: list[_Kept] = []
+    for kept in pieces:
+        last = joined[-1] if joined else None
+        if last is not None and last.hi == kept.lo and max(last.ready_ns, now_ns) == max(kept.ready_ns, now_ns):
+            last.hi = kept.hi
+        else:
+            joined.append(kept)
+    return joined
 
 
 class SharedStore(Store):

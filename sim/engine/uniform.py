@@ -12,7 +12,7 @@ from hwmodels.reach import Chunk, Window
 from hwmodels.totals import seen
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import IntArray, Piece, RoundCounts
-from sim.engine.pricing import Prices
+from sim.engine.pricing import LineAt, Prices
 from sim.engine.running import Departure, RunningSet
 from sim.engine.span import BentSpan, DecodeSpan
 
@@ -42,6 +42,8 @@ class UniformSet(RunningSet):
         self._finishes: list[tuple[int, int, int]] = []
         self._bends: list[tuple[int, int, int]] = []
         self._joined = 0
+        self._lines: dict[int, LineAt] = {}
+        """Prices of rounds by the number of sequences: of one tenant, so that they never change."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._seqs)
@@ -101,48 +103,61 @@ class UniformSet(RunningSet):
     def span(
         self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Prices, /
     ) -> DecodeSpan | BentSpan:
-        n, window, window_growth = self.n, self.window_sum, self.window_growth
-        kv = self.cached + n
+        n = self.n
         rounds = 1
         if hold > 1:
             rounds = min(hold, _LONGEST_SPAN, self.until_finish())
             if self._window is not None:
                 rounds = min(rounds, self.until_bend())
-            if rounds > 1:
+            if rounds > 1 and free_blocks < (rounds // self._block_tokens + 1) * n:
                 rounds = self.rounds_within(free_blocks, rounds)
+        line_at = self._lines.get(n)
+        if line_at is None:
+            line_at = self._lines[n] = pricing.decode_lines(n, 1, 0)
+        kv, window = self.cached + n, self.window_sum
+        here, first, growth_ticks = self._on_line(line_at, kv, window)
         until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)
-        line_at = pricing.decode_lines(n, 1, 0)
+        end = rounds * first + growth_ticks * (rounds * (rounds - 1) // 2)
+        if here >= rounds and end < until_ticks:
+            return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, n, kv, window, self.window_growth)
+        pieces, rounds, end = self._pieces(line_at, here, first, growth_ticks, rounds, until_ticks)
+        if len(pieces) > 1:
+            return BentSpan(start_ticks, pieces, rounds, end, growth, n, kv, window, self.window_growth)
+        return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, n, kv, window, self.window_growth)
+
+    def _on_line(self, line_at: LineAt, kv: int, window: int) -> tuple[int, int, int]:
+        """How many rounds are priced on the line at so many KV tokens, the ticks of the first, and what each is longer by."""
+        n, window_growth = self.n, self.window_growth
+        base, slope, slope_window, kv_end, window_end = line_at(kv, window)
+        rounds = (kv_end - 1 - kv) // n + 1
+        if window_growth:
+            rounds = min(rounds, (window_end - 1 - window) // window_growth + 1)
+        if slope_window:
+            return rounds, base + slope * kv + slope_window * window, slope * n + slope_window * window_growth
+        return rounds, base + slope * kv, slope * n
+
+    def _pieces(
+        self, line_at: LineAt, here: int, first: int, growth_ticks: int, rounds: int, until_ticks: int
+    ) -> tuple[list[Piece], int, int]:
+        """The next *rounds* rounds on as many lines as they take, the first *here* of them on one whose ticks are known; how many
+        they are, fewer where they would begin *until_ticks* after the start or later; and the ticks that they take."""
+        n, kv, window, window_growth = self.n, self.cached + self.n, self.window_sum, self.window_growth
         pieces: list[Piece] = []
-        left, at, here_kv, here_window = rounds, 0, kv, window
+        done = at = 0
         while True:
-            base, slope, slope_window, kv_end, window_end = line_at(here_kv, here_window)
-            first = base + slope * here_kv
-            growth_ticks = slope * n
-            here = (kv_end - 1 - here_kv) // n + 1
-            if window_growth:
-                here = min(here, (window_end - 1 - here_window) // window_growth + 1)
-            if slope_window:
-                first += slope_window * here_window
-                growth_ticks += slope_window * window_growth
-            if here > left:
-                here = left
+            if here > rounds - done:
+                here = rounds - done
             end = at + here * first + growth_ticks * (here * (here - 1) // 2)
             if end >= until_ticks:
-                end_here = min(here, iterations_to_reach(until_ticks - at, first, growth_ticks))
-                if end_here < here:
-                    end = at + elapsed(end_here, first, growth_ticks)
-                rounds -= left - end_here
-                left = here = end_here
-            if here == left:
-                if not pieces:
-                    return DecodeSpan(start_ticks, here, first, growth_ticks, growth, n, kv, window, window_growth)
-                pieces.append((at, here, first, growth_ticks))
-                return BentSpan(start_ticks, pieces, rounds, end, growth, n, kv, window, window_growth)
+                here = min(here, iterations_to_reach(until_ticks - at, first, growth_ticks))
+                end = at + elapsed(here, first, growth_ticks)
+                rounds = done + here
             pieces.append((at, here, first, growth_ticks))
-            left -= here
+            done += here
             at = end
-            here_kv += here * n
-            here_window += here * window_growth
+            if done == rounds:
+                return pieces, rounds, end
+            here, first, growth_ticks = self._on_line(line_at, kv + done * n, window + done * window_growth)
 
     def growth_of(self, id_: int, /) -> int:
         since, cached, _, _ = self._seqs[id_]

@@ -15,7 +15,7 @@ from policies.routers import RoundRobin
 from policies.sglang import Sglang
 from policies.view import Plan, ReplicaView
 from sim.engine import Experiment, ReplicaSpec
-from sim.engine.cluster import _Cluster
+from sim.engine.cluster import Cluster
 from sim.engine.errors import PolicyError
 from sim.engine.radix import RadixCache
 from sim.engine.tenant import Tenant
@@ -156,7 +156,7 @@ def ours(workload: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any
     experiment = Experiment(workload=trace, replicas=(replica,), router=RoundRobin())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sim.engine.prefix, "RadixCache", Counted)
-        cluster = _Cluster(experiment, fast_forward=False, check_invariants=False)
+        cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
     (tenant,) = cluster._machines[0].tenants
     scheduler.tenants.append(tenant)
     with contextlib.suppress(PolicyError):

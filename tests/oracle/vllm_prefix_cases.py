@@ -17,7 +17,7 @@ from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
 from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec
-from sim.engine.cluster import _Cluster
+from sim.engine.cluster import Cluster
 from sim.engine.prefix import BlockCache
 from sim.engine.tenant import Tenant
 from tests.engine.costs import Linear
@@ -175,7 +175,7 @@ def our_decisions(case: dict[str, Any]) -> list[Any]:
     )
     experiment = Experiment(workload=trace_of(case), replicas=(spec,), router=RoundRobin(), seed=case["seed"])
     with counted():
-        cluster = _Cluster(experiment, fast_forward=False, check_invariants=False)
+        cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
     (tenant,) = cluster._machines[0].tenants
     scheduler.tenants.append(tenant)
     kv = tenant.sequences.kv
