@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from sim.bench.measured import BenchRun, Latency, Lengths, Offered
 from sim.bench.parameters import KV, PARAMETERS, Z90, Prior, Setting, own_value, setting_at
 from sim.bench.public import Unmodelled, case_of_row, deployments, inference_perf
 from sim.scenario import Scenario
+from sim.validation.fit_stacks import fold_of
 
 MOST_CLIENTS = 256
 """Rows of more clients are neither fitted nor predicted here: each takes as long as all others of its deployment."""
@@ -160,8 +162,6 @@ def width_of(rows: Sequence[Prediction], quantity: str) -> float:
 
 def hash_of(name: str) -> int:
     """Which half of the deployments a name is in."""
-    from sim.validation.fit_stacks import fold_of
-
     return fold_of(name) % 2
 
 
@@ -243,8 +243,6 @@ def synthetic_case(
     rng: np.random.Generator, cases: Sequence[Case], base: Setting, widths: dict[str, Prior]
 ) -> tuple[Setting, list[Case], int]:
     """A truth drawn from the priors, the cases as it would have been measured, and which of them is of another server."""
-    from dataclasses import replace
-
     names = [each.name for each in PARAMETERS if each.name != KV]
     truth = setting_at(base, names, [widths[name].width * rng.standard_normal() for name in names])
     bad = int(rng.integers(len(cases)))

@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import math
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +22,16 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import simpy
+
+from sim.engine import run
+from sim.plots import save_run
+from sim.results import Result
+from sim.run import completed, simulate
+from sim.scenario import Scenario
+from sim.scenario.assembly import build
+from workloads import Fixed, LogNormal, Poisson, synthesize
 
 DEFAULT_TRACE = Path(__file__).parents[2] / "shared" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 REPEATS = 3
@@ -62,7 +73,6 @@ class Case:
 
 def bare_events_per_s(n: int = 300_000) -> float:
     """Events per second of a SimPy process that only sleeps."""
-    import simpy
 
     def sleeper(env: simpy.Environment) -> Iterator[simpy.Event]:
         for _ in range(n):
@@ -80,12 +90,6 @@ def bare_events_per_s(n: int = 300_000) -> float:
 
 def measure(case: Case) -> dict[str, float]:
     """Run one case in this process; the best of a few runs, beside the bare loop."""
-    import tempfile
-
-    from sim.engine import run
-    from sim.results import Result
-    from sim.run import completed, simulate
-
     experiment = _experiment(case)
     repeats = 1 if len(experiment.workload) > 200_000 else REPEATS
     bare = bare_events_per_s()
@@ -121,17 +125,11 @@ def measure(case: Case) -> dict[str, float]:
 
 def _save(result: Any, folder: Path) -> None:
     """What `rooftrace run` writes: files, and pictures."""
-    from sim.plots import save_run
-
     kept = result.kept()
     save_run(kept, kept.save(folder))
 
 
 def _experiment(case: Case) -> Any:
-    from sim.scenario import Scenario
-    from sim.scenario.assembly import build
-    from workloads import Fixed, LogNormal, Poisson, synthesize
-
     scenario = Scenario.default()
     for key, value in case.settings.items():
         scenario = scenario.with_set(f"{key}={value}")

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from sim.engine import run
 from sim.engine.content import contents_of
 from sim.engine.prefix import BlockCache
+from sim.scenario import Scenario
+from sim.scenario.assembly import build
+from workloads import reuse
 
 DEFAULT_TRACE = Path(__file__).parents[2] / "shared" / "traces" / "mooncake_conversation.jsonl"
 BLOCK_TOKENS = 16
@@ -62,10 +67,6 @@ def us_per_request(total: int, n: int = 4000) -> float:
 
 def requests_per_s(trace: Path, stack: str) -> tuple[float, float]:
     """With the cache and without."""
-    from sim.engine import run
-    from sim.scenario import Scenario
-    from sim.scenario.assembly import build
-
     scenario = Scenario.default().with_set(f"workload={{trace: {trace}}}").with_set("replicas=8")
     scenario = scenario.with_set(f"serving_stack={stack}").with_set(f"scheduler={{policy: {stack}}}")
     experiments = [build(scenario.with_set(f"memory.prefix_caching={caching}")) for caching in ("true", "false")]
@@ -81,13 +82,6 @@ def requests_per_s(trace: Path, stack: str) -> tuple[float, float]:
 def by_load(trace: Path, factor: float) -> tuple[float, ...]:
     """At *factor* of the trace's rate: requests a second, the share of the pool that running requests hold when prompts are
     computed, and shares of prompt tokens found: by the engine, and by ideal caches of the pool's size and of the rest's."""
-    from dataclasses import replace
-
-    from sim.engine import run
-    from sim.scenario import Scenario
-    from sim.scenario.assembly import build
-    from workloads import reuse
-
     experiment = build(Scenario.default().with_set(f"workload={{trace: {trace}}}"))
     workload = experiment.workload.scale_rate(factor)
     columns = run(replace(experiment, workload=workload))

@@ -14,6 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from hwmodels.totals import Totals
 from tests.oracle.vllm_release import a_model, scheduler_of, settings_of
 
 
@@ -21,8 +22,6 @@ def serve(case: dict[str, Any], folder: Path) -> tuple[int, float, float]:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
-
-    from hwmodels.totals import Totals
 
     full = {
         "max_num_active_seqs": None, "long_prefill_token_threshold": 0, "long_prefill_token_threshold_adaptive": False,

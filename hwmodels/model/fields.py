@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -148,6 +148,19 @@ def object_of(value: Any, what: str) -> Mapping[str, Any]:
     return value
 
 
+def _refuse_attention(data: Mapping[str, Any], family: str, refuse: Callable[[str], None]) -> None:
+    if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
+        refuse("an encoder-decoder with cross-attention")
+    if data.get("use_bidirectional_attention"):
+        refuse("attention in both directions (use_bidirectional_attention)")
+    if data.get("attention_chunk_size") and family != "llama4_text":
+        refuse(f"chunked attention (attention_chunk_size {data['attention_chunk_size']})")
+    if family not in LATENT and data.get("kv_lora_rank"):
+        refuse(f"latent attention (kv_lora_rank) in a {family} model")
+    if family not in SPARSE and data.get("index_topk"):
+        refuse(f"sparse attention (index_topk) in a {family} model")
+
+
 def refuse_what_is_not_modelled(c: Config, family: str) -> None:
     """ValueError, which begins with the config's name, for the first thing in it that would be priced wrongly."""
     data, where = c.data, c.where
@@ -164,22 +177,13 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
         near = difflib.get_close_matches(family, FAMILIES, n=2)
         hint = f"nearest: {', '.join(near)}" if near else f"modelled: {', '.join(FAMILIES)}"
         refuse(f"model_type {family!r} ({hint})")
-    if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
-        refuse("an encoder-decoder with cross-attention")
-    if data.get("use_bidirectional_attention"):
-        refuse("attention in both directions (use_bidirectional_attention)")
-    if data.get("attention_chunk_size") and family != "llama4_text":
-        refuse(f"chunked attention (attention_chunk_size {data['attention_chunk_size']})")
+    _refuse_attention(data, family, refuse)
     for key in data:
         if any(word in key for word in ("mamba", "ssm_", "rwkv", "hyena")) and family not in HYBRID and data[key]:
             refuse(f"a state-space layer ({key})")
     kinds = set(c.listed("layer_types", str) or ()) - _LAYER_KINDS.get(family, {"full_attention", "sliding_attention"})
     if kinds:
         refuse(f"a hybrid with {', '.join(sorted(k.replace('_', ' ') for k in kinds))} layers ({family})")
-    if family not in LATENT and data.get("kv_lora_rank"):
-        refuse(f"latent attention (kv_lora_rank) in a {family} model")
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if READ_AS.get(family, family) not in EXPERTS | AFTER_DENSE and data.get(key):
             refuse(f"a mixture of experts ({key}) in a {family} model")
-    if family not in SPARSE and data.get("index_topk"):
-        refuse(f"sparse attention (index_topk) in a {family} model")

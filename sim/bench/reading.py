@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from sim.bench.fields import Unreadable
 from sim.bench.formats import aiperf, guidellm, inference_perf, prometheus, sglang_bench, tables, vllm_bench, vllm_log
 from sim.bench.measured import BenchRun
@@ -203,8 +205,6 @@ def _json(text: str) -> Any:
 
 
 def _yaml(text: str) -> Any:
-    import yaml
-
     try:
         return parse_yaml(text, "it")
     except (ScenarioError, yaml.YAMLError, ValueError) as error:

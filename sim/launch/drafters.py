@@ -7,6 +7,8 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hwmodels.model import load_model
+from policies.acceptance import published
 from sim.launch.reading import Reading
 
 if TYPE_CHECKING:
@@ -37,8 +39,6 @@ def assumed(reading: Reading, *, generation: str | None, drafter: str | None = N
 
     *generation*: eagle or eagle3, of a checkpoint called *drafter*; None: the model's own layers (mtp).
     """
-    from hwmodels.model import load_model
-
     k = reading.settings["decoding"].get("num_speculative_tokens")
     if generation is None:
         found, source = _of_own_layers(k)
@@ -56,8 +56,6 @@ def assumed(reading: Reading, *, generation: str | None, drafter: str | None = N
 
 
 def _of_own_layers(k: int | None) -> tuple[dict[str, Any], str]:
-    from policies.acceptance import published
-
     rates = published("deepseek-v3")
     if (k or 1) <= len(rates.rates):
         return {"published": "deepseek-v3"}, rates.source

@@ -13,6 +13,7 @@ from sim.launch.chosen import Chosen, Export
 from sim.launch.dynamo import manifest
 from sim.launch.kubernetes import kserve, kubernetes, llm_d
 from sim.launch.writers import commands, of_the_whole
+from sim.results import Result
 from sim.results.trust import trust_rows
 from sim.scenario import Scenario
 from sim.scenario.tiers import Tier
@@ -31,7 +32,6 @@ def recommended(folder: Path) -> Chosen:
         return Chosen(scenario=Scenario.load(folder), reasons=(f"from {folder.name}, not simulated",))
     if (folder / "ranked.csv").is_file():
         return _best_candidate(folder)
-    from sim.results import Result
 
     result = Result.load(folder)
     scenario = Scenario.from_mapping(_given(result.manifest["scenario"]), source=str(folder))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hwmodels.device import load_device
+from hwmodels.model import load_model
 from sim.errors import RooftraceError, ScenarioError
 from sim.launch import sglang, trtllm, vllm
 from sim.launch.arguments import NO_SERVER, Command, read_words
@@ -17,6 +19,7 @@ from sim.launch.reading import Reading
 from sim.launch.script import Script, Server, masked, read_script
 from sim.launch.tiers import GIB
 from sim.scenario import Scenario
+from sim.scenario.assembly.memory import memory_plan_of
 from sim.scenario.yaml import parse_yaml
 
 _READERS: Mapping[str, Callable[..., None]] = {
@@ -100,8 +103,6 @@ def _assigned_model(assignments: Sequence[str]) -> str | None:
 
 def _device(server: Server, notes: list[str]) -> str | None:
     """The catalogue's name of the device that a manifest asks for."""
-    from hwmodels.device import load_device
-
     if server.hardware is None:
         return None
     label = re.sub("-SHARED$", "", server.hardware)
@@ -144,8 +145,6 @@ def _read(server: Server, instead: str | None, strict: bool) -> Reading:
         reading.notes.append(f"the command's model is {named}, in whose place --set model={instead} stands")
     reading.put("model", model)
     try:
-        from hwmodels.model import load_model
-
         experts = load_model(model).experts is not None
     except ValueError as error:
         raise RooftraceError(
@@ -223,8 +222,6 @@ def _pools(servers: Sequence[Server], readings: Sequence[Reading], notes: list[s
 
 def _with_host_tiers(scenario: Scenario, readings: Sequence[Reading]) -> Scenario:
     """*scenario* with host tiers that are as large as a multiple of the KV cache, now that its size is known."""
-    from sim.scenario.assembly.memory import memory_plan_of
-
     for name, reading in zip(scenario.pools or ("",), readings, strict=True):
         if reading.host_tier is None:
             continue

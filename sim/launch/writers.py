@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hwmodels.model import hub_name
 from sim.launch.tiers import GIB, host_tiers_to_write
 from sim.launch.writing import BESIDE, Writing, beside
 from sim.scenario import Scenario
@@ -14,8 +15,6 @@ from sim.scenario.tiers import Tier
 
 def model_name(scenario: Scenario) -> str:
     """The name that a server loads: the scenario's where it is the hub's or a folder, or else the hub's of the catalogue's."""
-    from hwmodels.model import hub_name
-
     return scenario.model if "/" in scenario.model else hub_name(scenario.model) or scenario.model
 
 

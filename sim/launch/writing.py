@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import yaml
+
 from sim.scenario import Scenario
 
 _NOT_OF_A_SERVER = (
@@ -28,8 +30,6 @@ BESIDE: Mapping[str, str] = {
 
 def beside(key: str, value: Any) -> str:
     """A section of `BESIDE` in one line."""
-    import yaml
-
     flow = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False).strip()
     return f"{key}: {flow.removesuffix('...').strip()} ({BESIDE[key]})"
 
@@ -110,8 +110,6 @@ class Writing:
 
     def file(self, name: str, values: Mapping[str, Any]) -> None:
         """A YAML file that the command reads."""
-        import yaml
-
         self.files[name] = yaml.safe_dump(dict(values), sort_keys=False)
 
     def not_carried(self, text: str) -> None:

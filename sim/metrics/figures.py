@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.decoding import statistics_of_counts
 from sim.metrics.classes import fairness, limits_of, within
 from sim.metrics.columns import STATUS_NAMES, Columns
 from sim.metrics.fleet import fleet_figures, replica_s, serving_s, stage_s
@@ -283,7 +284,6 @@ def speculation(counts: Mapping[tuple[int, int], Sequence[int]] | None) -> dict[
     """
     if counts is None:
         return None
-    from policies.decoding import statistics_of_counts
 
     found = statistics_of_counts(counts)
     drafted = found.num_drafts > 0

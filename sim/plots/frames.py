@@ -22,7 +22,9 @@ from sim.plots.columns import (
 )
 from sim.plots.latency import ecdf, plot_latency_ecdf, share_axis
 from sim.plots.levels import Blocks, mean_level, plot_level, token_rates
+from sim.plots.stages import COLOURS, plot_gantt
 from sim.plots.style import GREY, GRID, MARKERS, OKABE_ITO, dress
+from sim.study.optimize import pareto_front
 from sim.text import seconds_text, short_keys
 
 if TYPE_CHECKING:
@@ -210,8 +212,6 @@ def pareto(
     `keeps`, points that do not keep the SLO are hollow, and the front is that of those that do, if any does. Points on the front
     are numbered from the left, those too near for a number each with one label, and below the picture named by the columns *named*.
     """
-    from sim.study.optimize import pareto_front
-
     check(frame, x, y, *([hue] if hue else []))
     frame = frame[frame[x].notna() & frame[y].notna()]
     kept = frame["keeps"].to_numpy(dtype=bool) if "keeps" in frame else np.ones(len(frame), dtype=bool)
@@ -351,8 +351,6 @@ def gantt(replica: ReplicaColumns, ax: Axes, *, begin_s: float, end_s: float) ->
     ValueError where the replica has no pipeline, or *end_s* is not after *begin_s*.
     """
     from matplotlib.patches import Patch
-
-    from sim.plots.stages import COLOURS, plot_gantt
 
     if not end_s > begin_s:
         raise ValueError(f"end_s is after begin_s; got {begin_s} to {end_s}")

@@ -16,6 +16,7 @@ from sim.plots.frames import blocks_of, latency_cdf, running, throughput
 from sim.plots.latency import plot_latency_ecdf, plot_steps, weighted_ecdf
 from sim.plots.levels import Blocks, mean_level, plot_level, rate_per_s, token_rates
 from sim.plots.style import figure, save, sheet
+from sim.results.costs import usd_per_machine_hour
 from sim.text import seconds_text
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ def save_run(result: Result, folder: Path) -> list[Path]:
         paths += save(of_classes, folder / "classes.png", svg=False)
     if "fleet" not in columns.meta:
         return paths
-    from sim.results.costs import usd_per_machine_hour
 
     fleet = fleet_figure(
         requests=requests,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwmodels.calibrate.fitting import residuals
 from hwmodels.profiles import Profile
 from sim.plots.calibration import draw_fit, draw_roofline, title_of
 from workloads.write import write_whole
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 def write_report(folder: str | Path, profile: Profile, samples: Sequence[Sample]) -> list[Path]:
     """Draw `roofline.png` and `fit.png` and write `report.md` into *folder*; their paths."""
-    from hwmodels.calibrate.fitting import residuals
-
     folder = Path(folder)
     rows = residuals(folder, profile)
     paths = [folder / "roofline.png", folder / "fit.png", folder / "report.md"]

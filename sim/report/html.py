@@ -9,7 +9,23 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from sim.plots import run_figures, sweep_figures
+from sim.plots.style import svg_bytes
+from sim.results import (
+    GROUP_HEADS,
+    INTERVAL_HEADS,
+    LATENCY_HEADS,
+    STAGE_HEADS,
+    fact_rows,
+    group_rows,
+    interval_rows,
+    latency_rows,
+    stage_rows,
+)
 from sim.results.trust import interval_text
+from sim.study.sweep import SweepResult, expected_facts, short_table
 from sim.text import seconds_text
 from workloads.write import write_whole
 
@@ -17,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sim.results import Result
-    from sim.study.sweep import SweepResult
 
 _MOST_ROWS = 2000
 _STYLE = """
@@ -69,19 +84,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
 
 def write_run_report(result: Result, path: str | os.PathLike[str]) -> Path:
     """Write the report of one run to *path*, whole or not at all, and return the path."""
-    from sim.plots import run_figures
-    from sim.results import (
-        GROUP_HEADS,
-        INTERVAL_HEADS,
-        LATENCY_HEADS,
-        STAGE_HEADS,
-        fact_rows,
-        group_rows,
-        interval_rows,
-        latency_rows,
-        stage_rows,
-    )  # fmt: skip
-
     summary, manifest = result.summary, result.manifest
     body = [_head(result.label, _run_lead(summary))]
     body += [_note(note) for note in manifest.get("notes", ())]
@@ -116,9 +118,6 @@ def write_sweep_report(sweep: SweepResult | str | os.PathLike[str], path: str | 
 
     The table holds the first 2,000 points, and says so where there are more.
     """
-    from sim.plots import sweep_figures
-    from sim.study.sweep import SweepResult, expected_facts, short_table
-
     result = sweep if isinstance(sweep, SweepResult) else SweepResult(sweep)
     counts = result.counts
     title = f"Sweep over {', '.join(result.varied) or 'replications'}"
@@ -199,16 +198,12 @@ def _table(
 
 
 def _picture(name: str, figure: Figure) -> str:
-    from sim.plots.style import svg_bytes
-
     # As an image rather than inline, so that the names within one picture cannot meet those of another.
     data = base64.b64encode(svg_bytes(figure)).decode()
     return f"<div class='picture'><img alt='{escape(name.replace('-', ' '))}' src='data:image/svg+xml;base64,{data}'></div>"
 
 
 def _provenance(scenario: Any, manifest: Mapping[str, Any]) -> str:
-    import yaml
-
     rest = {key: value for key, value in manifest.items() if key not in ("scenario", "base", "notes")}
 
     def block(title: str, content: Any) -> str:

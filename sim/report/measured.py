@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.bench.compare import HEADLINES, Compared, frame_of, headline, load_text, saturation_text
+from sim.plots.measured import measured_figure
 from sim.report.html import _facts, _head, _note, _picture, _provenance, _table, _write
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ _NAMES = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2EL", "output_tokens_per_s":
 
 def write_measured_report(found: Compared, scenario: Scenario, path: str | os.PathLike[str]) -> Path:
     """Write the page to *path*, whole or not at all, and return the path."""
-    from sim.plots.measured import measured_figure
-
     runs = len(found.replays)
     body = [_head("Measured runs beside their simulation", f"{runs} runs on {scenario.name}, nothing fitted to them")]
     body += [_note(problem, bad=True) for problem in found.problems]

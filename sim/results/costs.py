@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.power import basis_of, power_model
 from sim.metrics import Columns, last_iteration_end_ns, span_ns
 from sim.metrics.columns import FloatArray, IntArray
 from sim.metrics.fleet import OFF, seconds_by_state
@@ -177,8 +178,6 @@ def _energy(
     paid_s: Sequence[float],
     pue: float,
 ) -> dict[str, Any]:
-    from hwmodels.power import basis_of, power_model
-
     joule = low = high = limit = 0.0
     for (n, facts), share_s, busy_s, there_s in zip(machines, shares, busy, paid_s, strict=True):
         model = power_model(facts["name"])

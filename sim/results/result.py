@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 import sim.metrics as metrics
 from sim.errors import OutputError
+from sim.protocols import protocol
 from sim.results.costs import costs_of
 from sim.results.folder import FILES, read_json, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
@@ -64,8 +66,6 @@ class Result:
     @property
     def figures(self) -> Figures | None:
         """What the scenario's protocol reports: its statistic over the requests that it counts; None without a protocol."""
-        from sim.protocols import protocol
-
         asked = self.manifest.get("scenario", {}).get("workload", {})
         if asked.get("protocol") is None:
             return None
@@ -201,8 +201,6 @@ class Result:
         return f"Result({self.label!r}, {counts['finished']} of {counts['total']} requests finished)"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         rows = "".join(
             f"<tr><th style='text-align:left'>{escape(name)}</th>"
             + "".join(f"<td style='text-align:right'>{escape(cell)}</td>" for cell in cells)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hwmodels.memory import cache_text, parts_text
 from sim.text import is_share, seconds_text
 
 LEVEL = 0.9
@@ -134,8 +135,6 @@ def level_facts(replays: int) -> list[tuple[str, str]]:
 def trust_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows for people: within what the means would be measured, where the prices come from, and the memory, to lay beside the log
     of an engine; those that the summary of an older run has."""
-    from hwmodels.memory import cache_text, parts_text
-
     rows = []
     if "reported" in summary:
         texts = (

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from policies.classes import KeepSlo, Preempt, WeightedFair
+from policies.routers import Reserve, Shed
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
+from workloads import ServiceClass, Trace, draw_classes, predict_outputs, with_classes
 
 if TYPE_CHECKING:
-    from workloads import ClosedLoop, ServiceClass, Trace
+    from workloads import ClosedLoop
 
 
 def classed(scenario: Scenario, workload: Trace | ClosedLoop) -> Trace | ClosedLoop:
     """The same requests with the scenario's classes and its predictor's guesses; ScenarioError where these do not fit them."""
-    from workloads import Trace, draw_classes, predict_outputs, with_classes
-
     predictor, asked = scenario.workload.predictor, scenario.classes
     if not isinstance(workload, Trace):
         if asked is not None or predictor is not None:
@@ -50,8 +51,6 @@ def classed(scenario: Scenario, workload: Trace | ClosedLoop) -> Trace | ClosedL
 
 def terms_of(scenario: Scenario) -> list[ServiceClass]:
     """What the scenario agrees of its classes, limits of the top level included; empty without classes."""
-    from workloads import ServiceClass
-
     top = scenario.slo.of_each
     return [
         ServiceClass(
@@ -68,8 +67,6 @@ def terms_of(scenario: Scenario) -> list[ServiceClass]:
 
 def check_classes(scenario: Scenario, schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> None:
     """ScenarioError where a scheduler goes by what nobody says of the requests."""
-    from policies.classes import KeepSlo, WeightedFair
-
     for each in (layer for scheduler in schedulers for layer in named.layers(scheduler)):
         by = getattr(each, "by", None)
         limits = [limit.ttft_s for limit in getattr(workload, "terms", ()) if limit.ttft_s is not None]
@@ -87,9 +84,6 @@ def check_classes(scenario: Scenario, schedulers: Sequence[Any], workload: Trace
 
 def about_classes(schedulers: Sequence[Any], workload: Trace | ClosedLoop, router: Any, machines: int) -> Iterator[str]:
     """Notes where requests have classes or predictions, and what runs takes no heed of them."""
-    from policies.classes import Preempt, WeightedFair
-    from policies.routers import Reserve, Shed
-
     layers = [layer for scheduler in schedulers for layer in named.layers(scheduler)]
     if getattr(workload, "class_index", None) is not None and not getattr(workload, "terms", ()):
         yield (

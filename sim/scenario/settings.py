@@ -11,14 +11,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
+from hwmodels.model import model_file
+from hwmodels.stack_files import load_stack_file
 from sim.errors import ScenarioError
 from sim.scenario import explain
 from sim.scenario.keys import Settings, Slo
+from sim.scenario.modules import source_digest
+from sim.scenario.placement_file import placed_groups
 from sim.scenario.section import Mark, MayBeFile, content_of
 from sim.scenario.yaml import parse_yaml
 from sim.text import unknown
+from workloads.sources import trace_files
 
 DEFAULT_SCENARIO = """\
 model: llama-3.1-8b
@@ -198,8 +204,6 @@ class Scenario(Settings):
         if isinstance(mark, MayBeFile):
             return digests or text
         if mark.policy and ":" in text:
-            from sim.scenario.modules import source_digest
-
             digests.append(source_digest(text.partition(":")[0]))
         # Whether a setting of something chosen by name is read as a file is not known here, so that its text counts too.
         return [text, *digests]
@@ -213,8 +217,6 @@ class Scenario(Settings):
         file = self._look_up(path)
         may_be_model = isinstance(mark, MayBeFile) and (mark.is_model or mark.lists_models)
         if file is None and may_be_model and "/" in path:
-            from hwmodels.model import model_file
-
             file = model_file(path)
         if file is not None:
             yield file
@@ -244,8 +246,6 @@ class Scenario(Settings):
         yield text.partition("#")[0]
         file = self._look_up(text) if isinstance(mark, MayBeFile) and mark.lists_models else None
         if file is not None:
-            from sim.scenario.placement_file import placed_groups
-
             with contextlib.suppress(ScenarioError):  # which is raised again where the placement is read
                 for group in placed_groups(file):
                     for model in group.models:
@@ -277,8 +277,6 @@ class Scenario(Settings):
 
     def trace_files(self, name: str) -> tuple[Path, list[Path]]:
         """The path, folder or pattern that *name* is, beside the scenario or in the current folder, and its files, if any."""
-        from workloads.sources import trace_files
-
         candidates = (self._folder / name, Path(name))
         for candidate in candidates:
             with contextlib.suppress(OSError, ValueError):
@@ -311,15 +309,12 @@ class Scenario(Settings):
         file = self.stack_file
         if file is None:
             return self.serving_stack
-        from hwmodels.stack_files import load_stack_file
 
         with explain.told_by(self, "serving_stack"):
             return load_stack_file(file).stack.name
 
     def to_yaml(self) -> str:
         """The settings that were made, as YAML that `Scenario.load` reads back."""
-        import yaml
-
         return yaml.safe_dump(self.settings(), sort_keys=False)
 
     def __repr__(self) -> str:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import workloads
 from sim.errors import ScenarioError
+from sim.protocols import protocol
 from sim.scenario import keys, named
 from sim.scenario.explain import told_by
 from sim.scenario.keys import BUILT_IN_TRACES, Process, Workload
 from sim.scenario.settings import Scenario
 from sim.text import shown, unknown
+from workloads import assign_models, azure_conversation_like, read_rates, read_sessions, read_trace
 
 if TYPE_CHECKING:
     from workloads import ClosedLoop, Trace
@@ -49,8 +52,6 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
                 )
             made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
         if settings.models is not None:
-            from workloads import assign_models
-
             if not hasattr(made, "arrival_ns"):
                 raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
             made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)  # type: ignore[arg-type]
@@ -82,7 +83,6 @@ def _sessions(scenario: Scenario, settings: Workload) -> Trace:
     file = scenario.find(settings.sessions)
     if file is None:
         raise ScenarioError(f"workload.sessions: {_missing(settings.sessions)}")
-    from workloads import read_sessions
 
     return read_sessions(
         file, starts=_starts(scenario, settings), seed=scenario.seed, block_tokens=settings.block_tokens
@@ -101,16 +101,12 @@ def _starts(scenario: Scenario, settings: Workload) -> Any:
 
 
 def _shared_prefix(settings: keys.SharedPrefix, seed: int) -> Trace:
-    import workloads
-
     given = {name: getattr(settings, name) for name in type(settings).model_fields if name != "stages"}
     stages = tuple(workloads.LoadStage(**stage.model_dump()) for stage in settings.stages)
     return workloads.SharedPrefix(**given, stages=stages).trace(seed)
 
 
 def _conversations(scenario: Scenario, asked: keys.Conversations) -> Trace:
-    import workloads
-
     given: dict[str, Any] = {name: getattr(asked, name) for name in type(asked).model_fields}
     for name in ("turns", "user_tokens", "answer_tokens"):
         given[name] = named.choice(
@@ -121,8 +117,6 @@ def _conversations(scenario: Scenario, asked: keys.Conversations) -> Trace:
 
 
 def _servegen(scenario: Scenario, settings: keys.ServeGen) -> Trace:
-    import workloads
-
     given: dict[str, Any] = {name: getattr(settings, name) for name in type(settings).model_fields}
     for name in ("arrivals", "lengths"):
         given[name] = _file(scenario, given[name], f"workload.servegen.{name}")
@@ -145,8 +139,6 @@ def _file(scenario: Scenario, name: str, key: str) -> Any:
 
 
 def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:
-    from sim.protocols import protocol
-
     assert settings.protocol is not None
     assert settings.concurrency is not None
     lengths = {}
@@ -161,8 +153,6 @@ def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:
 def _process(scenario: Scenario, arrivals: Process) -> Any:
     settings = arrivals.settings
     if arrivals.process == "piecewise" and "file" in settings:
-        from workloads import read_rates
-
         if both := sorted({"rates_per_s", "window_s"} & set(settings)):
             raise ScenarioError(f"workload.arrivals: file says {both[0]} too; leave out one of them")
         if not isinstance(settings["file"], str):
@@ -176,8 +166,6 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
     name = settings.trace
     assert name is not None
     if name in BUILT_IN_TRACES:
-        from workloads import azure_conversation_like
-
         if asked := settings.about_files():
             raise ScenarioError(f"workload.{next(iter(asked))} is about reading a file, and {name!r} is built in")
         return azure_conversation_like(settings.requests or BUILT_IN_REQUESTS, scenario.seed)
@@ -190,7 +178,6 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
         raise ScenarioError(f"workload.trace: {_missing(name)}")
     if settings.requests is not None and settings.arrivals is None:
         raise ScenarioError("workload.requests is for generated workloads; use workload.limit to shorten a trace")
-    from workloads import read_trace
 
     # Arrivals that are drawn have as many lengths as there are to be had.
     limit = settings.limit if settings.arrivals is None else settings.requests
@@ -211,8 +198,6 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
 
 
 def _generate(scenario: Scenario, lengths: Trace | None) -> Trace | ClosedLoop:
-    import workloads
-
     settings, seed = scenario.workload, scenario.seed
     assert settings.arrivals is not None
     process = _process(scenario, settings.arrivals)
@@ -259,8 +244,6 @@ def _generate(scenario: Scenario, lengths: Trace | None) -> Trace | ClosedLoop:
 
 
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
-    import workloads
-
     for name in ("priority", "abort_ns"):
         if getattr(lengths, name) is not None:
             column = name.replace("_ns", "_s")

@@ -46,6 +46,11 @@ def listen(host: str, port: int) -> socket.socket:
     return taken
 
 
+try:
+    import resource
+except ImportError:  # Windows has none.
+    resource = None
+
 _HttpTools: Any = HttpToolsProtocol
 
 
@@ -118,9 +123,7 @@ def _protocol(of: Endpoint) -> type[asyncio.Protocol]:
 
 def _most_connections(limits: Limits) -> int:
     """As many as are asked for, or as the process may have files open beside those that it needs itself."""
-    try:
-        import resource
-    except ImportError:
+    if resource is None:
         return limits.connections
     may, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limits.connections if may == resource.RLIM_INFINITY else max(1, min(limits.connections, may - _OWN_FILES))

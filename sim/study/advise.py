@@ -11,8 +11,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.device import device_catalogue
+from hwmodels.overheads import serving_stacks
+from policies.acceptance import PUBLISHED
 from sim.errors import RooftraceError
+from sim.launch.drafters import published_heads
 from sim.scenario import Scenario
+from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.memory import memory_plan_of
+from sim.scenario.assembly.prefix_cache import caches
+from sim.scenario.assembly.prices import price_of
+from sim.scenario.workload import workload_of
 from sim.study.notes import Noted
 from sim.study.optimize import judged
 from sim.study.points import META, Sweep
@@ -21,6 +30,8 @@ from sim.study.rates import ATTAINMENT, REPLICATIONS, Judgement, Target, target_
 from sim.study.sweep import SweepResult, sweep
 from sim.study.table import HALF_WIDTH, flatten
 from sim.text import unknown
+from workloads import Trace
+from workloads.reuse import reuse
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -272,9 +283,6 @@ class _Found:
     """Collects what the groups of changes propose for a scenario."""
 
     def __init__(self, base: Scenario, *, wide: bool) -> None:
-        from sim.scenario.assembly.deployment import deployment_of
-        from sim.scenario.workload import workload_of
-
         self.base, self.wide, self.group = base, wide, ""
         self.deployment: Deployment = deployment_of(base)
         self.workload: Any = workload_of(base)
@@ -321,10 +329,6 @@ def _by_machines(found: _Found) -> None:
 
 def _by_device(found: _Found) -> None:
     """Devices that hold the model: first those with half of the memory bandwidth at least, by bandwidth for their price."""
-    from hwmodels.device import device_catalogue
-    from sim.scenario.assembly.memory import memory_plan_of
-    from sim.scenario.assembly.prices import price_of
-
     here = found.deployment.device
     holding, unpriced = [], []
     for name, device in device_catalogue().items():
@@ -374,8 +378,6 @@ def _by_precision(found: _Found) -> None:
 
 
 def _by_prefix(found: _Found) -> None:
-    from sim.scenario.assembly.prefix_cache import caches
-
     if not found.names_blocks:
         found.said.append(
             "prefix: the workload does not say which prompts begin alike, so what prefix caching gives cannot be told; a trace "
@@ -388,17 +390,12 @@ def _by_prefix(found: _Found) -> None:
 
 
 def _reused(workload: Any) -> str:
-    from workloads import Trace
-    from workloads.reuse import reuse
-
     if not isinstance(workload, Trace) or workload.prefix_blocks is None:
         return ""
     return f": a cache without limit would find {reuse(workload).best_hit_rate:.1%} of the prompt tokens"
 
 
 def _by_host_memory(found: _Found) -> None:
-    from sim.scenario.assembly.prefix_cache import caches
-
     if not found.names_blocks:
         found.said.append("memory: without prefix ids nothing is loaded from a tier of host memory either.")
     elif not caches(found.base):
@@ -410,9 +407,6 @@ def _by_host_memory(found: _Found) -> None:
 
 
 def _by_speculation(found: _Found) -> None:
-    from policies.acceptance import PUBLISHED
-    from sim.launch.drafters import published_heads
-
     model = found.deployment.model
     if found.base.decoding.method != "autoregressive":
         found.propose("no speculation", decoding={"method": "autoregressive"})
@@ -449,8 +443,6 @@ def _by_pools(found: _Found) -> None:
 
 
 def _by_release(found: _Found) -> None:
-    from hwmodels.overheads import serving_stacks
-
     stack, asked = serving_stacks().get(found.base.serving_stack), found.base.serving_release
     if stack is None or not stack.release or asked in (None, stack.release):
         found.said.append("release: the stack runs as its newest release whose overheads are known.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,8 +70,6 @@ class Processes:
         return self._executor.submit(run_batch, batch, self.folder, os.getpid())
 
     def died(self, error: BaseException) -> bool:
-        from concurrent.futures import BrokenExecutor
-
         return isinstance(error, BrokenExecutor)
 
     def restart(self) -> None:
@@ -103,8 +102,6 @@ class Cluster:
         self.width = max(1, sum(self._client.nthreads().values()))
 
     def _check_workers(self, address: str) -> None:
-        from importlib.metadata import version
-
         found = self._client.run(_worker_version)
         if not found:
             self._client.close()
@@ -136,8 +133,6 @@ class Cluster:
 
 
 def _worker_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version("rooftrace")
     except PackageNotFoundError:

@@ -7,25 +7,26 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.errors import RooftraceError
+from sim.results import Result
 from sim.scenario import Scenario
 from sim.study import statistics as st
 from sim.study.notes import Noted, Notes
 from sim.study.paired import STATISTICS, latency_change, queue_stretches
 from sim.study.points import Sweep
+from sim.study.store import Store
 from sim.study.sweep import FORMAT, SweepResult, sweep
-from sim.study.table import SATURATED, UNSTEADY
+from sim.study.table import SATURATED, UNSTEADY, flatten
 from sim.text import is_share, unknown
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from sim.results import Result
 
 METRICS = (
     *("ttft_s.mean", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99"),
@@ -163,8 +164,6 @@ class Comparison:
         return "\n".join([f"A: {self.a}", f"B: {self.b}", *(each.verdict for each in self.differences), self.how])
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         items = "".join(f"<li>{escape(each.verdict)}</li>" for each in self.differences)
         return (
             f"<div><b>A</b>: {escape(self.a)}<br><b>B</b>: {escape(self.b)}<ul>{items}</ul>"
@@ -220,8 +219,6 @@ def compare(
 
 
 def _load(given: Any) -> Scenario | SweepResult | Result:
-    from sim.results import Result
-
     if isinstance(given, Scenario | SweepResult | Result):
         return given
     if not isinstance(given, str | os.PathLike):
@@ -282,8 +279,6 @@ def _notes(a: Iterable[str], b: Iterable[str]) -> tuple[Noted, ...]:
 
 
 def _label(result: SweepResult) -> str:
-    from sim.study.store import Store
-
     return str(Store(result.folder / "points").get(str(result.runs["key"].iloc[0]))["label"])
 
 
@@ -453,8 +448,6 @@ def _chosen(metrics: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
 
 
 def _flat(summary: Mapping[str, Any]) -> dict[str, Any]:
-    from sim.study.table import flatten
-
     return {name: value for name, value in flatten(summary).items() if not isinstance(value, str | bool)}
 
 

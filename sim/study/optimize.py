@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwmodels.hardware import load_hardware
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
 from sim.scenario.assembly.prices import price_of
@@ -76,8 +78,6 @@ def _known(table: pd.DataFrame, name: str) -> pd.Series[float]:
 
 
 def _device(base: Scenario, name: str) -> Any:
-    from hwmodels.hardware import load_hardware
-
     try:
         return load_hardware(base.with_value("hardware", name).find(name) or name)
     except ValueError as error:
@@ -151,8 +151,6 @@ class Choice:
         return f"{said}, and as little of it: {'; '.join(places[1 : 1 + _TIES])}{more}"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         shown = [*self.axes, self.column, "slo_attainment", "tokens_per_s_per_gpu", "tokens_per_s_per_user", "keeps"]
         ranked = self.table.sort_values(["keeps", self.column], ascending=[False, True])
         return f"<b>{escape(str(self))}</b>{ranked[shown].head(12).to_html(index=False, float_format=lambda value: f'{value:.4g}')}"

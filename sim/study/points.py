@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from sim.errors import RooftraceError
 from sim.packages import home
 from sim.scenario import Scenario, named
@@ -278,8 +280,6 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep | Scenario:
 
 def _unquoted_ranges(text: str, file: Path) -> dict[str, str]:
     """Axes that are written as 1:9:5 without quotes, as the text that they are: YAML 1.1 reads a number to base 60."""
-    import yaml
-
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     axes = next((value for key, value in root.value if key.value == "axes"), None)
     found = {}

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sim.errors import RooftraceError
 from sim.metrics import limits_in
 from sim.results.words import limit_text
+from sim.run import simulate
+from sim.scenario.workload import workload_of
 from sim.study import statistics as st
 from sim.study.notes import Noted, Notes
 from sim.under_way import under_way
@@ -172,8 +174,6 @@ def highest_rate(
     The bracket is narrowed to *tolerance*, as a share of the rate. RooftraceError for an attainment without an `slo`, and
     for clients that wait for answers, who have no rate.
     """
-    from sim.run import simulate
-
     target = target or target_of(scenario)
     if target.attainment is not None:
         target_of(scenario)
@@ -257,8 +257,6 @@ def bisect(
 
 def own_rate_per_s(scenario: Scenario) -> float:
     """Requests a second that *scenario*'s workload brings by itself; RooftraceError where it has no rate."""
-    from sim.scenario.workload import workload_of
-
     arrival_ns = getattr(workload_of(scenario), "arrival_ns", None)
     if arrival_ns is None:
         raise RooftraceError("closed-loop clients have no arrival rate to search; give other workload.arrivals")

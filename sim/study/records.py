@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import RooftraceError
+from sim.run import run_built
 from sim.scenario import Scenario
+from sim.scenario.assembly import resolve
+from sim.scenario.assembly.pools import pools_of
 from sim.study.store import Store
 
 
@@ -49,9 +52,6 @@ def run_batch(batch: Sequence[tuple[str, Scenario]], folder: str | None, owner: 
 
 def run_record(key: str, scenario: Scenario) -> dict[str, Any]:
     """What is stored of one run: its summary, or the error that it ended with."""
-    from sim.run import run_built
-    from sim.scenario.assembly import resolve
-
     record: dict[str, Any] = {"key": key, "seed": scenario.seed, "settings": scenario.settings()}
     try:
         built = resolve(scenario)
@@ -75,7 +75,6 @@ def gpus(scenario: Scenario) -> int:
     """GPUs that *scenario* occupies: those of a replica times the replicas, over all pools."""
     if scenario.pools is None and scenario.placement is None:
         return scenario.replicas * scenario.parallel.gpus
-    from sim.scenario.assembly.pools import pools_of
 
     return sum(pool.gpus for pool in pools_of(scenario))
 

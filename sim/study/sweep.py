@@ -12,11 +12,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import OutputError, RooftraceError
 from sim.scenario import Scenario
+from sim.scenario.assembly.manifest import versions
 from sim.study.backends import Backend, Cluster, Inline, Processes
 from sim.study.execute import execute
 from sim.study.notes import Noted, read_notes
@@ -111,8 +113,6 @@ class SweepResult:
         return f"SweepResult({str(self.folder)!r}, {counts['points']} points, {counts['runs']} runs{failed})"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         heads, rows = short_table(self, most=30)
         head = "".join(f"<th>{escape(name)}</th>" for name in heads)
         body = "".join(
@@ -380,8 +380,6 @@ def _format_of(folder: Path) -> str | None:
 
 
 def _provenance(sweep: Sweep) -> dict[str, Any]:
-    from sim.scenario.assembly.manifest import versions
-
     columns = list(dict.fromkeys([*sweep.columns(), *sweep.axes]))
     return {**sweep.describe(), "columns": columns, "level": LEVEL, "code": code_digest(), "versions": versions()}
 

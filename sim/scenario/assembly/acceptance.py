@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from policies import acceptance as kinds
+from policies.acceptance import TwoState
+from sim.engine import PolicyError
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.decoding import DecodingSettings, TwoStates
@@ -27,8 +30,6 @@ _KEY = "decoding.acceptance"
 
 def acceptance_of(settings: DecodingSettings, find: Callable[[str], Path | None]) -> Acceptance:
     """The process that `decoding.acceptance` states; ValueError with the key of what cannot be. *find*: where a named file is."""
-    from policies import acceptance as kinds
-
     given = settings.acceptance
     assert given is not None
     k = settings.num_speculative_tokens
@@ -111,8 +112,6 @@ class OwnAcceptance:
 
     def accepted(self, request_id: int, round_start: int, n_rounds: int, k: int, seed: int) -> IntArray:
         """The process's own counts; PolicyError for what cannot be accepted, and for errors of its code."""
-        from sim.engine import PolicyError
-
         asked = f"accepted({request_id}, {round_start}, {n_rounds}, {k}, {seed})"
         try:
             counts = np.asarray(self.process.accepted(request_id, round_start, n_rounds, k, seed))
@@ -150,8 +149,6 @@ class OwnRecording(OwnAcceptance):
 
 
 def _two_state(settings: TwoStates, at_k: int) -> Acceptance:
-    from policies.acceptance import TwoState
-
     if settings.lag1 is None:
         assert settings.stay_good is not None
         assert settings.stay_bad is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.budget import saturating_tokens, tokens_within
 from sim.scenario import named
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
@@ -21,7 +22,6 @@ def chosen_by_auto(
     found = left_to_choose(scenario)
     if not found:
         return {}
-    from hwmodels.budget import saturating_tokens, tokens_within
 
     limit_s, ranks = scenario.slo.tpot_s, deployment.parallel.data
     alike = "" if ranks == 1 else f", on each of {ranks} ranks that have as much to do"

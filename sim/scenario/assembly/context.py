@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodels.model import load_model
 from sim.errors import ScenarioError
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.settings import Scenario
@@ -84,8 +85,6 @@ def check_longest(scenario: Scenario, plan: MemoryPlan) -> None:
 
 def beyond_own_context(pools: Sequence[PoolOf]) -> Iterator[str]:
     """Says so where a limit is above what the model's own config has."""
-    from hwmodels.model import load_model
-
     for each in (scenario for pool in pools for scenario in pool.scenarios):
         limit = each.memory.max_model_len
         own = None if limit is None else load_model(each.find(each.model) or each.model).max_positions

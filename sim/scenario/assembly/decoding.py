@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.totals import Totals, seen
+from policies.acceptance import PUBLISHED
+from policies.decoding import Speculative, best_table
 from sim.scenario import named
 from sim.scenario.assembly.acceptance import acceptance_of, check_recording, largest_k
 from sim.scenario.assembly.draft import drafting_by_own_layers, drafting_of
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan
     from policies.acceptance import Acceptance
-    from policies.decoding import Speculative
     from policies.view import Scheduler
     from workloads import ClosedLoop, Trace
 
@@ -60,8 +62,6 @@ def build_decoding(
         return None
     if target.model.is_encoder:
         raise ValueError(f"decoding: {target.model.name} is an encoder and emits no tokens; leave decoding out")
-    from policies.acceptance import PUBLISHED
-    from policies.decoding import Speculative
 
     method = settings.method
     manifest: dict[str, Any] = {"method": method, "overhead_s": settings.overhead_s}
@@ -127,9 +127,6 @@ def _adaptive(
     most: int,
 ) -> Sequence[tuple[int, int | None, int]]:
     """Rows with the k that gives the most tokens per second at each batch, by the two cost models at a mean context."""
-    from hwmodels.totals import Totals, seen
-    from policies.decoding import best_table
-
     context = mean_context(workload)
     cost = target.cost
     window = cost.window_tokens

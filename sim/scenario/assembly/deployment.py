@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.calibrated import Calibrated
+from hwmodels.deployment import deploy
+from hwmodels.experts import ExpertLayout, Zipf, read_popularity
+from hwmodels.graphs import GraphSettings
+from hwmodels.hardware import load_hardware
+from hwmodels.model import load_model
+from hwmodels.overheads import serving_stack
+from hwmodels.roofline import Roofline
+from hwmodels.stack_files import load_stack_file
+from hwmodels.tables import is_profile
 from sim.errors import ScenarioError
+from sim.scenario.assembly.acceptance import largest_k
 from sim.scenario.explain import told_by
 from sim.scenario.keys import POPULARITIES
 from sim.scenario.settings import Scenario
@@ -13,8 +24,6 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
-    from hwmodels.experts import ExpertLayout
-    from hwmodels.graphs import GraphSettings
     from hwmodels.overheads import ServingStack
     from sim.scenario.keys import CudaGraphs
 
@@ -26,11 +35,6 @@ in the 16 bits of the model: engines narrow the cache only where they are told t
 
 def deployment_of(scenario: Scenario) -> Deployment:
     """The replica that *scenario* describes, its memory not yet looked at; ScenarioError where it has pools."""
-    from hwmodels.calibrated import Calibrated
-    from hwmodels.deployment import deploy
-    from hwmodels.model import load_model
-    from hwmodels.roofline import Roofline
-
     if scenario.pools is not None or scenario.placement is not None:
         what = "pools" if scenario.pools is not None else "placement"
         raise ScenarioError(
@@ -72,9 +76,6 @@ def deployment_of(scenario: Scenario) -> Deployment:
 
 def _stack(scenario: Scenario) -> ServingStack:
     """The serving stack that the scenario names, or that of its file."""
-    from hwmodels.overheads import serving_stack
-    from hwmodels.stack_files import load_stack_file
-
     file = scenario.stack_file
     if file is None:
         with told_by(scenario, "serving_release"):
@@ -96,8 +97,6 @@ def _stack(scenario: Scenario) -> ServingStack:
 
 def _graphs(scenario: Scenario, given: CudaGraphs, mtp_layers: int) -> GraphSettings:
     """In tokens of a step, as vLLM counts; SGLang and TensorRT-LLM count sequences, each of which verifies K + 1 tokens."""
-    from hwmodels.graphs import GraphSettings
-
     if scenario.cost_model == "roofline":
         raise ScenarioError(
             f"{scenario.source}: cuda_graphs: cost_model roofline has no launches and pads nothing; leave cuda_graphs out"
@@ -111,8 +110,6 @@ def _graphs(scenario: Scenario, given: CudaGraphs, mtp_layers: int) -> GraphSett
 
 def _tokens_per_sequence(scenario: Scenario, mtp_layers: int) -> int:
     """Tokens of a decode step for each sequence that its graph was captured for, at the largest K."""
-    from sim.scenario.assembly.acceptance import largest_k
-
     settings = scenario.decoding
     if scenario.stack_name not in ("sglang", "trtllm") or settings.method == "autoregressive":
         return 1
@@ -121,8 +118,6 @@ def _tokens_per_sequence(scenario: Scenario, mtp_layers: int) -> int:
 
 
 def _layout(scenario: Scenario) -> ExpertLayout:
-    from hwmodels.experts import ExpertLayout, Zipf, read_popularity
-
     given = scenario.experts
     if given is None:
         return ExpertLayout()
@@ -141,9 +136,6 @@ def _layout(scenario: Scenario) -> ExpertLayout:
 
 def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
     """The device, and the path of the calibrated profile that the scenario names in its place."""
-    from hwmodels.hardware import load_hardware
-    from hwmodels.tables import is_profile
-
     file = scenario.find(scenario.hardware)
     if file is not None and is_profile(file):
         if scenario.cost_model == "roofline":

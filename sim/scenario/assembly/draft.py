@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hwmodels.deployment import deploy
+from hwmodels.latency_models import ShareOfTarget, StepTime
+from hwmodels.model import load_model
+from hwmodels.mtp import mtp_draft
 from sim.scenario.decoding import Draft
 
 if TYPE_CHECKING:
@@ -36,8 +40,6 @@ def drafting_of(
 
     ValueError where a draft model does not go with the target or does not fit.
     """
-    from hwmodels.latency_models import ShareOfTarget, StepTime
-
     if settings.model is not None:
         draft = _draft_deployment(settings, target, find)
         return Drafting(
@@ -66,8 +68,6 @@ def drafting_by_own_layers(
 
     ValueError where it has none, or they do not fit beside it.
     """
-    from hwmodels.mtp import mtp_draft
-
     try:
         found = mtp_draft(target, k)
     except ValueError as error:
@@ -95,9 +95,6 @@ def drafting_by_own_layers(
 
 
 def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str], Path | None]) -> Deployment:
-    from hwmodels.deployment import deploy
-    from hwmodels.model import load_model
-
     assert settings.model is not None
     try:
         model = load_model(find(settings.model) or settings.model)

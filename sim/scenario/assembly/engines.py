@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.memory import engine_defaults
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.decoding import DRAFT_HAS_KV
@@ -50,8 +51,6 @@ class _Around:
     """Why no iteration is planned while the one before it runs; None where it may be."""
 
     def defaults(self, stack: str) -> EngineDefaults:
-        from hwmodels.memory import engine_defaults
-
         return engine_defaults(stack, self.deployment.device, tensor=self.scenario.parallel.tensor)
 
     def refused(self, key: str, why: str) -> ScenarioError:

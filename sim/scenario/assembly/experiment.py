@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from sim.engine import Experiment, MachineSpec
+from sim.engine.streaming import Stream
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for
@@ -25,8 +27,7 @@ from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
 if TYPE_CHECKING:
-    from sim.engine import Experiment, MachineSpec, ReplicaSpec
-    from sim.engine.streaming import Stream
+    from sim.engine import ReplicaSpec
     from workloads import ClosedLoop, Trace
 
 
@@ -54,8 +55,6 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
 
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
     """
-    from sim.engine import Experiment
-
     pools = [_deployed(pool) for pool in pools_of(scenario)]
     limits = limits_of(scenario, pools)
     check_models(scenario, pools)
@@ -98,8 +97,6 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
 
 
 def _machine(pool: PoolOf, hosted: Sequence[Hosted]) -> ReplicaSpec | MachineSpec:
-    from sim.engine import MachineSpec
-
     if len(hosted) > 1:
         return MachineSpec(tenants=tuple(each.spec for each in hosted))
     return with_ranks(pool.scenarios[0], hosted[0].spec)
@@ -111,8 +108,6 @@ def _deployed(pool: PoolOf) -> PoolOf:
 
 def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
     """Which tokens reach a client together, by the rule of the serving stack."""
-    from sim.engine.streaming import Stream
-
     stacks = dict.fromkeys(each.stack_name for pool in pools for each in pool.scenarios)
     rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
     if scenario.stream_interval > 1 and len(set(rules)) > 1:

@@ -6,6 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from hwmodels.cold_starts import cold_start, cold_starts
+from hwmodels.slowed import slowed
+from policies.control import Perfect, PoolSeen, Schedule, Seen
+from sim.engine import MachineSpec
+from sim.engine.links import Slowdown, check_slowdowns
+from sim.engine.lives import Failing, FleetSpec, Life, Outage, Scaling
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
@@ -13,13 +19,12 @@ from sim.scenario.explain import told_by
 from sim.scenario.fleet import Autoscale, Degraded
 from sim.scenario.settings import Scenario
 from sim.text import unknown
+from workloads import Trace
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
-    from sim.engine import MachineSpec, ReplicaSpec
-    from sim.engine.links import Slowdown
-    from sim.engine.lives import FleetSpec, Scaling
-    from workloads import ClosedLoop, Trace
+    from sim.engine import ReplicaSpec
+    from workloads import ClosedLoop
 
 
 def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | ClosedLoop) -> FleetSpec | None:
@@ -27,8 +32,6 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
 
     ScenarioError for what cannot be, or is not modelled.
     """
-    from sim.engine.lives import Failing, FleetSpec, Life, Outage
-
     failures, scaled = scenario.failures, [pool for pool in pools if pool.autoscale is not None]
     if not scaled and failures is None:
         return None
@@ -60,9 +63,6 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
 def _scaling(
     scenario: Scenario, pool: PoolOf, settings: Autoscale, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
 ) -> Scaling:
-    from policies.control import Perfect, PoolSeen, Schedule, Seen
-    from sim.engine.lives import Scaling
-
     prefix = f"{scenario.source}: {f'pools.{pool.name}.' if pool.name else ''}autoscale"
     policy: Any = named.policy(
         settings.policy.policy, settings.policy.settings, named.CONTROLS, key=f"{prefix}.policy", method="wanted"
@@ -111,8 +111,6 @@ def _known_arrivals_s(
     scenario: Scenario, pool: PoolOf, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
 ) -> list[float] | None:
     """When the requests of *pool* arrive at the deployment; None where that is not known before the run."""
-    from workloads import Trace
-
     rivals = [each for each in pools if each is not pool and set(each.serves) & set(pool.serves)]
     if not isinstance(workload, Trace) or any(
         "both" in (each.role, pool.role) or each.role == pool.role for each in rivals
@@ -127,8 +125,6 @@ def _known_arrivals_s(
 
 
 def _phases(settings: Autoscale, prefix: str) -> tuple[tuple[str, float], ...]:
-    from hwmodels.cold_starts import cold_start, cold_starts
-
     start = settings.start
     if isinstance(start, str):
         if start not in cold_starts():
@@ -141,9 +137,6 @@ def _phases(settings: Autoscale, prefix: str) -> tuple[tuple[str, float], ...]:
 
 def with_slow(scenario: Scenario, machines: Sequence[ReplicaSpec | MachineSpec]) -> list[ReplicaSpec | MachineSpec]:
     """The machines, those slower that `failures.slow` names; ScenarioError for one that is not there."""
-    from hwmodels.slowed import slowed
-    from sim.engine import MachineSpec
-
     found = list(machines)
     for each in () if scenario.failures is None else scenario.failures.slow:
         if each.machine >= len(found):
@@ -167,8 +160,6 @@ def with_slow(scenario: Scenario, machines: Sequence[ReplicaSpec | MachineSpec])
 
 def slowdowns_of(degraded: Sequence[Degraded], where: str) -> tuple[Slowdown, ...]:
     """When a link is not what it was; ScenarioError where two of those times overlap."""
-    from sim.engine.links import Slowdown, check_slowdowns
-
     found = tuple(
         Slowdown(at_s=each.at_s, for_s=each.for_s, factor=each.factor, latency_s=each.added_latency_s)
         for each in degraded
@@ -182,8 +173,6 @@ def slowdowns_of(degraded: Sequence[Degraded], where: str) -> tuple[Slowdown, ..
 
 def about_fleet(pools: Sequence[PoolOf]) -> Iterator[str]:
     """Says how machines start where nobody said it, or where another's start stands in."""
-    from hwmodels.cold_starts import cold_start
-
     for pool in pools:
         settings = pool.autoscale
         if settings is None:

@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.cache import held_bytes, keeps_every_token
+from hwmodels.transfers import transfer_terms
+from sim.engine.links import LinkSpec
+from sim.engine.roles import HandoverSpec, KvPath
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.fleet import slowdowns_of
@@ -20,7 +24,7 @@ from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from sim.engine.roles import FirstToken, HandoverSpec, KvPath, Room
+    from sim.engine.roles import FirstToken, Room
     from workloads import ClosedLoop, Trace
 
 
@@ -87,8 +91,6 @@ def handover_of(
     scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Trace | ClosedLoop
 ) -> HandoverSpec | None:
     """How the pools hand requests over; None where all of them do both. ScenarioError for what cannot be."""
-    from sim.engine.roles import HandoverSpec
-
     if all(pool.role == "both" for pool in pools):
         return None
     settings = _settings(scenario)
@@ -254,9 +256,6 @@ def _path(
     way: Way,
     workload: Trace | ClosedLoop,
 ) -> KvPath:
-    from sim.engine.links import LinkSpec
-    from sim.engine.roles import KvPath
-
     shared = next(each for each in sender.serves if each in receiver.serves)
     one, two = _deployments(sender)[shared], _deployments(receiver)[shared]
     per_token, per_sequence = kv_bytes(two, workload)
@@ -289,8 +288,6 @@ def kv_bytes(receiver: Deployment, workload: Trace | ClosedLoop) -> tuple[float,
     (docs/pools.md); so are latents, which every rank keeps. Of windows and states, which do not grow with a prompt, what a mean
     prompt leaves is sent with each.
     """
-    from hwmodels.cache import held_bytes, keeps_every_token
-
     ranks = receiver.parallel.tensor
     if keeps_every_token(receiver.model):
         return sum(receiver.stage_kv_bytes_per_token) * ranks, 0.0
@@ -304,8 +301,6 @@ def kv_bytes(receiver: Deployment, workload: Trace | ClosedLoop) -> tuple[float,
 
 def bandwidth_of(link: KvLink, sender: Deployment, receiver: Deployment) -> tuple[float, float]:
     """Bytes a second of one transfer, and its fixed cost in seconds."""
-    from hwmodels.transfers import transfer_terms
-
     given = None if link.bandwidth_gb_per_s is None else link.bandwidth_gb_per_s * 1e9
     if given is None:
         ends = (sender, receiver)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.calibrated import Calibrated
+from hwmodels.serving_intervals import has_rows, serving_interval
 from sim.scenario import named
 from sim.scenario.assembly.handover import facts_of, notes_of_handover
 from sim.scenario.assembly.notes import notes_of
@@ -166,9 +169,6 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
 def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What the prices come from (`trust`), and factors of a 90 % interval for TPOT and TTFT where deployments were held back of the
     stack's fit; `why_not` where there are none."""
-    from hwmodels.calibrated import Calibrated
-    from hwmodels.serving_intervals import has_rows, serving_interval
-
     profile = deployment.profile
     stack = provenance.get("serving_stack", {})
     priced = {"kernels": provenance.get("calibration", provenance["profile"])}
@@ -212,8 +212,6 @@ def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]
 
 def versions() -> dict[str, str]:
     """Versions of Python, Rooftrace and the libraries whose numbers a result depends on."""
-    from importlib.metadata import PackageNotFoundError, version
-
     found = {"python": platform.python_version()}
     for name in ("rooftrace", "numpy", "simpy", "pyarrow"):
         try:

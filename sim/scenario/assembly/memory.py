@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.cache import keeps_every_token
+from hwmodels.memory import engine_defaults, memory_plan, share_machine, stack_memories, stack_memory
+from hwmodels.overheads import at_or_before
+from hwmodels.stack_files import load_stack_file
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
@@ -25,8 +29,6 @@ if TYPE_CHECKING:
 def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
     """The replica that *scenario* describes and how its memory is divided, without a draft model; ScenarioError where it does
     not fit."""
-    from hwmodels.cache import keeps_every_token
-
     deployment = deployment_of(scenario)
     chosen = chosen_by_auto(scenario, deployment, workload_of(scenario)) if left_to_choose(scenario) else {}
     scheduler = scheduler_of(scenario, deployment, chosen)
@@ -48,8 +50,6 @@ def memory_of(
     run. Layers that do not keep every token are counted at the mean context of *workload*, or else at the longest.
     ValueError for a share by another stack's name, or a release that is not known. What is given and changes nothing, and an
     account of another release than the overheads', are among the plan's notes."""
-    from hwmodels.memory import engine_defaults, memory_plan, stack_memory
-
     memory, stack = scenario.memory, scenario.stack_name
     if scenario.cost_model == "roofline":
         stack = "ideal"
@@ -84,8 +84,6 @@ def memory_of(
 
 def _fitted_kv_factor(scenario: Scenario) -> float:
     """How many times the accounted blocks a fitted stack was found to have; 1 for a stack by name, and where it was not fitted."""
-    from hwmodels.stack_files import load_stack_file
-
     file = scenario.stack_file
     return 1.0 if file is None else load_stack_file(file).kv_factor
 
@@ -111,9 +109,6 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
 
 def _of_two_releases(scenario: Scenario, rules: StackMemory | None) -> Iterator[str]:
     """Says so where overheads are those of one release of the stack, and the account of memory that of another."""
-    from hwmodels.memory import stack_memories
-    from hwmodels.overheads import at_or_before
-
     release = scenario.serving_release
     if release is None or rules is None or scenario.memory.release is None or scenario.memory.kv_blocks is not None:
         return
@@ -127,8 +122,6 @@ def _of_two_releases(scenario: Scenario, rules: StackMemory | None) -> Iterator[
 
 def shared_plan(pool: PoolOf, i: int, scheduler: Any, workload: Trace | ClosedLoop) -> MemoryPlan:
     """Memory of a model among those that share a machine: an equal part of what all the others leave, stage by stage."""
-    from hwmodels.memory import share_machine
-
     plans = [
         memory_of(scenario, deployment, scheduler, workload=workload)
         for scenario, deployment in zip(pool.scenarios, pool.deployments, strict=True)

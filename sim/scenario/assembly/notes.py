@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.calibrated import Calibrated
+from hwmodels.overheads import is_before
+from policies.classes import Preempt
+from policies.routers import Knowledge, knowledge_of
+from policies.view import reserves
 from sim.scenario import named
 from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
@@ -84,8 +89,6 @@ def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
 
 def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: Trace | ClosedLoop) -> Iterator[str]:
     """Says so where a router asks for what nobody knows."""
-    from policies.routers import Knowledge, knowledge_of
-
     knows, name = knowledge_of(router) or Knowledge(), scenario.router.policy
     if sum(pool.replicas for pool in pools) == 1:
         return
@@ -160,9 +163,6 @@ def _borrowed(deployment: Deployment) -> Iterator[str]:
 
 def _older_release(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
     """A note where the release asked for is older than any whose overheads are known."""
-    from hwmodels.calibrated import Calibrated
-    from hwmodels.overheads import is_before
-
     made_by, asked = deployment.made_by, scenario.serving_release
     if asked is not None and isinstance(made_by, Calibrated) and is_before(asked, made_by.stack.release):
         yield (
@@ -173,8 +173,6 @@ def _older_release(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
 
 def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
     """A note where the stack was fitted to another model, on another device, or to another tensor parallelism."""
-    from hwmodels.calibrated import Calibrated
-
     if not isinstance(deployment.made_by, Calibrated):
         return
     fit = deployment.made_by.stack.fit
@@ -235,8 +233,6 @@ def _asks_for_priority(scheduler: Any) -> bool:
 
 def _orders_by_priority(scheduler: Any) -> bool:
     """Whether *scheduler*, or one that it wraps, is a policy of ours that orders by priority."""
-    from policies.classes import Preempt
-
     return any(
         isinstance(each, Preempt) or "priority" in (getattr(each, "by", None), getattr(each, "scheduling_policy", None))
         for each in named.layers(scheduler)
@@ -245,8 +241,6 @@ def _orders_by_priority(scheduler: Any) -> bool:
 
 def _allowances(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
     """Says so where memory is kept for what clients allow, and nothing says what that is."""
-    from policies.view import reserves
-
     if workload.max_tokens is None and any(map(reserves, schedulers)) and workload.output_tokens.any():
         yield (
             "The scheduler keeps KV memory for the longest answer that a client allows, and the workload does not say how long "

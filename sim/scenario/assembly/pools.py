@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.single_pass import single_pass_catalogue
 from sim.errors import ScenarioError
 from sim.scenario.explain import told_by
 from sim.scenario.fleet import Autoscale
+from sim.scenario.placement_file import placed_groups
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
@@ -72,9 +74,6 @@ def _original(scenario: Scenario, model: str) -> str:
 
 def _placed(scenario: Scenario) -> list[PoolOf]:
     """A pool of one machine for each group of the placement that hosts anything."""
-    from hwmodels.single_pass import single_pass_catalogue
-    from sim.scenario.placement_file import placed_groups
-
     assert scenario.placement is not None
     file = scenario.find(scenario.placement)
     if file is None:

@@ -8,13 +8,15 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import cached_kinds, groups_of
+from policies.routers import knowledge_of
+from sim.engine.experiment import LeftBehind
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.model import ModelSpec
-    from sim.engine.experiment import LeftBehind, PrefixCacheKind
+    from sim.engine.experiment import PrefixCacheKind
     from workloads import ClosedLoop, Trace
 
 _READS_THE_TARGET = ("eagle", "mtp")
@@ -59,8 +61,6 @@ def caches(scenario: Scenario) -> bool:
 
 def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoop) -> None:
     """ScenarioError where a router's index has blocks that the workload's ids cannot be told in."""
-    from policies.routers import knowledge_of
-
     knows, tokens = knowledge_of(router), getattr(workload, "prefix_block_tokens", None)
     size = None if knows is None or knows.sent is None else knows.sent.block_tokens
     if size is not None and tokens is not None and tokens % size and size % tokens:
@@ -113,8 +113,6 @@ def _left_behind(scenario: Scenario, model: ModelSpec, block_tokens: int) -> Lef
     like what a finished sequence had (vLLM 0.32.0, v1/core/single_type_kv_cache_manager.py: `remove_skipped_blocks`; where pages of
     all groups are as many tokens `reachable_block_mask` leaves none out).
     """
-    from sim.engine.experiment import LeftBehind
-
     local, every = _groups(scenario, model)
     if not (local and every) or model.window_tokens is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from hwmodels.prices import list_prices, read_prices
 from sim.errors import RooftraceError
 from sim.scenario.explain import told_by
 from sim.text import unknown
@@ -19,8 +20,6 @@ def price_of(scenario: Scenario, device: Device) -> tuple[float | None, str | No
 
     ScenarioError for a file of prices that cannot be read, and for a provider who is not in it.
     """
-    from hwmodels.prices import list_prices, read_prices
-
     costs = scenario.costs
     if costs is not None and costs.usd_per_device_hour is not None:
         return costs.usd_per_device_hour, "the scenario's costs.usd_per_device_hour"

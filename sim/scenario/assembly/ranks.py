@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from policies.ranks import PromptBalance
+from policies.routers import rank_router_of
+from sim.engine import MachineSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
@@ -12,8 +15,7 @@ from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
-    from policies.ranks import PromptBalance
-    from sim.engine import MachineSpec, ReplicaSpec
+    from sim.engine import ReplicaSpec
 
 
 def check_asked(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
@@ -48,8 +50,6 @@ def check_ranks(scenario: Scenario, *, shared: bool) -> None:
 
 def with_ranks(scenario: Scenario, spec: ReplicaSpec) -> ReplicaSpec | MachineSpec:
     """A machine of *spec*, or of as many ranks of it as *scenario* asks for."""
-    from sim.engine import MachineSpec
-
     if scenario.parallel.data == 1:
         return spec
     router = _router(scenario)
@@ -74,14 +74,10 @@ def ranks_of(scenario: Scenario) -> dict[str, Any]:
 
 
 def _balance(scenario: Scenario) -> PromptBalance | None:
-    from policies.ranks import PromptBalance
-
     return None if scenario.prompt_balance is None else PromptBalance(**scenario.prompt_balance.model_dump())
 
 
 def _router(scenario: Scenario) -> Any:
-    from policies.routers import rank_router_of
-
     asked = scenario.rank_router
     if asked is None:
         return rank_router_of(scenario.stack_name)

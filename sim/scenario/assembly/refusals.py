@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from policies.sglang import Sglang
+from policies.trtllm import TrtLlm
+from policies.vllm import Vllm
 from sim.scenario import named
 from sim.scenario.assembly.decoding import BuiltDecoding
 
 if TYPE_CHECKING:
-    from policies.vllm import Vllm
     from workloads import ClosedLoop, Trace
 
 
@@ -21,10 +23,6 @@ def never_gets_on(
     workload: Trace | ClosedLoop,
 ) -> str | None:
     """Why *scheduler*, or one that it wraps, could plan nothing for some sequence, whatever else runs; None where it can."""
-    from policies.sglang import Sglang
-    from policies.trtllm import TrtLlm
-    from policies.vllm import Vllm
-
     query = 1 if decoding is None else decoding.decoding.max_query_tokens
     of_drafting = query + slots.get("draft_slots", 0)
     for each in named.layers(scheduler):

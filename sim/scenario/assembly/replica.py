@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sim.engine import ReplicaSpec
 from sim.errors import ScenarioError
 from sim.scenario.assembly.asked import of_model
 from sim.scenario.assembly.auto import chosen_by_auto
@@ -22,7 +23,6 @@ from sim.scenario.explain import told_by
 
 if TYPE_CHECKING:
     from hwmodels.memory import MemoryPlan
-    from sim.engine import ReplicaSpec
     from workloads import ClosedLoop, Trace
 
 
@@ -47,8 +47,6 @@ def build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, in
 
 
 def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int | None) -> Hosted:
-    from sim.engine import ReplicaSpec
-
     scenario, deployment = pool.scenarios[i], pool.deployments[i]
     alone = len(pool.serves) == 1
     check_ranks(scenario, shared=not alone)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from policies.view import evicts
+from policies.wrappers import EvictNewest
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.engines import left_to_the_engine
@@ -41,9 +43,6 @@ def policy_of(
 
 def preempting(scenario: Scenario, scheduler: Any) -> Any:
     """*scheduler* with what `memory.preemption` puts around it; ScenarioError where two would say who gives way."""
-    from policies.view import evicts
-    from policies.wrappers import EvictNewest
-
     if any(isinstance(each, EvictNewest) and evicts(each.inner) for each in named.layers(scheduler)):
         raise ScenarioError(
             f"{scenario.source}: scheduler: evict_newest wraps a scheduler that says itself who gives way when memory runs "

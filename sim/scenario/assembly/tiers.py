@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sim.engine.tiers import TierSpec, check_tiers
 from sim.errors import ScenarioError
 from sim.scenario.assembly.fleet import slowdowns_of
 from sim.scenario.assembly.pools import PoolOf
@@ -14,7 +15,6 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan
-    from sim.engine.tiers import TierSpec
     from sim.scenario.tiers import Tier
     from workloads import ClosedLoop, Trace
 
@@ -23,8 +23,6 @@ _GIB = 1 << 30
 
 def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, alone: bool) -> dict[str, Any]:
     """The tiers of a `ReplicaSpec`, none where none are asked for; ScenarioError for tiers that cannot be."""
-    from sim.engine.tiers import check_tiers
-
     tiers, swaps = scenario.memory.tiers, scenario.memory.preemption == "swap"
     where = f"{scenario.source}: memory.tiers"
     if swaps and not any(tier.kind == "host" for tier in tiers):
@@ -59,8 +57,6 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, al
 
 def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int) -> TierSpec:
     """A tier of one rank: each of them has its share of the link, and of what is not a store of all."""
-    from sim.engine.tiers import TierSpec
-
     read, latency_s = tier.read_gb_per_s, 0.0 if tier.latency_ms is None else tier.latency_ms / 1e3
     if tier.kind == "host":
         link = deployment.device.host
