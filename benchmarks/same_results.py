@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import json
 import os
 import random
@@ -22,6 +21,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+# Of the checkout that is first on the path: a worker runs the code of its own.
+from sim import Scenario
+from sim.engine import run
+from sim.run import run_built
+from sim.scenario.assembly import resolve
+from tests.engine import random_runs
+from tests.scenario.random_scenarios import draw, write_files
 
 Digest = dict[str, str]
 """By name of a column or figure, what stands for its values."""
@@ -52,25 +61,22 @@ def cases(root: Path, options: argparse.Namespace) -> list[str]:
 
 def random_run(seed: int) -> Any:
     """An experiment over all that the engine does: each tenth of the seeds adds other features."""
-    draw = importlib.import_module("tests.engine.random_runs")
     speculative, kind = random.Random(seed).random() < 0.4, seed % 10
-    experiment = draw.apart(seed, speculative=speculative) if kind in (3, 4, 5, 8) else None
+    experiment = random_runs.apart(seed, speculative=speculative) if kind in (3, 4, 5, 8) else None
     if experiment is None:
-        experiment = draw.an_experiment(seed, speculative=speculative)
+        experiment = random_runs.an_experiment(seed, speculative=speculative)
     if kind in (2, 5, 7, 9):
-        experiment = draw.with_ranks(experiment, seed)
+        experiment = random_runs.with_ranks(experiment, seed)
     if kind in (1, 4, 7, 8):
-        experiment = draw.with_tiers(experiment, seed)
+        experiment = random_runs.with_tiers(experiment, seed)
     if kind in (6, 7, 8, 9) and hasattr(experiment.workload, "arrival_ns"):
-        experiment = draw.with_fleet(experiment, seed)
+        experiment = random_runs.with_fleet(experiment, seed)
     if seed % 7 == 0 and kind in (0, 1, 2):
-        experiment = draw.with_looks(experiment, seed)[0]
+        experiment = random_runs.with_looks(experiment, seed)[0]
     return experiment
 
 
 def _digest(values: Any) -> str:
-    import numpy as np
-
     if isinstance(values, np.ndarray):
         whole = np.ascontiguousarray(values.astype(np.int64) if values.dtype.kind in "iub" else values)
         return hashlib.sha256(whole.tobytes()).hexdigest()[:16]
@@ -78,8 +84,6 @@ def _digest(values: Any) -> str:
 
 
 def _of_columns(columns: Any) -> Iterator[tuple[str, str]]:
-    import numpy as np
-
     for name, column in columns.requests.items():
         yield f"requests.{name}", _digest(column)
     for name, column in columns.iterations().items():
@@ -105,9 +109,6 @@ def _of_mapping(mapping: dict[str, Any], under: str) -> Iterator[tuple[str, str]
 
 
 def _of_scenario(scenario: Any, fast_forward: bool) -> Digest:
-    from sim.run import run_built
-    from sim.scenario.assembly import resolve
-
     result = run_built(resolve(scenario), fast_forward=fast_forward).or_whole()
     return {**dict(_of_columns(result.columns)), **dict(_of_mapping(result.summary, "summary"))}
 
@@ -128,15 +129,12 @@ def outcome(case: str, root: Path, files: Path, *, fast_forward: bool) -> Digest
     kind, _, name = case.partition(" ")
     try:
         if kind == "run":
-            engine = importlib.import_module("sim.engine")
-            return dict(_of_columns(engine.run(random_run(int(name)), fast_forward=fast_forward)))
+            return dict(_of_columns(run(random_run(int(name)), fast_forward=fast_forward)))
         if kind == "reproduce":
             return _of_reproduction(name)
-        from sim import Scenario
-
         if kind == "example":
             return _of_scenario(Scenario.load(root / "examples" / name), fast_forward)
-        drawn = importlib.import_module("tests.scenario.random_scenarios").draw(random.Random(int(name)))
+        drawn = draw(random.Random(int(name)))
         return _of_scenario(Scenario.from_mapping(drawn, folder=files), fast_forward)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
@@ -145,7 +143,7 @@ def outcome(case: str, root: Path, files: Path, *, fast_forward: bool) -> Digest
 def work(root: Path, stepping: bool) -> None:
     """Read names of cases and print what comes of each, a line each."""
     with tempfile.TemporaryDirectory() as folder:
-        importlib.import_module("tests.scenario.random_scenarios").write_files(Path(folder))
+        write_files(Path(folder))
         for line in sys.stdin:
             case = line.strip()
             print(json.dumps([case, outcome(case, root, Path(folder), fast_forward=not stepping)]), flush=True)

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,6 +176,80 @@ class Records:
         return np.frombuffer(self.buffer, self._layout.dtype)
 
 
+class Tally:
+    """What is counted of iterations as they start, beside their totals: how the model stands, and what the iteration does."""
+
+    __slots__ = (
+        "blocks_used", "bubble_ns", "completions", "draft_steps", "emitted", "evicted", "found", "lane", "loaded",
+        "query_tokens", "round", "running", "waiting", "wasted",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.lane = 0
+        self.running = 0
+        """Sequences admitted ..."""
+        self.waiting = 0
+        """... and requests in the queue."""
+        self.blocks_used = 0
+        """KV blocks in the first iteration."""
+        self.round = 0
+        """Decode rounds of the lane before it."""
+        self.query_tokens = 1
+        self.draft_steps = 0
+        self.completions = 0
+        """Prompts that are complete after it."""
+        self.emitted = 0
+        self.bubble_ns = 0
+        """Idle time of the stages ahead of it."""
+        self.wasted = 0
+        """Sequences that had ended, and take a step that comes to nothing."""
+        self.found = 0
+        """Tokens that sequences find in the prefix cache when they are admitted ..."""
+        self.loaded = 0
+        """... and tokens that had been loaded for them from tiers."""
+        self.evicted = 0
+        """Blocks whose content has gone since the iteration with prompt tokens before."""
+
+
+class Reads(NamedTuple):
+    """What decodes of the same sequences read in their first iteration."""
+
+    seqs: int
+    kv: int
+    window: int
+    """KV tokens within the window ..."""
+    window_growth: int
+    """... and what these grow by each iteration."""
+
+
+class TapedStart(NamedTuple):
+    """What the iterations of a taped span have in common."""
+
+    lane: int
+    seqs: int
+    query_tokens: int
+    draft_steps: int
+    running: int
+    waiting: int
+    round: int
+    blocks_before: int
+    """KV blocks in use before them."""
+    n_queued: int
+    """Entries of `Recorder.queued_ns` when they started."""
+
+
+class Tape(NamedTuple):
+    """Arrays with one entry an iteration."""
+
+    ends: IntArray
+    """Ticks from the start."""
+    kv: IntArray
+    windows: IntArray | None
+    emitted: IntArray
+    blocks: IntArray
+    """New KV blocks."""
+
+
 class Recorder:
     """What one model of a machine records while it runs. Records are made here, beside their layouts, and nowhere else."""
 
@@ -213,49 +287,51 @@ class Recorder:
         before, self._evicted = self._evicted, evicted
         return evicted - before
 
-    def add_iteration(
-        self, start_ticks: int, ticks: int, lane: int, totals: Totals, draft_steps: int, query_tokens: int,
-        completions: int, emitted: int, running: int, waiting: int, blocks_used: int, round_: int, bubble_ns: int,
-        in_vain: int, found: int, loaded: int, evicted: int,
-    ) -> None:  # fmt: skip
+    def add_iteration(self, start_ticks: int, ticks: int, totals: Totals, tally: Tally) -> None:
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
         buffer = self._span_buffer
         if len(buffer) > self._at_bytes:
             self._to_file()
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
-            pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
-            blocks_used, round_, bubble_ns, in_vain, found, loaded, evicted,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, tally.lane, prompt, chunks, pairs, prompt_kv,
+            pairs_window, n, tally.query_tokens, tally.draft_steps, kv, kv_window, 0, tally.completions, tally.emitted,
+            tally.running, tally.waiting, tally.blocks_used, tally.round, tally.bubble_ns, tally.wasted, tally.found,
+            tally.loaded, tally.evicted,
         )  # fmt: skip
 
     def add_decodes(
-        self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, lane: int, seqs: int, kv: int, kv_window: int,
-        window_growth: int, running: int, waiting: int, blocks_used: int, round_: int,
-    ) -> None:  # fmt: skip
+        self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, reads: Reads, tally: Tally
+    ) -> None:
         """*n* iterations of decodes alone, one token a sequence."""
+        seqs, kv, kv_window, window_growth = reads
         buffer = self._span_buffer
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0, 0,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, tally.lane, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, tally.running, tally.waiting, tally.blocks_used,
+            tally.round, 0, 0, 0, 0, 0,
         )  # fmt: skip
 
-    def add_taped(
-        self, start_ticks: int, lane: int, seqs: int, query_tokens: int, draft_steps: int, running: int, waiting: int,
-        round_: int, blocks_before: int, n_queued: int,
-        ends: IntArray, kv: IntArray, window: IntArray | None, emitted: IntArray, blocks: IntArray,
-    ) -> None:  # fmt: skip
-        """Iterations that differ in more than a constant growth: one record now, one an iteration in `all_spans`.
+    def add_bent(self, start_ticks: int, n: int, reads: Reads, tally: Tally) -> None:
+        """*n* iterations of decodes alone whose price bends: one record now, one a piece in `all_spans`."""
+        seqs, kv, kv_window, window_growth = reads
+        buffer = self._span_buffer
+        buffer += _pack_span(
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, tally.lane, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, tally.running, tally.waiting, tally.blocks_used,
+            tally.round, 0, 0, 0, len(self.queued_ns), 0,
+        )  # fmt: skip
 
-        The arrays have one entry an iteration, *ends* in ticks from the start. *blocks_before*: KV blocks in use before them;
-        *n_queued*: entries of `queued_ns` when they started.
-        """
+    def add_taped(self, start_ticks: int, start: TapedStart, tape: Tape) -> None:
+        """Iterations that differ in more than a constant growth: one record now, one an iteration in `all_spans`."""
+        ends, kv, window, emitted, blocks = tape
         buffer = self._span_buffer
         if self._n_taped * _TAPED_BYTES > self._at_bytes:
             self._to_file()
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
-            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, blocks_before, round_, 0, 0, 0, n_queued, 0,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, start.lane, 0, 0, 0, 0,
+            0, start.seqs, start.query_tokens, start.draft_steps, 0, 0, 0, 0, 0, start.running, start.waiting,
+            start.blocks_before, start.round, 0, 0, 0, start.n_queued, 0,
         )  # fmt: skip
         at = self._n_taped
         self._n_taped = end = at + len(ends)
@@ -270,18 +346,6 @@ class Recorder:
             table[2, at:end] = window
         table[3, at:end] = emitted
         table[4, at:end] = blocks
-
-    def add_bent(
-        self, start_ticks: int, n: int, lane: int, seqs: int, kv: int, kv_window: int, window_growth: int, running: int,
-        waiting: int, blocks_used: int, round_: int,
-    ) -> None:  # fmt: skip
-        """*n* iterations of decodes alone whose price bends: one record now, one a piece in `all_spans`."""
-        buffer = self._span_buffer
-        buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0,
-            len(self.queued_ns), 0,
-        )  # fmt: skip
 
     def add_pieces(self, pieces: list[Piece]) -> None:
         """The pieces of the bent span that was added last, now that it is over."""

@@ -9,7 +9,7 @@ from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
 from policies.view import PartialSeq, Plan, pads_to
 from sim.engine.clock import TICK_BITS
-from sim.engine.columns import Recorder
+from sim.engine.columns import Recorder, Tally
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Ended, Lane, Prepared
@@ -26,14 +26,13 @@ NO_PROMPTS: Final[tuple[tuple[int, int], ...]] = ()
 NOBODY: Final[Mapping[int, Ended]] = {}
 
 
-class Work:
+class Work(Tally):
     """What is added up for an iteration that is being started."""
 
-    __slots__ = (
-        "blocks", "completing", "emitted", "evicted", "found", "kv_tokens", "loaded", "pairs", "pairs_window", "rows", "wasted",
-    )  # fmt: skip
+    __slots__ = ("blocks", "completing", "kv_tokens", "pairs", "pairs_window", "rows")
 
     def __init__(self) -> None:
+        super().__init__()
         self.rows = 0
         """Prompt tokens ..."""
         self.pairs = 0
@@ -42,17 +41,8 @@ class Work:
         """... and KV tokens that they attend to."""
         self.completing: list[int] = []
         """Requests whose prompts are complete after this iteration."""
-        self.emitted = 0
         self.blocks = 0
         """KV blocks that are still to be taken."""
-        self.wasted = 0
-        """Sequences that had ended, and take a step that comes to nothing."""
-        self.found = 0
-        """Tokens that sequences find in the prefix cache when they are admitted ..."""
-        self.loaded = 0
-        """... and tokens that had been loaded for them from tiers."""
-        self.evicted = 0
-        """Blocks whose content has gone since the iteration with prompt tokens before."""
 
 
 class Iterations:
@@ -110,13 +100,14 @@ class Iterations:
             decode_kv = decoding.cached + decode_rows
             work.emitted, decode_window = decoding.next_round()
         rows, completing = work.rows, work.completing
+        work.completions = len(completing)
         if completing and not self._drops_token:
             left = self._left
             work.emitted += sum([left[id_] > 0 for id_ in completing])
         totals: Totals = _new(
             Totals,
             (
-                rows + decode_rows, rows, len(run), work.pairs, work.kv_tokens, n, decode_kv, decode_rows + len(completing),
+                rows + decode_rows, rows, len(run), work.pairs, work.kv_tokens, n, decode_kv, decode_rows + work.completions,
                 work.pairs_window, decode_window,
             ),
         )  # fmt: skip
@@ -145,14 +136,10 @@ class Iterations:
 
     def _price_alone(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
         """Start it on the only stage."""
-        work, decoding, kv = self._work, lane.decoding, self._kv
-        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, decoding.draft_steps)
+        tally = self.standing(lane)
+        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, tally.draft_steps)
         lane.span = Step(ticks, ticks + duration, growth)
-        self._recorder.add_iteration(
-            ticks, duration, lane.index, totals, decoding.draft_steps, decoding.query_tokens, len(work.completing),
-            work.emitted, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round, 0,
-            work.wasted, work.found, work.loaded, work.evicted,
-        )  # fmt: skip
+        self._recorder.add_iteration(ticks, duration, totals, tally)
         return ticks + duration
 
     def _price_stages(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
@@ -170,34 +157,36 @@ class Iterations:
                 for id_, _ in lane.run:
                     self._bubbles[kind][id_] += bubble_ns
         lane.span = Step(ticks, end, growth)
-        work, decoding = self._work, lane.decoding
-        self._recorder.add_iteration(
-            ticks, end - ticks, lane.index, totals, decoding.draft_steps, decoding.query_tokens, len(work.completing),
-            work.emitted, self._sequences.n_admitted, len(self._queue), self._kv.used, decoding.round, sum(bubbles),
-            work.wasted, work.found, work.loaded, work.evicted,
-        )  # fmt: skip
+        tally = self.standing(lane)
+        tally.bubble_ns = sum(bubbles)
+        self._recorder.add_iteration(ticks, end - ticks, totals, tally)
         return end
 
     def _price_later(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
         """Leave it to `launch`: how long a rank takes is known when all ranks have planned."""
-        work, decoding = self._work, lane.decoding
         priced = totals if not self.pads_to else self._padded(lane, totals)
-        recorded = (totals, decoding.draft_steps, decoding.query_tokens, len(work.completing), work.emitted)
-        lane.prepared = Prepared(
-            priced, decoding.draft_steps, recorded, growth, work.wasted, work.found, work.loaded, work.evicted
-        )
+        lane.prepared = Prepared(priced, totals, lane.decoding.draft_steps, growth)
         return ticks
 
     def launch(self, lane: Lane, ticks: int, duration: int) -> None:
         """Start what was prepared at *ticks* for a rank, now that the whole step is known to take *duration* ticks."""
-        prepared, sequences = lane.prepared, self._sequences
+        prepared = lane.prepared
         assert prepared is not None
         lane.prepared = None
         lane.span = Step(ticks, ticks + duration, prepared.growth)
-        self._recorder.add_iteration(
-            ticks, duration, lane.index, *prepared.recorded, sequences.n_admitted, len(self._queue), self._kv.used,
-            lane.decoding.round, 0, prepared.wasted, prepared.found, prepared.loaded, prepared.evicted,
-        )  # fmt: skip
+        self._recorder.add_iteration(ticks, duration, prepared.totals, self.standing(lane))
+
+    def standing(self, lane: Lane) -> Tally:
+        """What is counted of the iterations that *lane* starts, with how the model stands now."""
+        work, kv, decoding = self._work, self._kv, lane.decoding
+        work.lane = lane.index
+        work.running = self._sequences.n_admitted
+        work.waiting = len(self._queue)
+        work.blocks_used = kv.total - kv.free
+        work.round = decoding.round
+        work.query_tokens = decoding.query_tokens
+        work.draft_steps = decoding.draft_steps
+        return work
 
     def _padded(self, lane: Lane, totals: Totals) -> Totals:
         context = max((seq.cached_tokens for seq in lane.view.running), default=0) if lane.decodes else 0
@@ -324,5 +313,5 @@ class Iterations:
         lane.through_arrivals = plan.through_arrivals
         hold = plan.hold if self._fast_forward else 1
         span = lane.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
-        span.open(self._recorder, lane.index, sequences.n_admitted, len(self._queue), kv.used, decoding.round)
+        span.open(self._recorder, self.standing(lane))
         return span.end(span.n)

@@ -35,16 +35,11 @@ class Prepared(NamedTuple):
     """An iteration of a rank whose length is known when those of the others are."""
 
     priced: Totals
+    totals: Totals
+    """As they are recorded."""
     draft_steps: int
-    recorded: tuple[Totals, int, int, int, int]
-    """Totals, draft steps, query tokens, prompts that complete, tokens emitted."""
     growth: int
     """KV blocks that its decodes take."""
-    wasted: int
-    found: int
-    loaded: int
-    evicted: int
-    """As in `sim.engine.iterations.Work`."""
 
 
 class Ended(NamedTuple):

@@ -162,7 +162,7 @@ class Together(Turns):
         step = np.arange(n)
         for rank, decoding in sets.items():
             tenant, lane = self.tenants[rank], self._lanes[rank]
-            prepared, sequences = lane.prepared, tenant.sequences
+            prepared = lane.prepared
             assert prepared is not None
             lane.prepared = None
             kv, window = growth[rank]
@@ -171,14 +171,7 @@ class Together(Turns):
                 prepared.priced.decode_kv_tokens + step * kv, prepared.priced.decode_kv_window + step * window,
                 np.full(n, decoding.n),
             )  # fmt: skip
-            lane.span.open(
-                tenant.recorder,
-                lane.index,
-                sequences.n_admitted,
-                len(sequences.queue),
-                sequences.kv.used,
-                decoding.round,
-            )
+            lane.span.open(tenant.recorder, tenant.iterations.standing(lane))
         self._n_steps = n
         return ticks + int(ends[-1])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar, Protocol
 
 from sim.engine.clock import elapsed, iterations_to_reach
-from sim.engine.columns import IntArray, Piece, Recorder
+from sim.engine.columns import IntArray, Piece, Reads, Recorder, Tally, Tape, TapedStart
 
 
 class Span:
@@ -35,8 +35,8 @@ class Span:
         """The iteration in flight at a tick; one that ends there still is."""
         raise NotImplementedError
 
-    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
-        """Record it as it starts: sequences admitted, requests waiting, KV blocks in its first iteration, rounds before."""
+    def open(self, recorder: Recorder, tally: Tally, /) -> None:
+        """Record it as it starts, where the model stands as *tally* says."""
         raise NotImplementedError
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
@@ -82,26 +82,19 @@ class Step(Span):
 
 
 class DecodeSpan(Span):
-    """Decodes of the same *seqs* sequences that last first, first + growth, first + 2 * growth, ... ticks.
+    """Decodes of the same sequences that last first, first + growth, first + 2 * growth, ... ticks."""
 
-    *kv*: KV tokens that the first iteration reads; *window*: those of them within the window, and what these grow by.
-    """
-
-    __slots__ = ("_first_ticks", "_growth_ticks", "_kv", "_seqs", "_window", "_window_growth")
+    __slots__ = ("_first_ticks", "_growth_ticks", "_reads")
 
     def __init__(
-        self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, growth_first: int,
-        seqs: int, kv: int, window: int, window_growth: int,
-    ) -> None:  # fmt: skip
+        self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, growth_first: int, reads: Reads
+    ) -> None:
         self.start_ticks = start_ticks
         self.n = n
         self.growth_first = growth_first
         self._first_ticks = first_ticks
         self._growth_ticks = growth_ticks
-        self._seqs = seqs
-        self._kv = kv
-        self._window = window
-        self._window_growth = window_growth
+        self._reads = reads
 
     def end(self, j: int, /) -> int:
         return self.start_ticks + j * self._first_ticks + self._growth_ticks * (j * (j - 1) // 2)
@@ -109,11 +102,8 @@ class DecodeSpan(Span):
     def index_at(self, ticks: int, /) -> int:
         return min(iterations_to_reach(ticks - self.start_ticks, self._first_ticks, self._growth_ticks), self.n)
 
-    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
-        recorder.add_decodes(
-            self.start_ticks, self.n, self._first_ticks, self._growth_ticks, lane, self._seqs, self._kv, self._window,
-            self._window_growth, running, waiting, blocks_used, round_,
-        )  # fmt: skip
+    def open(self, recorder: Recorder, tally: Tally, /) -> None:
+        recorder.add_decodes(self.start_ticks, self.n, self._first_ticks, self._growth_ticks, self._reads, tally)
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
         self.n = j
@@ -129,24 +119,20 @@ class DecodeSpan(Span):
 class BentSpan(Span):
     """Pieces one after the other: iterations of the same sequences whose price bends on the way."""
 
-    __slots__ = ("_kv", "_pieces", "_seqs", "_ticks", "_window", "_window_growth")
+    __slots__ = ("_pieces", "_reads", "_ticks")
 
     is_recorded = False
 
     def __init__(
-        self, start_ticks: int, pieces: list[Piece], n: int, ticks: int, growth_first: int,
-        seqs: int, kv: int, window: int, window_growth: int,
-    ) -> None:  # fmt: skip
-        """*n* iterations in all, which last *ticks*; *seqs*, *kv*, *window*, *window_growth*: as of a `DecodeSpan`."""
+        self, start_ticks: int, pieces: list[Piece], n: int, ticks: int, growth_first: int, reads: Reads
+    ) -> None:
+        """*n* iterations in all, which last *ticks*."""
         self.start_ticks = start_ticks
         self.n = n
         self.growth_first = growth_first
         self._pieces = pieces
         self._ticks = ticks
-        self._seqs = seqs
-        self._kv = kv
-        self._window = window
-        self._window_growth = window_growth
+        self._reads = reads
 
     def end(self, j: int, /) -> int:
         if j == self.n:
@@ -167,11 +153,8 @@ class BentSpan(Span):
             before += n
         return self.n
 
-    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
-        recorder.add_bent(
-            self.start_ticks, self.n, lane, self._seqs, self._kv, self._window, self._window_growth, running, waiting,
-            blocks_used, round_,
-        )  # fmt: skip
+    def open(self, recorder: Recorder, tally: Tally, /) -> None:
+        recorder.add_bent(self.start_ticks, self.n, self._reads, tally)
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
         pieces, rest, i = self._pieces, j, 0
@@ -196,7 +179,7 @@ class BentSpan(Span):
 class TapedSpan(Span):
     """Iterations whose durations differ in more than a constant growth: read off arrays with one entry each."""
 
-    __slots__ = ("_record", "_set", "emitted", "ends", "kv", "windows")
+    __slots__ = ("_set", "_start", "emitted", "ends", "kv", "windows")
 
     is_recorded = False
 
@@ -213,7 +196,7 @@ class TapedSpan(Span):
         self.windows = windows
         self.emitted = emitted
         self._set = running_set
-        self._record = (0, 0, 0, 0, 0, 0)
+        self._start: TapedStart | None = None
 
     def end(self, j: int, /) -> int:
         return self.start_ticks + int(self.ends[j - 1])
@@ -221,9 +204,13 @@ class TapedSpan(Span):
     def index_at(self, ticks: int, /) -> int:
         return min(int(self.ends.searchsorted(ticks - self.start_ticks)) + 1, self.n)
 
-    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
+    def open(self, recorder: Recorder, tally: Tally, /) -> None:
         # What its iterations have in common is known now, how many they are only when it closes.
-        self._record = (lane, running, waiting, blocks_used - self.growth_first, round_, len(recorder.queued_ns))
+        decoding, before = self._set, tally.blocks_used - self.growth_first
+        self._start = TapedStart(
+            tally.lane, decoding.n, decoding.query_tokens, decoding.draft_steps, tally.running, tally.waiting, tally.round,
+            before, len(recorder.queued_ns),
+        )  # fmt: skip
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
         self.n = j
@@ -231,11 +218,7 @@ class TapedSpan(Span):
     def close(self, recorder: Recorder, done: int, /) -> None:
         if not done:
             return
-        lane, running, waiting, blocks_before, round_, n_queued = self._record
-        decoding = self._set
-        recorder.add_taped(
-            self.start_ticks, lane, decoding.n, decoding.query_tokens, decoding.draft_steps, running, waiting, round_,
-            blocks_before, n_queued,
-            self.ends[:done], self.kv[:done], None if self.windows is None else self.windows[:done],
-            self.emitted[:done], decoding.blocks_in(done),
-        )  # fmt: skip
+        assert self._start is not None
+        windows = None if self.windows is None else self.windows[:done]
+        tape = Tape(self.ends[:done], self.kv[:done], windows, self.emitted[:done], self._set.blocks_in(done))
+        recorder.add_taped(self.start_ticks, self._start, tape)

@@ -11,12 +11,14 @@ import numpy as np
 from hwmodels.reach import Chunk, Window
 from hwmodels.totals import seen
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
-from sim.engine.columns import IntArray, Piece, RoundCounts
+from sim.engine.columns import IntArray, Piece, Reads, RoundCounts
 from sim.engine.pricing import LineAt, Prices
 from sim.engine.running import Departure, RunningSet
 from sim.engine.span import BentSpan, DecodeSpan
 
 _LONGEST_SPAN: Final = 1 << 20
+_new: Final = tuple[object, ...].__new__
+"""Builds a NamedTuple without the detour through its constructor."""
 _NOBODY: Final[tuple[Departure, ...]] = ()
 
 
@@ -116,14 +118,15 @@ class UniformSet(RunningSet):
             line_at = self._lines[n] = pricing.decode_lines(n, 1, 0)
         kv, window = self.cached + n, self.window_sum
         here, first, growth_ticks = self._on_line(line_at, kv, window)
+        reads: Reads = _new(Reads, (n, kv, window, self.window_growth))
         until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)
         end = rounds * first + growth_ticks * (rounds * (rounds - 1) // 2)
         if here >= rounds and end < until_ticks:
-            return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, n, kv, window, self.window_growth)
+            return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, reads)
         pieces, rounds, end = self._pieces(line_at, here, first, growth_ticks, rounds, until_ticks)
         if len(pieces) > 1:
-            return BentSpan(start_ticks, pieces, rounds, end, growth, n, kv, window, self.window_growth)
-        return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, n, kv, window, self.window_growth)
+            return BentSpan(start_ticks, pieces, rounds, end, growth, reads)
+        return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, reads)
 
     def _on_line(self, line_at: LineAt, kv: int, window: int) -> tuple[int, int, int]:
         """How many rounds are priced on the line at so many KV tokens, the ticks of the first, and what each is longer by."""
