@@ -97,7 +97,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
 def rooms_of_the_engine() -> list[str]:
     """The rooms of `sim/engine/` in the order of the table of docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| `(\w+)` \|", text.partition("## Rooms of the engine")[2], re.MULTILINE)
+    return re.findall(r"^\| `(\w+)` \|", text.partition("## Rooms of the engine")[2].partition("## ")[0], re.MULTILINE)
 
 
 def test_a_room_of_the_engine_knows_only_those_above_it_in_the_table() -> None:
