@@ -190,9 +190,11 @@ def _bounds_text(figures: Mapping[str, Any]) -> str:
 
 def _needs(found: Advice) -> list[tuple[str, str]]:
     """Rows on the traffic, what it is held to, and what it takes of the deployment as it is."""
+    from sim.results.words import limits_text
+
     base, now = found.base, found.now
     figures = now.figures
-    limits = ", ".join(f"{key} {value:g}" for key, value in base.slo.model_dump(exclude_none=True).items())
+    limits = limits_text(base.slo.model_dump(exclude_none=True))
     if base.classes:
         limits = ", ".join(filter(None, [limits, "and those of classes"]))
     if found.target.attainment is not None:
