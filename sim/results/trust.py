@@ -108,7 +108,9 @@ def figure_text(name: str, value: float) -> str:
     """A figure of a summary for people, by its dotted name."""
     if name.split(".")[0].endswith("_s") and "per_s" not in name:
         return seconds_text(value)
-    return f"{value:.1%}" if is_share(name) else f"{value:,.4g}"
+    if is_share(name):
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _replay_rows(intervals: Mapping[str, Any]) -> list[tuple[str, str]]:

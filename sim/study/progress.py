@@ -80,6 +80,7 @@ def _bar() -> Iterator[Report]:
         latest = progress
 
     with under_way(
+        "Simulating",
         done=lambda: 0 if latest is None else latest.done,
         total=lambda: None if latest is None else latest.total,
         said=lambda: "" if latest is None else _text(latest),

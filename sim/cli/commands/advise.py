@@ -139,15 +139,26 @@ def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None
         )
     heads = [f"{measure.upper()} {statistic}" for measure, statistic, _ in (key.split("_") for key in keys)]
     heads = ["", "change", *(["in SLO"] if share else []), *heads, "$/month", "$/M out", "what it misses"]
-    print_table(heads, rows, left=2, fold=1, fold_left=True)
+    said = any(row[-1] for row in rows)
+    print_table(
+        heads[: None if said else -1],
+        [row[: None if said else -1] for row in rows],
+        left=2,
+        fold=int(said),
+        fold_left=True,
+    )
     facts = [
-        ("Ranked", "by what the deployment costs an hour, among those that keep the SLO; as much costs the same rank")
+        (
+            "Ranked",
+            "by what the deployment costs an hour, among those that keep the SLO; what costs as much has the same rank",
+        )
     ]
     if len({row.figures.get("costs.price_basis") for row in found.rows}) > 1:
         text = "list prices of different providers and dates (rooftrace hardware show NAME); --set costs.provider=... takes one"
         facts.append(("Prices", text))
     if found.replications > 1:
-        text = f"± half-widths over {found.replications} seeds, where these differ; figures are those of the commands below"
+        n = found.replications
+        text = f"those of the first seed, as the commands below print them; ± half-widths, and what is missed, are over {n} seeds"
         facts.append(("Figures", text))
     facts += _expected(found)
     if out is not None:
@@ -190,9 +201,11 @@ def _bounds_text(figures: Mapping[str, Any]) -> str:
 
 def _needs(found: Advice) -> list[tuple[str, str]]:
     """Rows on the traffic, what it is held to, and what it takes of the deployment as it is."""
+    from sim.results.words import limits_text
+
     base, now = found.base, found.now
     figures = now.figures
-    limits = ", ".join(f"{key} {value:g}" for key, value in base.slo.model_dump(exclude_none=True).items())
+    limits = limits_text(base.slo.model_dump(exclude_none=True))
     if base.classes:
         limits = ", ".join(filter(None, [limits, "and those of classes"]))
     if found.target.attainment is not None:

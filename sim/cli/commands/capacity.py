@@ -207,6 +207,7 @@ def _search(
         )
         return
     from sim.cli.tables import print_facts, print_table
+    from sim.results.words import limits_text
 
     tried = sorted(found.judgements, key=lambda each: each.rate_per_s)
     rows = [(f"{each.rate_per_s:.4g}", each.why) for each in tried]
@@ -214,7 +215,7 @@ def _search(
     within = [f"median delay at most {queue_p50:g} s"]
     if tbt_p99 is not None:
         within.append(f"p99 gap between tokens at most {tbt_p99:g} s")
-    within += [f"{key} at most {limit_s:g} s" for key, limit_s in of_all.items()]
+    within += [limits_text(of_all)] if of_all else []
     if attainment is not None:
         within.append(f"{attainment:.4g} of requests within the scenario's slo")
     within += ["every request finished", "no growing queue"]

@@ -10,7 +10,7 @@ import typer
 
 from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, with_export
 from sim.cli.intervals import IntervalReplays
-from sim.cli.options import Fetch, ScenarioFile, SummaryJson, fetch_models
+from sim.cli.options import Fetch, Limits, ScenarioFile, SummaryJson, fetch_models, with_limits
 from sim.cli.tables import print_json
 from sim.under_way import under_way
 
@@ -29,6 +29,7 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
     ] = None,
+    limit: Limits = None,
     trace: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Trace to replay: a file, folder or pattern.", show_default=False),
@@ -60,7 +61,7 @@ def run(
     from sim.scenario.assembly import resolve
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    chosen = chosen.with_set(*(set_ or ()))
+    chosen = with_limits(chosen.with_set(*(set_ or ())), limit)
     chosen = with_export(chosen, trace, columns, missing_output, keep_failed, tokenizer)
     if fetch:
         fetch_models(chosen.models)

@@ -11,6 +11,7 @@ import typer
 
 from sim.cli.exits import interrupted
 from sim.cli.intervals import IntervalReplays, point_intervals, print_point_intervals, write_point_intervals
+from sim.cli.options import Limits, with_limits
 
 if TYPE_CHECKING:
     from sim.study.points import Sweep
@@ -33,6 +34,7 @@ def sweep(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every point.")
     ] = None,
+    limit: Limits = None,
     points: Annotated[
         Path | None,
         typer.Option(help="CSV with a row a point; columns are dotted settings or meta.NAME.", show_default=False),
@@ -64,7 +66,7 @@ def sweep(
     from sim.study.progress import json_line, shown
     from sim.study.sweep import SweepResult, run_sweep
 
-    plan = _plan(scenario, axis or [], set_ or [], points, replications)
+    plan = _plan(scenario, axis or [], set_ or [], limit, points, replications)
     folder = out if out is not None else Path("results") / f"sweep-{plan.base.name}"
     if not plan.axes and plan.points is None and plan.replications == 1:
         raise RooftraceError("nothing to vary: give --axis, --points or --replications, or use `rooftrace run`")
@@ -99,7 +101,12 @@ def sweep(
 
 
 def _plan(
-    scenario: Path | None, axis: list[str], set_: list[str], points: Path | None, replications: int | None
+    scenario: Path | None,
+    axis: list[str],
+    set_: list[str],
+    limit: list[str] | None,
+    points: Path | None,
+    replications: int | None,
 ) -> Sweep:
     from dataclasses import replace
 
@@ -109,7 +116,7 @@ def _plan(
 
     found = Scenario.default() if scenario is None else load_sweep(scenario)
     plan = found if isinstance(found, Sweep) else Sweep(base=found)
-    base = plan.base.with_set(*set_)
+    base = with_limits(plan.base.with_set(*set_), limit)
     axes = dict(plan.axes)
     given: set[str] = set()
     for text in axis:
