@@ -27,6 +27,10 @@ KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
 _STACKS = get_args(ServingStack)
 BUILT_IN_TRACES = ("conversation",)
+# Keys of a workload that say one thing together.
+_LENGTHS = ("prompt_tokens", "output_tokens")
+_AMOUNTS = ("requests", "duration_s")
+_PROTOCOL = ("protocol", "concurrency")
 POPULARITIES = ("measured", "even")
 """Of experts, by name."""
 
@@ -324,43 +328,95 @@ class Workload(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        lengths = {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
-        made = [name for name in ("shared_prefix", "conversations", "servegen") if getattr(self, name) is not None]
-        if made:
-            return self._made_by(made)
-        if self.sessions is not None:
-            others = {"trace": self.trace, **lengths, "requests": self.requests, "duration_s": self.duration_s}
-            others |= {"protocol": self.protocol, "concurrency": self.concurrency, **self.about_files()}
-            if misplaced := [name for name, value in others.items() if value is not None]:
-                raise ValueError(
-                    f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
-                )
-            if self.arrivals is None:
-                raise ValueError(
-                    "sessions have no common clock; say in arrivals when they start (poisson, deterministic, ...)"
-                )
-            return self
-        if self.protocol is not None:
-            return self._asked_by_protocol()
-        if self.concurrency is not None:
+        """Check what the source of the requests needs and what it does not take; the first that is given is the source."""
+        if generators := [
+            name for name in ("shared_prefix", "conversations", "servegen") if getattr(self, name) is not None
+        ]:
+            self._check_generator(generators)
+        elif self.sessions is not None:
+            self._check_sessions()
+        elif self.protocol is not None:
+            self._check_protocol()
+        elif self.trace is not None:
+            self._check_trace()
+        else:
+            self._check_drawn()
+        return self
+
+    def _given(self, *names: str) -> list[str]:
+        """Those of *names* that are set."""
+        return [name for name in names if getattr(self, name) is not None]
+
+    def about_files(self) -> dict[str, Any]:
+        """The settings about reading a trace's file that are not at their defaults."""
+        names = ("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed", "tokenizer")
+        return {
+            name: value for name in names if (value := getattr(self, name)) != type(self).model_fields[name].default
+        }
+
+    def _check_generator(self, generators: list[str]) -> None:
+        """Check a generator whose prompts share their beginnings; a second generator is misplaced."""
+        name = generators[0]
+        misplaced = self._given("trace", "sessions", "block_tokens", *_LENGTHS, *_AMOUNTS, *_PROTOCOL)
+        misplaced += [*self.about_files(), *generators[1:]]
+        if name != "conversations":
+            misplaced += self._given("arrivals")
+        if misplaced:
+            raise ValueError(f"{name} already says what is sent, so {' and '.join(misplaced)} cannot be given too")
+        if name == "conversations" and self.arrivals is None:
+            raise ValueError("say in arrivals when conversations start (poisson, deterministic, ...)")
+        if self.shared_prefix is not None and len(self.shared_prefix.stages) > 1 and self.rate_scale != 1.0:
+            raise ValueError("rate_scale does not reach stages, which begin when others have ended; change their rates")
+
+    def _check_sessions(self) -> None:
+        if misplaced := [*self._given("trace", *_LENGTHS, *_AMOUNTS, *_PROTOCOL), *self.about_files()]:
             raise ValueError(
-                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: closed_loop, concurrency: ...}"
+                f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
             )
-        if self.block_tokens is not None:
-            raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")
-        if self.duration_s is not None:
-            self._lasting()
-        if self.trace is not None:
-            given = [name for name, value in lengths.items() if value is not None]
-            if given:
+        if self.arrivals is None:
+            raise ValueError(
+                "sessions have no common clock; say in arrivals when they start (poisson, deterministic, ...)"
+            )
+
+    def _check_protocol(self) -> None:
+        misplaced = [*self._given("trace", "arrivals", "requests", "limit", "duration_s"), *self.about_files()]
+        if misplaced:
+            raise ValueError(f"a protocol says who sends what when, so {' and '.join(misplaced)} cannot be given too")
+        needed = ("concurrency", *_LENGTHS)
+        given = self._given(*needed)
+        if missing := [name for name in needed if name not in given]:
+            raise ValueError(f"a protocol also needs {', '.join(missing)}")
+        for name in _LENGTHS:
+            if getattr(self, name).distribution != "fixed":
                 raise ValueError(
-                    f"trace already says the lengths, so {' and '.join(given)} cannot be given too; "
-                    "leave out one or replace the whole section (--set 'workload={...}')"
+                    f"{name} of a protocol is a number, the nominal length; how it varies is the protocol's"
                 )
-            return self
-        needed = {"arrivals": self.arrivals, **lengths, "requests or duration_s": self.requests or self.duration_s}
-        missing = [name for name, value in needed.items() if value is None]
-        if missing == list(needed):
+
+    def _check_trace(self) -> None:
+        self._check_no_clients_or_blocks()
+        if self.duration_s is not None:
+            self._check_one_amount()
+            raise ValueError(
+                "duration_s is about generated arrivals; a trace says when its requests arrive, and limit shortens it"
+            )
+        if given := self._given(*_LENGTHS):
+            raise ValueError(
+                f"trace already says the lengths, so {' and '.join(given)} cannot be given too; "
+                "leave out one or replace the whole section (--set 'workload={...}')"
+            )
+
+    def _check_drawn(self) -> None:
+        """Check lengths that are drawn under generated arrivals."""
+        self._check_no_clients_or_blocks()
+        self._check_one_amount()
+        if self.duration_s is not None and self.arrivals is not None and self.arrivals.process == "closed_loop":
+            raise ValueError(
+                "closed-loop clients send as fast as they are answered; give requests in place of duration_s"
+            )
+        given = self._given("arrivals", *_LENGTHS)
+        missing = [name for name in ("arrivals", *_LENGTHS) if name not in given]
+        missing += [] if self._given(*_AMOUNTS) else ["requests or duration_s"]
+        if len(missing) == 4:
             raise ValueError(
                 "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, or arrivals, prompt_tokens, "
                 "output_tokens and requests or duration_s"
@@ -369,63 +425,18 @@ class Workload(Section):
             raise ValueError(f"a generated workload also needs {', '.join(missing)}")
         if misplaced := self.about_files():
             raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
-        return self
 
-    def about_files(self) -> dict[str, Any]:
-        """What is set that is about reading a trace's file."""
-        names = ("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed", "tokenizer")
-        return {
-            name: value for name in names if (value := getattr(self, name)) != type(self).model_fields[name].default
-        }
+    def _check_no_clients_or_blocks(self) -> None:
+        if self.concurrency is not None:
+            raise ValueError(
+                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: closed_loop, concurrency: ...}"
+            )
+        if self.block_tokens is not None:
+            raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")
 
-    def _lasting(self) -> None:
-        if self.requests is not None:
+    def _check_one_amount(self) -> None:
+        if len(self._given(*_AMOUNTS)) > 1:
             raise ValueError("give requests or duration_s, one of the two")
-        if self.trace is not None:
-            raise ValueError(
-                "duration_s is about generated arrivals; a trace says when its requests arrive, and limit shortens it"
-            )
-        if self.arrivals is not None and self.arrivals.process == "closed_loop":
-            raise ValueError(
-                "closed-loop clients send as fast as they are answered; give requests in place of duration_s"
-            )
-
-    def _made_by(self, generators: list[str]) -> Self:
-        """One of the generators whose prompts share their beginnings."""
-        name = generators[0]
-        others = {
-            key: getattr(self, key) for key in ("trace", "sessions", "block_tokens", "prompt_tokens", "output_tokens")
-        }
-        others |= {key: getattr(self, key) for key in ("requests", "duration_s", "protocol", "concurrency")}
-        others |= {**self.about_files(), **dict.fromkeys(generators[1:], True)}
-        if name != "conversations":
-            others["arrivals"] = self.arrivals
-        if misplaced := [key for key, value in others.items() if value is not None]:
-            raise ValueError(f"{name} already says what is sent, so {' and '.join(misplaced)} cannot be given too")
-        if name == "conversations" and self.arrivals is None:
-            raise ValueError("say in arrivals when conversations start (poisson, deterministic, ...)")
-        if self.shared_prefix is not None and len(self.shared_prefix.stages) > 1 and self.rate_scale != 1.0:
-            raise ValueError("rate_scale does not reach stages, which begin when others have ended; change their rates")
-        return self
-
-    def _asked_by_protocol(self) -> Self:
-        given = {"trace": self.trace, "arrivals": self.arrivals, "requests": self.requests, "limit": self.limit}
-        given |= {"duration_s": self.duration_s, **self.about_files()}
-        if misplaced := [name for name, value in given.items() if value is not None]:
-            raise ValueError(f"a protocol says who sends what when, so {' and '.join(misplaced)} cannot be given too")
-        needed = {
-            "concurrency": self.concurrency,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-        }
-        if missing := [name for name, value in needed.items() if value is None]:
-            raise ValueError(f"a protocol also needs {', '.join(missing)}")
-        for name in ("prompt_tokens", "output_tokens"):
-            if getattr(self, name).distribution != "fixed":
-                raise ValueError(
-                    f"{name} of a protocol is a number, the nominal length; how it varies is the protocol's"
-                )
-        return self
 
 
 SLO_MEASURES = ("ttft", "tpot", "e2el", "itl")
