@@ -27,6 +27,12 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
+def print_notes(sentences: Iterable[object], *, head: str = "Note") -> None:
+    """Print each of *sentences* on standard error, behind *head*."""
+    for sentence in sentences:
+        typer.echo(f"{head}: {sentence}", err=True)
+
+
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # an array of numpy, or a number
         value = value.tolist()
