@@ -204,8 +204,7 @@ class Deployment:
             found = memory_plan(
                 other,
                 plan.rules,
-                tokens=plan.tokens,
-                sequences=plan.sequences,
+                largest=plan.largest,
                 share=plan.share,
                 reserve_bytes=reserve,
                 block_tokens=plan.block_tokens,

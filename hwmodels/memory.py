@@ -39,6 +39,13 @@ PADDED_TO = 256
 checkpoint has 12.81, gpt-oss-120b as 64.38 where it has 60.71 (llm-d-planner 0.3.3, docs/empirical-vllm-memory-results.md)."""
 
 
+class LargestBatch(NamedTuple):
+    """The most of one iteration (vLLM's max_num_batched_tokens and max_num_seqs), which a stack's profile run measures."""
+
+    tokens: int
+    sequences: int
+
+
 class Deployed(Protocol):
     """What an account of memory asks of a deployment."""
 
@@ -183,9 +190,7 @@ class MemoryPlan:
     """None: weights and cache share the memory, and nothing else is counted."""
     share: float
     block_tokens: int
-    tokens: int
-    """Of the profile run: the most of one iteration."""
-    sequences: int
+    largest: LargestBatch
     stages: tuple[StageMemory, ...]
     groups: int = 1
     """Groups of data-parallel attention, each with a cache of its own."""
@@ -258,7 +263,7 @@ class MemoryPlan:
             "setting": rules.setting if rules is not None else "gpu_memory_utilization",
             "share": self.share,
             "share_of": rules.share_of if rules is not None else "total",
-            "profile_run": {"tokens": self.tokens, "sequences": self.sequences},
+            "profile_run": self.largest._asdict(),
             "device_bytes": stage.device_bytes,
             "budget_bytes": stage.budget_bytes,
             "weight_bytes": stage.weight_bytes,
@@ -471,11 +476,11 @@ def _activation_bytes(
     device: Device,
     parallel: ParallelConfig,
     rules: StackMemory,
-    tokens: int,
-    sequences: int,
+    largest: LargestBatch,
     *,
     last: bool,
 ) -> float:
+    tokens, sequences = largest
     if rules.share_of == "free before loading":
         # Activations and graphs live in what the share leaves.
         return 0.0
@@ -519,8 +524,7 @@ def _used_by_the_stack(
     total: float,
     stage: int,
     layers: range,
-    tokens: int,
-    sequences: int,
+    largest: LargestBatch,
 ) -> _Used:
     spec, device, parallel = deployment.model, deployment.device, deployment.parallel
     context = rules.context_bytes if parallel.n_devices == 1 else rules.worker_bytes
@@ -535,7 +539,7 @@ def _used_by_the_stack(
     return _Used(
         budget_bytes=budget,
         cache_share=cache_share,
-        activation_bytes=_activation_bytes(spec, device, parallel, rules, tokens, sequences, last=last),
+        activation_bytes=_activation_bytes(spec, device, parallel, rules, largest, last=last),
         graph_bytes=rules.graph_bytes_per_layer * len(layers) if _captured(rules, device) else 0.0,
         context_bytes=context,
         communicator_bytes=communicator,
@@ -551,13 +555,11 @@ def memory_plan(
     deployment: Deployed,
     rules: StackMemory | None,
     *,
-    tokens: int,
-    sequences: int,
+    largest: LargestBatch,
     share: float | None = None,
     reserve_bytes: float = 0.0,
     block_tokens: int | None = None,
     draft: Deployed | None = None,
-    override: int | None = None,
     context_tokens: int | None = None,
 ) -> MemoryPlan:
     """How the memory of *deployment*'s devices is divided under *rules*, with what is said here in place of their defaults.
@@ -565,9 +567,9 @@ def memory_plan(
     *context_tokens* is the mean context of a sequence, which blocks are counted at where layers do not all keep every token
     (`hwmodels.cache`); None: the longest the model takes, as vLLM's log counts.
 
-    *tokens* and *sequences* are the most of one iteration (max_num_batched_tokens, max_num_seqs): the batch of the profile
-    run. A *draft* lies on the devices of the first stage, weights and cache. Without *rules* weights and cache share
-    0.9 of the memory as it is sold, and nothing else is counted. ValueError for a share outside (0, 1] and the like.
+    *largest* is the batch of the profile run. A *draft* lies on the devices of the first stage, weights and cache. Without
+    *rules* weights and cache share 0.9 of the memory as it is sold, and nothing else is counted.
+    ValueError for a share outside (0, 1] and the like.
     """
     spec, device, parallel = deployment.model, deployment.device, deployment.parallel
     if share is None:
@@ -591,7 +593,7 @@ def memory_plan(
         used = _Used(budget_bytes=share * total)
         if rules is not None:
             weights += _padding_bytes(spec, parallel, layers)
-            used = _used_by_the_stack(deployment, rules, share, total, i, layers, tokens, sequences)
+            used = _used_by_the_stack(deployment, rules, share, total, i, layers, largest)
         graphs = used.graph_bytes
         draft_weights = draft_token = 0.0
         if draft is not None and i == 0:
@@ -607,7 +609,7 @@ def memory_plan(
             if in_pages:
                 pages = paged(caches[i], block_tokens)
                 layer_groups = LayerGroups(
-                    len(pages.groups), pages.page_tokens, longest, pages.peak_blocks(longest, tokens)
+                    len(pages.groups), pages.page_tokens, longest, pages.peak_blocks(longest, largest.tokens)
                 )
                 # A draft's layers are counted with those of the target.
                 drafts = 1.0 + draft_token * block_tokens / block_bytes if block_bytes else 1.0
@@ -633,11 +635,9 @@ def memory_plan(
         rules=rules,
         share=share,
         block_tokens=block_tokens,
-        tokens=tokens,
-        sequences=sequences,
+        largest=largest,
         stages=tuple(stages),
         groups=parallel.data,
-        override=override,
         notes=() if alike else (note(spec, context_tokens, in_pages=in_pages),),
         layer_groups=layer_groups,
     )

@@ -15,7 +15,7 @@ import numpy as np
 from hwmodels import memory
 from hwmodels.cache import paged
 from hwmodels.deployment import Deployment, deploy
-from hwmodels.memory import GIB, MemoryPlan, StackMemory, memory_plan, stack_memory
+from hwmodels.memory import GIB, LargestBatch, MemoryPlan, StackMemory, memory_plan, stack_memory
 from hwmodels.precision import precision
 from hwmodels.tables import packaged_rows
 
@@ -63,8 +63,7 @@ class Log:
         return memory_plan(
             self.deployment,
             rules or self.rules,
-            tokens=self.tokens,
-            sequences=self.sequences,
+            largest=LargestBatch(self.tokens, self.sequences),
             share=self.share,
             block_tokens=self.block_tokens,
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import keeps_every_token
-from hwmodels.memory import engine_defaults, memory_plan, share_machine, stack_memories, stack_memory
+from hwmodels.memory import LargestBatch, engine_defaults, memory_plan, share_machine, stack_memories, stack_memory
 from hwmodels.overheads import at_or_before
 from hwmodels.stack_files import load_stack_file
 from sim.errors import ScenarioError
@@ -70,16 +70,18 @@ def memory_of(
     plan = memory_plan(
         deployment,
         rules,
-        tokens=defaults.max_num_batched_tokens if tokens is None else tokens,
-        sequences=defaults.max_num_seqs if sequences is None else sequences,
+        largest=LargestBatch(
+            defaults.max_num_batched_tokens if tokens is None else tokens,
+            defaults.max_num_seqs if sequences is None else sequences,
+        ),
         share=memory.shares.get(setting),
         reserve_bytes=memory.reserve_bytes,
         block_tokens=memory.block_tokens,
         draft=draft,
-        override=override,
         context_tokens=None if workload is None else mean_context(workload),
     )
-    return replace(plan, notes=(*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules)))
+    notes = (*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules))
+    return replace(plan, override=override, notes=notes)
 
 
 def _fitted_kv_factor(scenario: Scenario) -> float:
