@@ -29,9 +29,9 @@ class ParallelPlan:
     bounds: tuple[int, ...]
     """Stage s runs layer groups bounds[s] up to bounds[s + 1]."""
     stage_s: tuple[float, ...]
-    """Of each stage, the hand-over to the next included."""
+    """The time of each stage, the hand-over to the next included."""
     single_device_s: float
-    """Of the whole model on one device."""
+    """The time of the whole model on one device."""
     intra_op: int
 
     @property

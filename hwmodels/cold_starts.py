@@ -1,4 +1,4 @@
-"""How long servers take to start, phase by phase, as published."""
+"""The time that servers take to start, phase by phase, as published."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _TABLES = ("terms", "fit", "errors", "posterior", "memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackFile:
-    """What a file says."""
+    """The content of a file."""
 
     stack: ServingStack
     """With the terms of the file, and in `fit` what they were fitted to."""

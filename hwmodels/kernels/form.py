@@ -17,7 +17,7 @@ class KernelForm(Generic[P]):
     """The seconds of one kernel as a function of parameters, a datasheet and a shape."""
 
     family: str
-    """What profiles call its parameter sets."""
+    """The name that profiles have for its parameter sets."""
     parameters: type[P]
     equation: Callable[..., Any]
     """(parameters, datasheet, **shape) -> seconds; says what a shape consists of."""

@@ -37,7 +37,7 @@ class Part:
     starts: tuple[Any, ...]
     fixed: tuple[str, ...] = ()
     calls: float = 1.0
-    """Of the kernel in one row's time."""
+    """The calls of the kernel in one row's time."""
 
     @property
     def family(self) -> str:

@@ -1,4 +1,5 @@
-"""How far off a prediction may be: replays under terms drawn from what a fit left unknown, or from held-back errors without one.
+"""The error that a prediction may have: replays under terms drawn from what a fit left unknown, or from held-back errors without
+one.
 
 Each replay draws a deployment. Of a fitted stack (`serving_stack: my-stack.toml`) its parameters come from the fit's posterior, and
 what no parameter explains from the errors that fits of other deployments had. Of a stack by name all of it comes from deployments
@@ -57,7 +58,7 @@ class World:
 
     setting: Setting
     iteration_factor: float = 1.0
-    """How many times as long as its terms say each iteration takes."""
+    """The time of each iteration over the time that its terms give."""
     first_token_factor: float = 1.0
     """The same of what passes until a first token, beside that."""
 
@@ -87,11 +88,11 @@ class Intervals:
     within: tuple[bool, ...] = ()
     """Whether each replay keeps the limits of means and percentiles; empty without any."""
     saturated: int = 0
-    """How many replays are."""
+    """The number of replays that are saturated."""
 
     @property
     def level(self) -> float:
-        """What share of further draws the intervals hold on average: 0.9, or less where the replays are too few for that."""
+        """The share of further draws that the intervals hold on average: 0.9, or less where the replays are too few for that."""
         return min(LEVEL, (self.replays - 1) / (self.replays + 1))
 
     def kept(self, share: float | None) -> float | None:

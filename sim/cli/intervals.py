@@ -140,7 +140,7 @@ def change_facts(found: Mapping[str, Interval]) -> dict[str, Any]:
 
 
 def print_changes(found: Mapping[str, Interval], replays: int) -> None:
-    """How much B differs from A where both are as far off as they may be: shares in points, others relative to A."""
+    """Print the difference of B from A where both are as far off as they may be: shares in points, others relative to A."""
     from sim.results.trust import level_facts
     from sim.text import is_share, points_text
 

@@ -1,4 +1,4 @@
-"""What commands print: tables and facts for people, readable in 80 columns and in a file alike, and the same as JSON."""
+"""The output of commands: tables and facts for people, readable in 80 columns and in a file alike, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class _Table:
 
     @staticmethod
     def width(columns: Iterable[int], widths: Sequence[int], *, gap: int) -> int:
-        """Of a line with *columns*, *gap* between two of them; a gap of 3 is framed by blanks."""
+        """The width of a line with *columns*, *gap* between two of them; a gap of 3 is framed by blanks."""
         mine = [widths[i] for i in columns]
         return sum(mine) + gap * (len(mine) - 1) + (2 if gap == 3 else 0)
 

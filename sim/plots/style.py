@@ -1,4 +1,4 @@
-"""How every picture looks: colours, the sheet it is drawn on, labels and grid, and how it is saved.
+"""The look of every picture: colours, the sheet it is drawn on, labels and grid, and how it is saved.
 
 matplotlib is imported where a figure is made, never when a module of this room is, and without pyplot: no global state.
 """

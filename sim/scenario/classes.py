@@ -50,7 +50,7 @@ def classed(scenario: Scenario, workload: Trace | ClosedLoop) -> Trace | ClosedL
 
 
 def terms_of(scenario: Scenario) -> list[ServiceClass]:
-    """What the scenario agrees of its classes, limits of the top level included; empty without classes."""
+    """The terms that the scenario states for its classes, limits of the top level included; empty without classes."""
     top = scenario.slo.of_each
     return [
         ServiceClass(

@@ -32,7 +32,7 @@ _LENGTHS = ("prompt_tokens", "output_tokens")
 _AMOUNTS = ("requests", "duration_s")
 _PROTOCOL = ("protocol", "concurrency")
 POPULARITIES = ("measured", "even")
-"""Of experts, by name."""
+"""The popularities of experts that have a name."""
 
 
 def _stack_or_file(value: str) -> str:
@@ -71,7 +71,7 @@ class Distribution(Named):
 
 
 class Parallel(Section):
-    """How one replica is spread over tensor x pipeline x data GPUs."""
+    """The layout of one replica over tensor x pipeline x data GPUs."""
 
     tensor: Annotated[int, Field(ge=1)] = 1
     """GPUs that share every layer; under `data`, those of a rank, which share its attention."""
@@ -99,7 +99,8 @@ class Parallel(Section):
 
 
 class PromptBalance(Section):
-    """When prompts of ranks may start: where every rank has some, as TensorRT-LLM's `attention_dp_config` with `enable_balance`."""
+    """The moment at which prompts of ranks may start: where every rank has some, as TensorRT-LLM's `attention_dp_config` with
+    `enable_balance`."""
 
     timeout_iters: Annotated[int, Field(ge=1)] = 50
     """Steps after which they start although not every rank has one."""
@@ -117,7 +118,7 @@ class ZipfPopularity(Section):
 
 
 class ExpertSettings(Section):
-    """How the experts of a mixture are chosen, placed and reached."""
+    """The way in which the experts of a mixture are chosen, placed and reached."""
 
     popularity: Annotated[str, Field(min_length=1), MayBeFile(names=POPULARITIES)] | ZipfPopularity = "measured"
     """`measured`: mildly skewed, as the tables of kernels were timed; `even`; `{zipf: EXPONENT}`; or a file with the weight of each
@@ -129,8 +130,8 @@ class ExpertSettings(Section):
     exchange: (
         Literal["allgather_reducescatter", "all_to_all", "deepep_high_throughput", "deepep_low_latency"] | None
     ) = None
-    """How rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every GPU
-    (vLLM's allgather_reducescatter)."""
+    """The way in which rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every
+    GPU (vLLM's allgather_reducescatter)."""
 
 
 class CudaGraphs(Section):
@@ -147,7 +148,7 @@ class CudaGraphs(Section):
 
 
 class Memory(Section):
-    """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
+    """The part of the GPUs' memory that holds the KV cache, and what happens when it runs out."""
 
     gpu_memory_utilization: Share | None = None
     """vLLM: share of each GPU's memory that the server may take, everything included. Where it is left out, the stack's default;
@@ -157,7 +158,8 @@ class Memory(Section):
     free_gpu_memory_fraction: Share | None = None
     """TensorRT-LLM: share of what weights, activations and buffers leave free that the KV cache takes."""
     release: Annotated[str, Field(min_length=1)] | None = None
-    """Of the serving stack, for its account of memory ("0.11", "0.19" or "0.32" of vLLM); where it is left out, the newest."""
+    """The release of the serving stack, for its account of memory ("0.11", "0.19" or "0.32" of vLLM); where it is left out, the
+    newest."""
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
     """Bytes on each GPU kept out of that share beyond what the stack sets aside: other programs, an encoder."""
     kv_blocks: Annotated[int, Field(ge=1)] | None = None
@@ -230,7 +232,7 @@ class Conversations(Section):
     sessions: Annotated[int, Field(ge=1)]
     turns: Distribution
     user_tokens: Distribution
-    """What a person adds with each turn."""
+    """The tokens that a person adds with each turn."""
     answer_tokens: Distribution
     system_prompt_tokens: Annotated[int, Field(ge=0)] = 0
     """The same for all sessions."""
@@ -248,7 +250,7 @@ class ServeGen(Section):
     lengths: FilePath
     """Parquet file: model, client, window_start_s, field, value, probability."""
     model: Annotated[str, Field(min_length=1)]
-    """Of the files (m-small, deepseek-r1, mm-image), not of the scenario."""
+    """The model's name in the files (m-small, deepseek-r1, mm-image), not in the scenario."""
     start_s: Annotated[float, Field(ge=0)] = 0.0
     duration_s: Seconds = 86_400.0
     clients: Annotated[list[int], Field(min_length=1)] | None = None
@@ -265,7 +267,7 @@ class Predictor(Section):
 
 
 class Workload(Section):
-    """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
+    """The requests that arrive: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
     trace: Annotated[str, Field(min_length=1), MayBeFile(names=BUILT_IN_TRACES, several=True)] | None = None
     """A file, a folder or a pattern such as logs/*.jsonl, or the name of a built-in workload (conversation)."""
@@ -286,10 +288,10 @@ class Workload(Section):
     drop_empty: bool = False
     """Leave out rows with neither prompt nor output tokens."""
     columns: dict[str, Annotated[str, Field(min_length=1)]] | None = None
-    """What is in which column of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
+    """The column of each field of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
     end, duration, max_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON."""
     missing_output: MissingOutput | None = None
-    """What becomes of requests of an exported trace without an output length: left out (drop, as where nothing is said), given as
+    """The fate of requests of an exported trace without an output length: left out (drop, as where nothing is said), given as
     many tokens as their client allowed (max_tokens), or lengths drawn from those of the others (draw)."""
     keep_failed: bool = False
     """Keep failed requests of an exported trace that have tokens."""
@@ -299,11 +301,11 @@ class Workload(Section):
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None
     requests: Annotated[int, Field(ge=1)] | None = None
-    """How many to generate."""
+    """The number of requests to generate."""
     duration_s: Seconds | None = None
-    """How long requests arrive, in place of how many `requests`."""
+    """The time over which requests arrive, in place of a number of `requests`."""
     protocol: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = None
-    """How the clients of a benchmark behave (inferencex, genai-perf, ...), by name or by its keys, in place of `arrivals` and
+    """The behaviour of a benchmark's clients (inferencex, genai-perf, ...), by name or by its keys, in place of `arrivals` and
     `requests`; the lengths are then the nominal ones, two numbers."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
     """Clients of the protocol."""
@@ -482,7 +484,7 @@ class Slo(Section):
 
 
 def _no_limit(key: str) -> str:
-    """What to say of a *key* that is no limit: the nearest percentile that is one, or the nearest name."""
+    """The error about a *key* that is no limit: the nearest percentile that is one, or the nearest name."""
     asked = re.match(rf"^({'|'.join(SLO_MEASURES)})_p(\d+)(_s)?$", key)
     if asked is None:
         names = [f"{measure}_{statistic}_s" for measure in SLO_MEASURES for statistic in SLO_STATISTICS]
@@ -493,16 +495,17 @@ def _no_limit(key: str) -> str:
 
 
 class ServiceClass(Section):
-    """What is agreed of a class of requests, and how many are of it."""
+    """The terms of a class of requests, and its share of the requests."""
 
     share: Annotated[float, Field(ge=0)] | None = None
-    """Of the requests, in proportion to the other classes' shares; left out where the trace has a column `class`."""
+    """Its share of the requests, in proportion to the other classes' shares; left out where the trace has a column `class`."""
     priority: int | None = None
     """Smaller goes first, as in vLLM, for schedulers that ask for it; where it is left out, the trace's, or 0."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Of its tokens among those of others, for `weighted_fair` and the index of fairness: twice the weight, twice the service."""
+    """The weight of its tokens among those of others, for `weighted_fair` and the index of fairness: twice the weight, twice the
+    service."""
     tenant: Annotated[str, Field(min_length=1)] | None = None
-    """Who sends them; where it is left out, the trace's column `tenant`, or the class by itself."""
+    """The tenant that sends them; where it is left out, the trace's column `tenant`, or the class by itself."""
     deadline_s: Seconds | None = None
     """From arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
     slo: Slo = Slo()
@@ -519,12 +522,12 @@ class ServiceClass(Section):
 
 
 class Costs(Section):
-    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
+    """The price of devices and of their power, for the summary's `costs` and `optimize --goal cost|energy`."""
 
     usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
     """In place of list prices, for every device."""
     provider: Annotated[str, Field(min_length=1)] | None = None
-    """Whose list prices: aws, gcp, ...; where it is left out, the first that is listed for the device."""
+    """The provider whose list prices are taken: aws, gcp, ...; where it is left out, the first that is listed for the device."""
     prices: FilePath | None = None
     """A file of prices in the form of hwmodels/prices.toml, in place of those that are shipped."""
     pue: Annotated[float, Field(ge=1)] = 1.0
@@ -569,8 +572,8 @@ class Pool(Section):
     """Machines of one kind. What is left out is as at the top level; `parallel` and `memory` key by key."""
 
     role: Literal["both", "prefill", "decode"] = "both"
-    """What its machines do with a request: `prefill` computes its prompt and hands the KV over to machines that `decode`, across
-    one of `links`; `both` is all of it."""
+    """The part that its machines do with a request: `prefill` computes its prompt and hands the KV over to machines that `decode`,
+    across one of `links`; `both` is all of it."""
     model: ModelName | None = None
     models: Annotated[list[ModelName], Field(min_length=1)] | None = None
     """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
@@ -607,7 +610,7 @@ class Pool(Section):
 
 
 class KvLink(Section):
-    """What KV crosses from machines that prefill to machines that decode."""
+    """The link that KV crosses from machines that prefill to machines that decode."""
 
     sender: Annotated[str, Field(min_length=1)] | None = None
     """A pool with role prefill; where it is left out, the only one."""
@@ -616,14 +619,15 @@ class KvLink(Section):
     connector: Literal["mooncake_vllm", "mooncake_sglang"] | None = None
     """Fixed cost and share of the bandwidth as measured (docs/pools.md), in place of `latency_s` and of all of it."""
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the datasheets' networks:
-    an adapter for each GPU of the side that has fewer."""
+    """The bandwidth of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the
+    datasheets' networks: an adapter for each GPU of the side that has fewer."""
     latency_s: Annotated[float, Field(ge=0)] | None = None
-    """What each transfer takes beside its bytes, while the link is free for others; where it is left out, the connector's, or 0."""
+    """The time that each transfer takes beside its bytes, while the link is free for others; where it is left out, the connector's,
+    or 0."""
     concurrent_transfers: Annotated[int, Field(ge=1)] = 1
     """So many at once, each with the whole bandwidth; others wait, first come, first served."""
     shared: Literal["sender", "receiver", "pair", "pools"] = "sender"
-    """Whose transfers wait for each other: those of one sending machine, of one receiving, of the two, or of both pools."""
+    """The transfers that wait for each other: those of one sending machine, of one receiving, of the two, or of both pools."""
     sent: Literal["whole", "layers"] = "whole"
     """`layers`: each layer's KV goes while the next ones are computed, where there is room for it before (`handover.room`)."""
     degraded: list[Degraded] = Field(default_factory=list)
@@ -631,15 +635,16 @@ class KvLink(Section):
 
 
 class HandoverSettings(Section):
-    """How requests go from machines that prefill to machines that decode. What is left out is as in `like`."""
+    """The way in which requests go from machines that prefill to machines that decode. What is left out is as in `like`."""
 
     like: Literal["vllm", "sglang", "trtllm", "dynamo", "splitwise"] | None = None
-    """Whose way it is (docs/pools.md has the releases); where it is left out, that of the decode pools' serving stack."""
+    """The stack or paper whose way it is (docs/pools.md has the releases); where it is left out, that of the decode pools' serving
+    stack."""
     first_token: Literal["prefill", "arrival", "decode"] | None = None
     """`prefill`: clients have their first token when the prompt is computed; `arrival`: the same token, when the KV has arrived;
     `decode`: the token is dropped, and the decode machine computes the prompt's last token again."""
     room: Literal["after_prefill", "before_prefill"] | None = None
-    """When the decode machine takes room for the KV: when the prompt is computed, or before it is sent to be."""
+    """The moment at which the decode machine takes room for the KV: when the prompt is computed, or before it is sent to be."""
     local_prefill_tokens: Annotated[int, Field(ge=0)] = 0
     """A prompt of which the decode machine lacks no more tokens than these, being short or cached there, is computed there."""
     headroom_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -658,22 +663,22 @@ class Settings(Section):
     hardware: FilePath = "h100-sxm"
     """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml)."""
     precision: WeightPrecision | None = None
-    """Of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
+    """Format of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
-    """Of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
+    """Format of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
     serving_stack: StackOrFile = "vllm"
-    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none. A file (.toml) that
-    `rooftrace bench fit` wrote has those of a deployment that was measured."""
+    """The stack whose kernels and overheads are priced: host work of a step, sampling, launches, tokenisation. `ideal` has none. A
+    file (.toml) that `rooftrace bench fit` wrote has those of a deployment that was measured."""
     serving_release: Annotated[str, Field(min_length=1)] | None = None
-    """Of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is left
-    out, the newest there are."""
+    """Release of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is
+    left out, the newest there are."""
     cost_model: Literal["calibrated", "roofline"] = "calibrated"
     """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     parallel: Parallel = Parallel()
     experts: ExpertSettings | None = None
-    """Of a mixture of experts."""
+    """The experts of a mixture."""
     cuda_graphs: CudaGraphs | None = None
-    """Of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
+    """The graphs of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1

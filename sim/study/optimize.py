@@ -32,7 +32,7 @@ GOALS: Mapping[str, str] = {
     "devices": "gpus",
     "latency": "e2el_s.p50",
 }
-"""What `cheapest` can make least of, and its column."""
+"""The goals that `cheapest` can minimise, and the column of each."""
 _TIES = 3
 """Candidates that are named beside one that has as little."""
 
@@ -122,7 +122,7 @@ class Choice:
 
     @property
     def asked(self) -> str:
-        """What a candidate has to keep, in words."""
+        """The limits that a candidate has to keep, in words."""
         share = self.target.attainment
         return "the limits of the SLO" if share is None else f"{share:.1%} of requests within the SLO"
 
@@ -184,7 +184,7 @@ def cheapest(
 
 
 def judged(result: SweepResult, target: Target) -> list[Judgement | None]:
-    """What the runs of each point say of *target*, in the order of the table; None where one of them failed."""
+    """The judgements of the runs of each point about *target*, in the order of the table; None where one of them failed."""
     found: list[Judgement | None] = []
     for runs in result.summaries():
         whole = [each for each in runs if each is not None]

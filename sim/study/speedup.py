@@ -53,7 +53,7 @@ class AloneRun:
     seconds_per_token: float
     query_tokens_per_token: float
     rounds: NDArray[np.int64]
-    """How many rounds put out 1, 2, ... tokens."""
+    """The numbers of rounds that put out 1, 2, ... tokens."""
 
 
 def alone(
@@ -224,7 +224,7 @@ class Gap:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """What each effect takes off, in the order of labels from the second on; negative where it adds."""
+        """The loss by each effect, in the order of labels from the second on; negative where it adds."""
         return tuple(before - after for before, after in zip(self.speedups, self.speedups[1:], strict=False))
 
 

@@ -106,11 +106,11 @@ class Point:
     """The deployment."""
     model: str = ""
     device: str = ""
-    """Of the catalogue."""
+    """The name of the device in the catalogue."""
     release: str = ""
-    """Whose terms price it."""
+    """The release whose terms price it."""
     folder: Path | None = None
-    """Of the servers' settings."""
+    """The folder of the servers' settings."""
     recorded: Measurement | None = None
     """A run replayed request by request; its prediction is the median ratio times the measured median."""
     weight: float = 1.0
@@ -252,7 +252,7 @@ def predict_and_slopes(point: Point, stack: ServingStack, steps: Mapping[str, fl
 
 
 def _names_of(versions: Versions, terms: Sequence[str]) -> list[str]:
-    """What is fitted: *terms*, and `release/term` for those that older releases have of their own."""
+    """The names of the terms that are fitted: *terms*, and `release/term` for those that older releases have of their own."""
     older = list(versions)[1:]
     return [*terms, *(f"{release}/{term}" for release in older for term in terms if term in RELEASED)]
 
@@ -304,14 +304,14 @@ def on_bound(name: str, value: float, low: float, high: float) -> str:
 
 
 def residuals(points: Sequence[Point], predicted: np.ndarray) -> np.ndarray:
-    """What the fit makes small: weighted log ratios, two a point; nothing for what cannot be priced."""
+    """The residuals that the fit makes small: weighted log ratios, two a point; nothing for what cannot be priced."""
     measured = np.log([p.measured_s for p in points])
     weight = np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
     return np.nan_to_num((np.log(predicted) - measured) * weight, nan=0.0).ravel()
 
 
 def behind(point: Point, versions: Versions) -> ServingStack:
-    """Whose terms price *point*."""
+    """The release whose terms price *point*."""
     return versions[point.release] if point.release in versions else next(iter(versions.values()))
 
 

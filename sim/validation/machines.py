@@ -37,7 +37,8 @@ class Speculation:
 
 
 def devices_of(model: ModelSpec, *, tensor: int, pipeline: int, data: int, expert: int) -> ParallelConfig:
-    """How a row says that *model* is split; of groups of experts as many as divide the devices. `Unmodelled` where it cannot be."""
+    """The split of *model* that a row states; of groups of experts as many as divide the devices. `Unmodelled` where it cannot
+    be."""
     try:
         if model.experts is None:
             parallel = ParallelConfig(tensor=tensor, pipeline=pipeline)

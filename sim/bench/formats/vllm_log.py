@@ -47,7 +47,7 @@ def is_one(text: str) -> bool:
 
 
 def read(text: str, name: str, file: str) -> list[BenchRun]:
-    """What the busy lines of *text* have on average: those with requests running or waiting."""
+    """The averages of the busy lines of *text*: those with requests running or waiting."""
     lines = [(match, line) for line in text.splitlines() if (match := _LINE.search(line))]
     if not lines:
         raise Unreadable(

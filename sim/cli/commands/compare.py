@@ -81,7 +81,7 @@ def _check(
 
 
 def _changes(sides: Sequence[Path | Scenario], replays: int, metrics: Sequence[str] | None) -> dict[str, Interval]:
-    """How much the second scenario differs from the first, from replays of both."""
+    """The difference of the second scenario from the first, from replays of both."""
     from sim.bench.intervals import FIGURES, changes
 
     one, other = (read_scenario(side) if isinstance(side, Path) else side for side in sides)

@@ -1,4 +1,4 @@
-"""What a server's limit of prompt and answer (`memory.max_model_len`) makes of the requests."""
+"""The effect of a server's limit of prompt and answer (`memory.max_model_len`) on the requests."""
 
 from __future__ import annotations
 

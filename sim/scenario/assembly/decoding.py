@@ -34,7 +34,7 @@ _ADAPTIVE_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltDecoding:
-    """What a replica needs to speculate, and what its results should say about it."""
+    """The parts that a replica needs to speculate, and the facts about it for the results."""
 
     decoding: Speculative
     draft_cost: CostModel | None
@@ -180,7 +180,8 @@ def _named(acceptance: Acceptance) -> str:
 
 
 def slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, Any]:
-    """What drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the budget."""
+    """The resources that drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the
+    budget."""
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     if decoding is None or method not in DRAFT_HAS_KV:
         return {}

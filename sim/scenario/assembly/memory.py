@@ -1,4 +1,4 @@
-"""How the devices of a replica divide their memory."""
+"""The division of the memory of a replica's devices."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def memory_of(
     workload: Trace | ClosedLoop | None = None,
     draft: Deployment | None = None,
 ) -> MemoryPlan:
-    """How the memory of *scenario*'s devices is divided; its *scheduler*'s limits, or else the stack's, are those of the profile
+    """The division of the memory of *scenario*'s devices; its *scheduler*'s limits, or else the stack's, are those of the profile
     run. Layers that do not keep every token are counted at the mean context of *workload*, or else at the longest.
     ValueError for a share by another stack's name, or a release that is not known. What is given and changes nothing, and an
     account of another release than the overheads', are among the plan's notes."""
@@ -85,7 +85,8 @@ def memory_of(
 
 
 def _fitted_kv_factor(scenario: Scenario) -> float:
-    """How many times the accounted blocks a fitted stack was found to have; 1 for a stack by name, and where it was not fitted."""
+    """The blocks that a fitted stack was found to have over those that are accounted for; 1 for a stack by name, and where it was
+    not fitted."""
     file = scenario.stack_file
     return 1.0 if file is None else load_stack_file(file).kv_factor
 

@@ -1,4 +1,4 @@
-"""What a run leaves out, borrows or does not use, in sentences."""
+"""The things that a run leaves out, borrows or does not use, in sentences."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def notes_of(
 
 
 def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
-    """What of the workload the run leaves out; *model* serves everything, unless it is empty."""
+    """The parts of the workload that the run leaves out; *model* serves everything, unless it is empty."""
     notes = list(workload.notes)
     models = getattr(workload, "models", ())
     if len(models) > 1 and model:

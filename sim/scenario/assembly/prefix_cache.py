@@ -107,7 +107,7 @@ def windows_left_behind(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
 
 
 def _left_behind(scenario: Scenario, model: ModelSpec, block_tokens: int) -> LeftBehind | None:
-    """What a model's layers with windows leave in vLLM's cache.
+    """The pages that a model's layers with windows leave in vLLM's cache.
 
     Groups of layers take their pages from one pool. A page that a group's window has passed counts as free with its content kept,
     like what a finished sequence had (vLLM 0.32.0, v1/core/single_type_kv_cache_manager.py: `remove_skipped_blocks`; where pages of
