@@ -36,7 +36,7 @@ class ParallelPlan:
 
     @property
     def pass_s(self) -> float:
-        """From the first stage to the last, nothing else being in the way."""
+        """The time from the first stage to the last, nothing else being in the way."""
         return sum(self.stage_s)
 
     @property

@@ -76,7 +76,7 @@ class PagedCache:
     page_tokens: int
     """Tokens of a block of softmax attention: enlarged until a state fits in as many bytes."""
     block_bytes: float
-    """On one device of the stage; 0 where none of its layers keeps anything."""
+    """The bytes of a block on one device of the stage; 0 where none of its layers keeps anything."""
     window_tokens: int | None
 
     def blocks(self, context: int) -> int:
@@ -133,7 +133,7 @@ def mean_block_bytes(cache: StageCache, block_tokens: int, context: int, *, in_p
 
 
 def note(spec: ModelSpec, context: int, *, in_pages: bool) -> str:
-    """The approximation, in a sentence for whoever runs it."""
+    """The approximation, in a sentence for the user."""
     kinds = cached_kinds(spec)
     parts = []
     local = sum(kind in ("window", "chunked") for kind in kinds)

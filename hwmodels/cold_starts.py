@@ -15,7 +15,7 @@ class ColdStart(NamedTuple):
     what: str
     """Model, device and stack."""
     phases: tuple[tuple[str, float], ...]
-    """In order, with their seconds."""
+    """The phases in order, with their seconds."""
     source: str
 
 

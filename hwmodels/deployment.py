@@ -100,7 +100,7 @@ class Deployment:
         return read_bytes / self.device.hbm_bytes_per_s
 
     def loan(self, *, network_alone: bool = False) -> tuple[float, float]:
-        """Between which factors of what is priced the times of lent kernels lie nine times in ten; (1, 1) where none is lent.
+        """The factors of what is priced between which the times of lent kernels lie nine times in ten; (1, 1) where none is lent.
 
         *network_alone*: of those that run over the network between nodes.
         """
@@ -110,7 +110,7 @@ class Deployment:
 
     @property
     def lent_factors(self) -> Mapping[str, Sequence[float]]:
-        """By family of kernels, within which factors of what is priced those that are lent lie nine times in ten."""
+        """The factors of what is priced, by family of kernels, within which those that are lent lie nine times in ten."""
         if not isinstance(self.made_by, Calibrated):
             return {}
         return self.made_by.lent_factors(self.model, self.device, self._stages())

@@ -1,4 +1,4 @@
-"""Which experts tokens choose and which rank holds them: popularity, placement, copies of the hottest, and what reaches whom.
+"""Which experts tokens choose and which rank holds them: popularity, placement, copies of the hottest, and the load of each rank.
 
 An expert's popularity is the chance that a token chooses it, so that all of them add up to the experts a token visits. Tokens
 choose independently of each other; of a token's own choices nothing else is assumed, which makes the experts that a batch wakes

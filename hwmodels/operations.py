@@ -83,7 +83,7 @@ class ExpertMlp:
         return rows * (6.0 * self.per_token * self.hidden * self.ffn * self.layers)
 
     def flops(self, rows: Any) -> Any:
-        """On the busiest device, of all its layers."""
+        """The operations on the busiest device, of all its layers."""
         return rows * (6.0 * self.per_token * self.busiest_share * self.hidden * self.ffn * self.layers)
 
     def read_bytes(self, rows: Any) -> Any:
@@ -122,7 +122,7 @@ class AttentionShape:
     rope_dim: int = 0
     absorbed: bool = False
     expand_flops: float = 0.0
-    """To expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
+    """The operations that expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
 
     @property
     def decode_flops_per_pair(self) -> float:
@@ -197,7 +197,7 @@ class Exchange:
     """Groups of devices with different experts; 1: each device has a slice of every expert."""
     per_token: int
     n_experts: int
-    """With copies."""
+    """The number of experts, copies included."""
     load: ExpertLoad
     """The experts' popularities and places."""
     layers: int = 1
@@ -266,7 +266,7 @@ class StageWork:
     resident_bytes: float
     """Weights on one device, embedding and biases included."""
     exchange: Exchange | None = None
-    """Between the groups of data-parallel attention."""
+    """The exchange between the groups of data-parallel attention."""
     head_products: HeadProducts | None = None
     """The products of decodes under latent attention, and of prompts where they are absorbed too."""
 

@@ -35,7 +35,7 @@ class _Layers(NamedTuple):
 
     all: int
     softmax: int
-    """With softmax attention, windowed or not."""
+    """The number of layers with softmax attention, windowed or not."""
     windowed: int
     linear: int
     indexers: int

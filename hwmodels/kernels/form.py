@@ -1,4 +1,4 @@
-"""A kernel's equation as one object: who fits it, prices with it, validates it or draws it takes the same one."""
+"""A kernel's equation as one object: fits, prices, validation and pictures take the same one."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Kernels(Protocol):
         ...
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
-        """From one device to another."""
+        """The time from one device to another."""
         ...
 
     def sample_s(self, logit_rows: Any) -> Any:

@@ -122,7 +122,7 @@ class Loans:
         return tuple(_factor(family, self.distance(family, variant)) for variant in self.variants(family))
 
     def distance(self, family: str, variant: str) -> float:
-        """Mean distance of who lends a parameter set."""
+        """Mean distance of the devices that lend a parameter set."""
         return _shares(self.device, _owners(self.device, self.without, family, variant), family)[1]
 
     def variants(self, family: str) -> Sequence[str]:

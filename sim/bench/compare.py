@@ -49,7 +49,7 @@ class Compared:
     problems: tuple[str, ...] = ()
 
     def errors(self, *, saturated: bool = False) -> dict[str, Errors]:
-        """By quantity, over runs measured below saturation (closed loops among them), or over those beyond it."""
+        """The errors by quantity, over runs measured below saturation (closed loops among them), or over those beyond it."""
         found = {}
         for quantity in HEADLINES:
             values = [

@@ -40,7 +40,7 @@ class Case:
 
     name: str
     measured_s: Mapping[str, float]
-    """By quantity; NaN and what is missing are not fitted."""
+    """The measured figures by quantity; NaN and what is missing are not fitted."""
     replay: Callable[[Setting], Replayed] = field(repr=False)
     noise: Mapping[str, float] = field(default_factory=dict)
     """Standard deviation of the log by quantity, of a measurement that is less sure than repeats are (`Errors.repeat`)."""

@@ -68,7 +68,7 @@ class Interval:
     """Where a figure lies in nine replays of ten, and the farthest of the few in which only the seed differs."""
 
     middle: float
-    """With the middle terms and the scenario's own seed."""
+    """The figure with the middle terms and the scenario's own seed."""
     low: float
     high: float
     simulation_low: float
@@ -291,7 +291,8 @@ def intervals(scenario: Scenario, replays: int = REPLAYS, names: Sequence[str] =
 
 
 def _ends(values: Sequence[float], middle: float) -> tuple[float, float]:
-    """Between which values nine further draws of ten lie, on average over draws like *values*: those at rank 0.05 and 0.95 (n + 1),
+    """The values between which nine further draws of ten lie, on average over draws like *values*: those at rank 0.05 and 0.95
+    (n + 1),
     the farthest where n is below 19. *middle* where none is finite."""
     known = [value for value in values if np.isfinite(value)]
     if not known:

@@ -14,7 +14,7 @@ from sim.scenario import named
 from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, stream
 
 MOST_REQUESTS = 5_000_000
-"""In one run: what memory and an afternoon hold."""
+"""The most requests in one run: what memory and an afternoon hold."""
 _BLOCK_TOKENS = 16
 _WARM_S = 3600.0
 """Before the load of a warm run begins: time enough for every prompt to have been answered, and none to the simulator."""
@@ -35,7 +35,7 @@ class Load:
 
 
 def load_of(run: BenchRun, seed: int) -> Load:
-    """The load of *run* with the luck of *seed*.
+    """The load of *run*, drawn with *seed*.
 
     A recorded run is sent as it was, one with clients in a closed loop, one with a rate by gamma-distributed times, behind its
     clients' limit on requests in flight. `NotReplayable` names the facts that are missing.

@@ -25,7 +25,7 @@ FEWEST = 20
 _LATE = 0.03
 """The share of the time of sending by which a run may end late."""
 _LUCK = 3.0
-"""Standard deviations of the time of sending that are no more than luck."""
+"""Standard deviations of the time of sending that are no more than chance."""
 _PLACES = 1000
 
 
@@ -248,7 +248,7 @@ class BenchRun:
     """The format of the file: the tool and what it wrote, such as 'vllm bench serve'."""
     offered: Offered = field(default_factory=Offered)
     duration_s: float | None = None
-    """From the first request sent to the last answer."""
+    """The time from the first request sent to the last answer."""
     completed: int | None = None
     failed: int | None = None
     input_tokens: int | None = None

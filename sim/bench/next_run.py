@@ -165,7 +165,7 @@ def _slopes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.nd
             seen.append((False, 0.0))
             return done, {"tpot_s": np.nan, "ttft_s": np.nan}
         sent, end = part["arrival_ns"], part["finish_ns"]
-        # Half of those who came first against half of those who came last: a queue that grows shows there.
+        # The first half of the arrivals against the last half: a queue that grows shows there.
         order = np.argsort(sent, kind="stable")
         half = len(order) // 2
         early, late = (np.median(ttft[some]) for some in (order[:half], order[half:])) if half else (1.0, 1.0)

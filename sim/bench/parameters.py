@@ -51,7 +51,7 @@ class Parameter:
         return float(np.clip(found, low, high))
 
     def limits(self, own: float) -> tuple[float, float]:
-        """Between which places `value` is within its bounds, no farther than three widths of any prior takes it."""
+        """The places between which `value` is within its bounds, no farther than three widths of any prior takes it."""
         if self.name == KV:
             return -1.5, 1.5
         _, low, high = bounds(Overheads)[self.name]

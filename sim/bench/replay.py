@@ -174,7 +174,7 @@ def measured_figures(run: BenchRun) -> dict[str, float]:
 
 
 def _saturated(run: BenchRun, predicted: Mapping[str, float]) -> bool | None:
-    """By the rule of the measured run, on the simulated figures."""
+    """Whether the run is saturated by the rule of the measured run, on the simulated figures."""
     if not (run.offered.open or run.offered.ramped):
         return None
     first = [value for name, value in predicted.items() if name.startswith("ttft_") and "std" not in name]

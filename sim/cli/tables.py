@@ -158,7 +158,7 @@ class _Table:
         groups = [middle[i : i + together] for i in range(0, len(middle), together)] + [[i] for i in tail]
         narrow = list(self.narrow)
         everything = [*keys, *middle, *tail]
-        # Names give way first, between words, to a third of the room or what makes all columns fit.
+        # Names are narrowed first, between words, to a third of the room or what makes all columns fit.
         over = self.width(everything, narrow, gap=2) - room
         third = room // 3 // len(keys)
         rest = (room - max((narrow[i] for i in [*middle, *tail]), default=0)) // len(keys) - 2

@@ -147,7 +147,7 @@ def _machines(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> l
 
 
 def _paid_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int, n: int) -> list[float]:
-    """Seconds of each machine that somebody pays for: the whole run, or all but the time for which it is off."""
+    """Seconds of each machine that are paid for: the whole run, or all but the time for which it is off."""
     if meta.get("fleet") is None:
         return [(end_ns - begin_ns) * 1e-9] * n
     by_state = seconds_by_state(meta["fleet"], begin_ns, end_ns)

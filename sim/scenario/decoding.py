@@ -78,7 +78,7 @@ class TreeShape(Section):
     """A tree of candidates verified at once, and how often the guesses of each head are right."""
 
     accuracies: list[list[float]]
-    """By head, then by rank of the guess, given that the guesses before it on the path were right."""
+    """Rates by head, then by rank of the guess, given that the guesses before it on the path were right."""
     nodes: Annotated[int, Field(ge=1)] | None = None
     """The best tree of that many nodes, root not counted."""
     branching: list[int] | None = None

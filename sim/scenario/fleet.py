@@ -47,7 +47,7 @@ class OutageAt(Section):
     """A failure at a known time."""
 
     machine: Annotated[int, Field(ge=0)]
-    """From 0, through all pools."""
+    """The machine's number, from 0, through all pools."""
     at_s: _Time
     for_s: _Time | None = None
     """Where it is left out, the machine does not come back."""
@@ -60,7 +60,7 @@ class Degraded(Section):
     for_s: _Time | None = None
     """Where it is left out, to the end."""
     factor: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """On the bandwidth: 0.1 leaves a tenth, 0 stops the link and needs for_s. A transfer goes on at whatever there is."""
+    """A factor on the bandwidth: 0.1 leaves a tenth, 0 stops the link and needs for_s. A transfer goes on at whatever there is."""
     added_latency_s: _Time = 0.0
     """The time that each transfer takes beside its bytes and latency whose last byte is sent in this time."""
 

@@ -219,7 +219,7 @@ class SharedPrefix(Section):
     output_tokens: Annotated[int, Field(ge=0)]
     stages: Annotated[list[LoadStage], Field(min_length=1)]
     pause_s: Annotated[float, Field(ge=0)] = 1.0
-    """From the end of a stage's last request to the next stage."""
+    """The time from the end of a stage's last request to the next stage."""
     arrival: Literal["poisson", "constant"] = "poisson"
     """`poisson`: a Poisson number each second; `constant`: exponential gaps scaled to the stage, as in inference-perf."""
     block_tokens: Annotated[int, Field(ge=1)] = 16
@@ -237,7 +237,7 @@ class Conversations(Section):
     system_prompt_tokens: Annotated[int, Field(ge=0)] = 0
     """The same for all sessions."""
     mean_think_s: Annotated[float, Field(ge=0)] = 0.0
-    """From an answer to the next prompt, exponential."""
+    """The time from an answer to the next prompt, exponential."""
     block_tokens: Annotated[int, Field(ge=1)] = 16
     """Tokens that one id of the generated prompts and answers stands for."""
 
@@ -260,7 +260,7 @@ class ServeGen(Section):
 
 
 class Predictor(Section):
-    """Somebody who guesses how long answers will be, for schedulers that go by it."""
+    """Predicted output lengths, for schedulers that sort by them."""
 
     error: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of the logarithm of guess over truth: 0 knows all, 0.7 is wrong by a factor of two one time in three."""
@@ -507,7 +507,7 @@ class ServiceClass(Section):
     tenant: Annotated[str, Field(min_length=1)] | None = None
     """The tenant that sends them; where it is left out, the trace's column `tenant`, or the class by itself."""
     deadline_s: Seconds | None = None
-    """From arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
+    """The time from arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
     slo: Slo = Slo()
     """Limits of its requests, over those of the top level key by key; of a mean or percentile, over its requests alone. Schedulers
     see that of the first token."""
@@ -525,7 +525,7 @@ class Costs(Section):
     """The price of devices and of their power, for the summary's `costs` and `optimize --goal cost|energy`."""
 
     usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
-    """In place of list prices, for every device."""
+    """A price in place of list prices, for every device."""
     provider: Annotated[str, Field(min_length=1)] | None = None
     """The provider whose list prices are taken: aws, gcp, ...; where it is left out, the first that is listed for the device."""
     prices: FilePath | None = None
@@ -680,7 +680,7 @@ class Settings(Section):
     cuda_graphs: CudaGraphs | None = None
     """The graphs of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
-    """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
+    """Micro-batches in flight at once; where it is left out, one for each stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Policy = Policy(policy="round_robin")
     rank_router: Policy | None = None
@@ -700,9 +700,9 @@ class Settings(Section):
     """Machines of different kinds behind one router, by a name of your choice: each with settings of its own over those of the
     top level. A request goes to a machine that hosts its model."""
     links: dict[str, KvLink] | None = None
-    """Between pools that prefill and pools that decode, by a name of your choice."""
+    """The links between pools that prefill and pools that decode, by a name of your choice."""
     handover: HandoverSettings | None = None
-    """Between pools that prefill and pools that decode: who emits the first token, when room is taken, what stays."""
+    """The hand-over from pools that prefill to pools that decode: which emits the first token, when room is taken, what stays."""
     autoscale: Autoscale | None = None
     """Machines come and go; where it is left out, all of them are there from beginning to end."""
     failures: Failures | None = None

@@ -73,7 +73,7 @@ class Row:
     figures: Mapping[str, Any]
     """Its summary by dotted keys, as `rooftrace run` gives it."""
     half_widths: Mapping[str, float | None]
-    """By the same keys, of the interval of the mean over replications; None where these do not differ."""
+    """Half the width of the interval of the mean over replications, by the same keys; None where these do not differ."""
     as_now: bool
     """Whether all its figures are those of the scenario as it is."""
 

@@ -204,7 +204,7 @@ def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) ->
             f"no price of {base.hardware} is known; give costs.usd_per_device_hour, costs.provider or --goal gpu-seconds"
         )
     table = table.assign(keeps=[found is not None and found.met is True for found in judged(result, target)])
-    # What misses the SLO is nobody's choice; where all do, the front still says what there is.
+    # Candidates that miss the SLO are not chosen; where all do, the front still says what there is.
     kept = table["keeps"].to_numpy(dtype=bool)
     table["on_front"] = pareto_front(
         table, "tokens_per_s_per_user", "tokens_per_s_per_gpu", among=kept if kept.any() else None

@@ -257,7 +257,7 @@ def experiment_of(
 
 
 def apart(run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Columns:
-    """The simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
+    """The simulated run; `Unmodelled` where it cannot be priced, does not fit or completes no request."""
     columns = simulated(experiment_of(run, stack=stack, profile=profile))
     if not (columns.requests["finish_ns"] >= 0).any():
         raise Unmodelled("no request finishes: its KV cache does not fit")

@@ -122,8 +122,8 @@ class Point:
 
 
 STRANGE = (("Qwen/Qwen3-235B-A22B-FP8", "vllm"), ("nvidia/DeepSeek-R1-NVFP4", "trtllm"))
-"""Models and stacks of internal-gap-analysis whose token times are two to four times what kernels take, at every load, as those who
-gathered the rows say (README of the measurements, on the protocol of these rows)."""
+"""Models and stacks of internal-gap-analysis whose token times are two to four times what kernels take, at every load, as the
+README of the measurements says (on the protocol of these rows)."""
 
 
 def left_out(row: Mapping[str, Any]) -> str:
@@ -241,7 +241,7 @@ def predict_and_slopes(point: Point, stack: ServingStack, steps: Mapping[str, fl
         found[0] = figures.tpot_s, figures.ttft_s
         for i, term in enumerate(steps):
             if term in _ADMISSION:
-                # It changes whom a request finds running, so that the schedule is another.
+                # It changes which requests run when one arrives, so that the schedule is another.
                 found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
                 continue
             ttft_s, tpot_s = schedule.moved_s(deployment.cost, deployed(run, moved(term)).cost)

@@ -80,7 +80,7 @@ class ServerSettings:
     prompts_per_iteration: int | None = None
     """Whole prompts that an iteration computes at most; None: as many as its budget holds."""
     prompt_balance: PromptBalance | None = None
-    """Between ranks of data-parallel attention."""
+    """The balance of prompts between ranks of data-parallel attention."""
     asynchronous: bool = True
     """Iterations are planned while the one before runs."""
 

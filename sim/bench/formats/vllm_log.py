@@ -32,7 +32,7 @@ _DRAFTS = re.compile(
 )
 _TIME = re.compile(r"\b(\d{2})-(\d{2}) (\d{2}):(\d{2}):(\d{2})\b")
 _EVERY_S = 10.0
-"""Between lines (VLLM_LOG_STATS_INTERVAL), where they have no times."""
+"""The time between lines (VLLM_LOG_STATS_INTERVAL), where they have no times."""
 _SATURATED = 0.05
 """Requests waiting over requests running, from which the rate that came out is not what was offered."""
 _ENGINE = re.compile(r"\bEngine (\d{1,6}): Avg prompt")

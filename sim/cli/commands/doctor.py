@@ -1,4 +1,4 @@
-"""rooftrace doctor: what this installation has, for those who look for why something is slow or missing."""
+"""rooftrace doctor: what this installation has, and why something may be slow or missing."""
 
 from __future__ import annotations
 

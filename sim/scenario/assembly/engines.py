@@ -118,4 +118,4 @@ _ENGINES: Mapping[str, Callable[[_Around, str, Mapping[str, Any]], dict[str, Any
     "trtllm": _of_trtllm,
     "vllm": _of_vllm,
 }
-"""By the name of the scheduler, at its dotted key."""
+"""The choices of each engine by the name of the scheduler, at its dotted key."""

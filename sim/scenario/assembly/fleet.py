@@ -172,7 +172,7 @@ def slowdowns_of(degraded: Sequence[Degraded], where: str) -> tuple[Slowdown, ..
 
 
 def about_fleet(pools: Sequence[PoolOf]) -> Iterator[str]:
-    """Says how machines start where nobody said it, or where another's start stands in."""
+    """A note about how machines start where no start is given, or where that of another model stands in."""
     for pool in pools:
         settings = pool.autoscale
         if settings is None:

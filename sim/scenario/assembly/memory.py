@@ -97,7 +97,7 @@ def _by_name(scenario: Scenario) -> Scenario:
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:
-    """Says so where the cache's size is given and something beside it that would have decided it."""
+    """A note where the cache's size is given and something beside it that would have decided it."""
     memory = scenario.memory
     if memory.kv_blocks is None:
         return
@@ -111,7 +111,7 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
 
 
 def _of_two_releases(scenario: Scenario, rules: StackMemory | None) -> Iterator[str]:
-    """Says so where overheads are those of one release of the stack, and the account of memory that of another."""
+    """A note where overheads are those of one release of the stack, and the account of memory that of another."""
     release = scenario.serving_release
     if release is None or rules is None or scenario.memory.release is None or scenario.memory.kv_blocks is not None:
         return

@@ -24,7 +24,7 @@ class PoolOf:
     name: str
     """Empty where the scenario has no pools."""
     serves: tuple[str, ...]
-    """By what names a workload asks for the models."""
+    """The names by which a workload asks for the models."""
     scenarios: tuple[Scenario, ...]
     deployments: tuple[Deployment, ...] = ()
     role: Role = "both"
