@@ -292,8 +292,7 @@ def intervals(scenario: Scenario, replays: int = REPLAYS, names: Sequence[str] =
 
 def _ends(values: Sequence[float], middle: float) -> tuple[float, float]:
     """The values between which nine further draws of ten lie, on average over draws like *values*: those at rank 0.05 and 0.95
-    (n + 1),
-    the farthest where n is below 19. *middle* where none is finite."""
+    (n + 1), the farthest where n is below 19. *middle* where none is finite."""
     known = [value for value in values if np.isfinite(value)]
     if not known:
         return middle, middle
