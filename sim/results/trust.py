@@ -1,4 +1,5 @@
-"""What a summary says of how far its figures can be trusted: intervals, what prices come from, memory, what a protocol reports.
+"""Statements of a summary about how far its figures can be trusted: intervals, what prices come from, memory, what a protocol
+reports.
 
 All of it is made of the manifest and of the other figures, once, for whoever shows or writes a summary.
 
@@ -154,7 +155,7 @@ def trust_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def trust_text(trust: Mapping[str, Any]) -> str:
-    """What prices come from, for people."""
+    """The sources of the prices, for people."""
     text = f"{trust['tier']}; kernels {trust['kernels']}"
     if "measured_kernels" in trust:
         text += f" ({trust['measured_kernels']} sets of the device, {trust['borrowed_kernels']} lent)"
@@ -165,7 +166,7 @@ def trust_text(trust: Mapping[str, Any]) -> str:
 
 
 def _by_pool(found: Mapping[str, Any] | None, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What is said of the deployment, or of each pool with its name before it."""
+    """The text about the deployment, or about each pool with its name before it."""
     if not found:
         return
     if key in found:

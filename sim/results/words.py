@@ -1,4 +1,4 @@
-"""What is said of a summary for people: tables of latencies, facts, and the part of a run that figures are over."""
+"""The text of a summary for people: tables of latencies, facts, and the part of a run that figures are over."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _kv_tiers(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _ranks(ranks: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """How evenly ranks were filled; nothing where there are none."""
+    """Facts about how evenly ranks were filled; nothing where there are none."""
     if ranks is None or not ranks["steps"]:
         return []
     text = f"the fullest has {ranks['token_imbalance']:.2f} times the mean tokens of a step"

@@ -15,7 +15,7 @@ from sim.under_way import rate_text, under_way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a sweep is. *reused* runs were found finished; *key* and *error* are of the run that has just ended."""
+    """The progress of a sweep. *reused* runs were found finished; *key* and *error* are of the run that has just ended."""
 
     total: int
     done: int

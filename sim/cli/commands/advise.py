@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.exits import interrupted
-from sim.cli.options import Json, Limits, ScenarioFile, with_limits
-from sim.cli.tables import print_json
+from sim.cli.exits import going_on, interrupted
+from sim.cli.options import Json, Limits, ScenarioFile, read_scenario, with_limits
+from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 
 if TYPE_CHECKING:
     from sim.study.advise import Advice, Row
@@ -51,12 +51,10 @@ def advise(
 ) -> None:
     """Say what this traffic needs and what each change of the deployment would do, ranked by cost. Exit code 1 if nothing keeps the
     SLO."""
-    from sim.scenario import Scenario
     from sim.study.advise import advise as run
 
     given = list(set_ or ())
-    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    chosen = with_limits(chosen.with_set(*given), limit)
+    chosen = with_limits(read_scenario(scenario, given), limit)
     groups = [name.strip() for name in (only or "").split(",") if name.strip()]
     try:
         found = run(
@@ -66,7 +64,7 @@ def advise(
     except KeyboardInterrupt as error:
         if out is None:
             raise
-        raise interrupted(error, f"what was finished is kept in {out}/, and the same command goes on.") from None
+        raise interrupted(error, going_on(out)) from None
     if limit or found.assumed:
         given.append(f"slo={json.dumps(found.base.slo.model_dump(exclude_none=True))}")
     commands = {row.candidate.name: _command(scenario, given, row) for row in found.rows}
@@ -74,8 +72,7 @@ def advise(
         print_json(_facts(found, commands))
     else:
         _print(found, commands, out)
-    for each in found.notes:
-        typer.echo(f"Note: {each}", err=True)
+    print_notes(found.notes)
     if not any(row.keeps for row in found.rows):
         raise typer.Exit(1)
 
@@ -118,7 +115,6 @@ def _facts(found: Advice, commands: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None:
-    from sim.cli.tables import print_facts, print_table, written
     from sim.results.words import money
 
     print_facts(_needs(found))
