@@ -18,7 +18,7 @@ from workloads.records import Rows, rows_of
 from workloads.streams import Stream, stream
 from workloads.synonyms import AT_LOG, FIELDS, STATUSES, SUMS, SYNONYMS, matching, unit_of
 from workloads.texts import Tokens, tokens_of
-from workloads.times import UNITS_NS, moments_ns, number_of, unit_word
+from workloads.times import UNITS_NS, is_format, moments_ns, number_of, unit_word
 from workloads.trace import Trace
 
 MissingOutput = Literal["drop", "max_tokens", "draw"]
@@ -51,7 +51,7 @@ class Rules:
 
     columns: Mapping[str, str] = field(default_factory=dict)
     """The column that something is in, in place of what names say: one of `FIELDS` to a dotted path. Paths with + between are added
-    up; `:ms` behind the path of a time says its unit."""
+    up; `:ms` behind the path of a time says its unit, `:%d.%m.%Y %H:%M:%S` how its dates are written."""
     missing_output: MissingOutput | None = None
     """The fate of requests without an output length: left out, given their max_tokens, or drawn from the others' lengths.
     None: left out, and refused where no request has one."""
@@ -176,16 +176,18 @@ def _chosen(names: Sequence[str], rules: Rules) -> _Chosen:
 def _paths(said: str, path: str) -> list[str]:
     """The paths of columns that a setting names, without the unit."""
     if said in ("arrival", "end", "duration"):
-        head, colon, unit = path.rpartition(":")
-        return [head if colon and unit in UNITS_NS else path]
+        return [_unit(path)[0]]
     return path.split("+") if said.endswith("_tokens") else [path]
 
 
 def _unit(path: str) -> tuple[str, str | None]:
-    """The path of a column of times without its unit, and the unit that is said by it or by its name."""
+    """The path of a column of times without its unit or format, and the one that is said by it or by its name."""
     head, colon, unit = path.rpartition(":")
     if colon and unit in UNITS_NS:
         return head, unit
+    head, colon, form = path.partition(":%")
+    if colon:
+        return head, f"%{form}"
     return path, unit_of(path)
 
 
@@ -357,7 +359,7 @@ def _arrivals(rows: Rows, of: Mapping[str, str], rules: Rules) -> tuple[list[int
     """The arrival of each request, and what was taken for granted of it."""
     if "arrival" in of:
         path, unit = _unit(of["arrival"])
-        found, said = _moments(rows, path, unit)
+        found, said = _moments(rows, "arrival", path, unit)
         notes = [f"Arrivals are {path}" + (f", {said}." if said else ".")]
         logged = matching([path], AT_LOG)
         took = matching(rows.names, SYNONYMS["duration"])
@@ -365,11 +367,15 @@ def _arrivals(rows: Rows, of: Mapping[str, str], rules: Rules) -> tuple[list[int
             notes[0] += f" If that is when requests ended: --map end={path},duration={took[0][0]}."
         return found, notes
     path, unit = _unit(of["end"])
-    ends, said = _moments(rows, path, unit)
+    ends, said = _moments(rows, "end", path, unit)
     said = f", {said}" if said else ""
     if "duration" not in of:
         return ends, [f"Arrivals are {path}, when requests ended{said}: no column says how long they took."]
     lasting, unit = _unit(of["duration"])
+    if is_format(unit):
+        raise ValueError(
+            f"duration={of['duration']}: a duration is a number, and dates alone have a format; give a unit, {lasting}:ms"
+        )
     if unit is None:
         unit = "ms" if matching([lasting], _RESPONSE_TIME_MS) else "s"
     durations: list[int | None] = []
@@ -382,11 +388,17 @@ def _arrivals(rows: Rows, of: Mapping[str, str], rules: Rules) -> tuple[list[int
     return started, [f"Arrivals are the end, {path}{said}, less {lasting} in {unit_word(unit)}."]
 
 
-def _moments(rows: Rows, path: str, unit: str | None) -> tuple[list[int | None], str]:
+def _moments(rows: Rows, what: str, path: str, unit: str | None) -> tuple[list[int | None], str]:
     values = rows.column(path)
     found, bad, said = moments_ns(values, unit)
     if bad is not None:
-        raise rows.refuse(path, bad, "a time such as 2025-05-01T12:00:00Z or a number", values[bad])
+        if is_format(unit):
+            raise rows.refuse(path, bad, f"a time written as {unit}", values[bad])
+        refused = rows.refuse(path, bad, "a time such as 2025-05-01T12:00:00Z or a number", values[bad])
+        raise ValueError(
+            f"{refused}; say how other dates are written behind the column: --map "
+            f"'{what}={path}:%d.%m.%Y %H:%M:%S' (workload.columns)"
+        )
     return found, said
 
 

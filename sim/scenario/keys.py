@@ -283,7 +283,8 @@ class Workload(Section):
     """Leave out rows with neither prompt nor output tokens."""
     columns: dict[str, Annotated[str, Field(min_length=1)]] | None = None
     """What is in which column of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
-    end, duration, max_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON."""
+    end, duration, max_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON. Behind the column
+    of a time, `:ms` says its unit and `:%d.%m.%Y %H:%M:%S` how its dates are written."""
     missing_output: MissingOutput | None = None
     """What becomes of requests of an exported trace without an output length: left out (drop, as where nothing is said), given as
     many tokens as their client allowed (max_tokens), or lengths drawn from those of the others (draw)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,40 @@ def test_what_cannot_be_read_is_one_sentence_and_exit_code_two(command, options,
     assert (done.exit_code, done.stdout) == (2, "")
     assert expected in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("advise", ("--only", "release", "--replications", 1, "--jobs", 1)),
+        ("optimize", ("--goal", "cost", "--axis", "replicas=1", "--replications", 2, "--jobs", 1)),
+        ("capacity", ("--slo", "--tolerance", 0.5, "--limit", "ttft_p95=15ms")),
+        ("sweep", ("--axis", "replicas=1", "--jobs", 1)),
+        ("compare", ("s.yaml", "s.yaml", "--replications", 2, "--jobs", 1)),
+    ],
+)
+def test_every_command_that_replays_a_workload_takes_a_trace_as_run_does(command, options):
+    Path("s.yaml").write_text("model: llama-3.1-8b\nworkload: {trace: conversation}\nslo: {ttft_p95_s: 2}\n")
+    first = () if command == "compare" else ("s.yaml",)
+    done = rooftrace(
+        command, *first, *options, "--trace", "log.jsonl", "--map", MAP, "--missing-output", "draw", "--keep-failed"
+    )
+    assert done.exit_code == 0, done.output
+    assert "host" in done.stderr
+    refused = rooftrace(command, *first, *options, "--trace", "log.jsonl", "--map", "when")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "expected FIELD=COLUMN" in refused.stderr
+
+
+def test_advise_prints_commands_that_read_the_trace_as_it_did():
+    Path("s.yaml").write_text("model: llama-3.1-8b\nworkload: {trace: conversation}\nslo: {ttft_p95_s: 2}\n")
+    asked = ("advise", "s.yaml", "--only", "precision", "--replications", 1, "--jobs", 1, "--json")
+    done = rooftrace(*asked, "--trace", "log.jsonl", "--map", MAP)
+    found = json.loads(done.stdout)["candidates"][0]
+    again = rooftrace(*shlex.split(found["run"])[1:], "--json", "--no-plots", "--out", "again")
+    summary = json.loads(again.stdout)
+    assert summary["requests"]["finished"] == 9
+    assert summary["ttft_s"]["p95"] == found["figures"]["ttft_s.p95"]
 
 
 def test_describe_says_rates_bursts_and_what_is_left_out_and_draws_it():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exits import interrupted
+from sim.cli.exports import takes_export
 from sim.cli.options import Json, Limits, ScenarioFile, with_limits
 from sim.cli.tables import print_json
 
@@ -22,7 +23,7 @@ _SHOWN = ("ttft_p95_s", "tpot_p95_s")
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(advise)
+    app.command()(takes_export(advise))
 
 
 def advise(

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.exports import takes_export
 from sim.cli.options import Json, Limits, ScenarioFile, with_limits
 from sim.cli.tables import print_json
 from sim.errors import RooftraceError
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(capacity)
+    app.command()(takes_export(capacity))
 
 
 def capacity(

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays, change_facts, print_changes
 from sim.cli.options import Json
 from sim.cli.tables import print_json
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(compare)
+    app.command()(takes_export(compare))
 
 
 def compare(
@@ -48,7 +49,9 @@ def compare(
     if set_:
         for index, path in enumerate((a, b)):
             if path.is_dir():
-                raise RooftraceError(f"--set changes scenarios before they run, and {path} holds results")
+                raise RooftraceError(
+                    f"--set, like --trace, changes scenarios before they run, and {path} holds results"
+                )
             sides[index] = Scenario.load(path).with_set(*set_)
     around = None
     if intervals is not None:

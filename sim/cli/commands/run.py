@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, with_export
+from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays
 from sim.cli.options import Fetch, ScenarioFile, SummaryJson, fetch_models
 from sim.cli.tables import print_json
@@ -20,7 +20,7 @@ _OLD = "intervals.json"
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(run)
+    app.command()(takes_export(run))
 
 
 def run(
@@ -29,14 +29,6 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
     ] = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Trace to replay: a file, folder or pattern.", show_default=False),
-    ] = None,
-    columns: Columns = None,
-    missing_output: MissingOutput = None,
-    keep_failed: KeepFailed = False,
-    tokenizer: Tokenizer = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
@@ -61,7 +53,6 @@ def run(
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))
-    chosen = with_export(chosen, trace, columns, missing_output, keep_failed, tokenizer)
     if fetch:
         fetch_models(chosen.models)
     with under_way("Reading the workload and building the deployment"):

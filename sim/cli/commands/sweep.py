@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim.cli.exits import interrupted
+from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays, point_intervals, print_point_intervals, write_point_intervals
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _SHOWN = 40
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(sweep)
+    app.command()(takes_export(sweep))
 
 
 def sweep(
