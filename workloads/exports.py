@@ -20,6 +20,7 @@ from workloads.synonyms import AT_LOG, FIELDS, STATUSES, SUMS, SYNONYMS, matchin
 from workloads.texts import Tokens, tokens_of
 from workloads.times import UNITS_NS, is_format, moments_ns, number_of, unit_word
 from workloads.trace import Trace
+from workloads.windows import Cut, Window, rows_within
 
 MissingOutput = Literal["drop", "max_tokens", "draw"]
 MISSING_OUTPUT: tuple[MissingOutput, ...] = ("drop", "max_tokens", "draw")
@@ -63,6 +64,10 @@ class Rules:
     seed: int = 0
     scale: float | None = None
     """Tokens that are counted of texts for one that was logged; found in the first file where it is None."""
+    window: Window = field(default_factory=Window)
+    """The arrivals that are taken; others are left out."""
+    origin_ns: int | None = None
+    """The time of the first row, from which a window may count; found in the first file where it is None."""
 
 
 def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: int | None, rules: Rules) -> Trace:
@@ -71,14 +76,16 @@ def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: i
         raise ValueError(f"missing_output is one of {', '.join(MISSING_OUTPUT)}; got {rules.missing_output!r}")
     if unknown := sorted(set(rules.columns) - set(FIELDS)):
         raise ValueError(f"{unknown[0]!r} is nothing that a column can say; known are {', '.join(FIELDS)}")
+    if rules.window and not rules.timed:
+        raise ValueError("since and until are about arrivals, which are not read here; leave them out")
     tokens = tokens_of(rules.tokenizer)
     parts: list[_Part] = []
     for file in files:
         wanted = None if limit is None else limit - sum(len(part.prompt) for part in parts)
         if wanted is not None and wanted <= 0:
             break
-        parts.append(_part(file, wanted, rules, tokens))
-        rules = replace(rules, scale=parts[-1].scale)
+        parts.append((_part_within if rules.window else _part)(file, wanted, rules, tokens))
+        rules = replace(rules, scale=parts[-1].scale, origin_ns=parts[-1].origin_ns)
     return _trace(name, parts, limit, rules)
 
 
@@ -117,6 +124,44 @@ class _Part:
     ids: list[Sequence[int]] | None
     block_tokens: int
     scale: float | None
+    origin_ns: int | None = None
+    span: str = ""
+    """What a window was cut out of, in words."""
+
+
+def _part_within(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part:
+    """The requests of a file that arrive in the window."""
+    n_rows = None if wanted is None else wanted + 1
+    of: dict[str, str] = {}
+
+    def arrivals(piece: Rows) -> list[int | None]:
+        if not of:
+            chosen = _choose(piece, rules)
+            _refuse_missing(piece, chosen, rules)
+            of.update(chosen.of)
+        return _arrivals(piece, of, rules)[0]
+
+    while True:
+        cut = Cut(rules.window, rules.origin_ns)
+        rows, notes = rows_within(file, n_rows, cut, arrivals, lambda piece: _wanted(piece.names, rules))
+        part = _read_rows(rows, rules, tokens) if len(rows) else _nothing(rules)
+        if n_rows is None or wanted is None or rows.is_all or len(part.prompt) >= wanted:
+            return replace(
+                part,
+                left_out=cut.left_out + part.left_out,
+                n_rows=part.n_rows + cut.left_out.total(),
+                notes=(*notes, *part.notes),
+                origin_ns=cut.origin_ns,
+                span=cut.span(),
+            )
+        n_rows *= 2
+
+
+def _nothing(rules: Rules) -> _Part:
+    return _Part(
+        arrival_ns=[], prompt=[], output=[], optional={}, left_out=Counter(), n_rows=0, notes=(), ids=None,
+        block_tokens=BLOCK_TOKENS, scale=rules.scale,
+    )  # fmt: skip
 
 
 def _part(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part:
@@ -474,7 +519,8 @@ def _trace(name: Any, parts: Sequence[_Part], limit: int | None, rules: Rules) -
     taken = sum(len(part.prompt) for part in parts)
     why = "; ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
     if taken == 0:
-        raise ValueError(f"{name}: no requests are left of {n_rows:,} rows: {why}" + _ways(left_out, rules))
+        said = "; ".join(filter(None, [why, *(part.span for part in parts)]))
+        raise ValueError(f"{name}: no requests are left of {n_rows:,} rows: {said}" + _ways(left_out, rules))
     notes = list(dict.fromkeys(f"{source}: {note}" for part in parts for note in part.notes))
     if left_out:
         notes.insert(

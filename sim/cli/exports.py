@@ -35,6 +35,18 @@ Tokenizer = Annotated[
     str | None,
     typer.Option(help="A tokenizer.json that counts tokens of texts; approximate without.", show_default=False),
 ]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Leave out requests before: a date (2026-11-03T09:00, UTC where no zone is said) or seconds from the first row.",
+        show_default=False,
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Leave out requests from then on; reads no further.", show_default=False),
+]
 
 
 def columns_of(given: list[str] | None) -> dict[str, str] | None:
@@ -59,6 +71,8 @@ def takes_export(command: Callable[..., None]) -> Callable[..., None]:
         "missing_output": MissingOutput,
         "keep_failed": KeepFailed,
         "tokenizer": Tokenizer,
+        "since": Since,
+        "until": Until,
     }
     parameters = []
     for each in signature.parameters.values():

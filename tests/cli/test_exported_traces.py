@@ -123,6 +123,27 @@ def test_describe_says_rates_bursts_and_what_is_left_out_and_draws_it():
     assert rooftrace("trace", "describe", "log.jsonl", "--map", MAP, "--out", "log.pdf").exit_code == 2
 
 
+def test_a_window_is_said_in_the_scenario_and_behind_every_command(log):
+    window = ("--since", "2025-05-01T12:00:02", "--until", 6)
+    described = rooftrace("trace", "describe", "log.jsonl", "--map", MAP, *window, "--json")
+    assert json.loads(described.stdout)["requests"] == 3
+    assert "Line 7 is the first from 6 on" in described.stderr
+    done = rooftrace("run", "--trace", "log.jsonl", "--map", MAP, *window, "--no-plots", "--out", "out", "--json")
+    assert json.loads(done.stdout)["requests"]["finished"] == 3
+    assert "left out are 2 before 2025-05-01T12:00:02; 1 failed" in done.stderr
+    columns = json.dumps(COLUMNS)
+    for since in ("2025-05-01T12:00:02", "'2025-05-01T14:00:02+02:00'", 2):
+        log.with_name("s.yaml").write_text(
+            f"workload: {{trace: log.jsonl, columns: {columns}, since: {since}, until: 6}}"
+        )
+        assert resolve(Scenario.load("s.yaml")).experiment.workload.prompt_tokens.tolist() == [102, 104, 105]
+    drawn = {"arrivals": {"process": "poisson", "rate_per_s": 2.0}}
+    only = Scenario(workload={"trace": "log.jsonl", "columns": COLUMNS, "since": 8, **drawn})
+    assert resolve(only).experiment.workload.prompt_tokens.tolist() == [108, 109]
+    wrong = rooftrace("run", "--set", "workload.since=3")
+    assert (wrong.exit_code, "workload.since is about reading a file" in wrong.stderr) == (2, True)
+
+
 def test_a_trace_without_times_is_replayed_under_arrivals_of_its_own():
     turns = [{"from": "human", "value": "Hello there " * 30}, {"from": "gpt", "value": "Hi " * 20}]
     Path("chat.json").write_text(json.dumps([{"id": str(i), "conversations": turns} for i in range(5)]))
