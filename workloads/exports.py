@@ -573,31 +573,15 @@ def _ways(left_out: Counter[str], rules: Rules) -> str:
 
 def _optional(parts: Sequence[_Part], output: IntArray) -> tuple[dict[str, Any], list[str]]:
     """Columns that a trace may have beside those that it must, and notes on what is left out of them."""
-    found: dict[str, Any] = {}
     notes: list[str] = []
-
-    def values(said: str) -> list[Any] | None:
-        if not any(said in part.optional for part in parts):
-            return None
-        return [value for part in parts for value in part.optional.get(said, [None] * len(part.prompt))]
-
-    for said, names, index in (
-        ("model", "models", "model_index"),
-        ("tenant", "tenants", "tenant_index"),
-        ("class", "classes", "class_index"),
-    ):
-        if (each := values(said)) is not None and any(value is not None for value in each):
-            texts = ["unknown" if value is None else str(value) for value in each]
-            place = {text: at for at, text in enumerate(dict.fromkeys(texts))}
-            found[names] = tuple(place)
-            found[index] = np.array([place[text] for text in texts], dtype=np.int64)
-    if (each := values("session")) is not None:
+    found = _names(parts)
+    if (each := _values(parts, "session")) is not None:
         place = {value: at for at, value in enumerate(dict.fromkeys(str(v) for v in each if v is not None))}
         if len(place) == 1 and len(each) > 1:
             notes.append("All rows are of one session, which is left out.")
         elif place:
             found["session"] = np.array([-1 if v is None else place[str(v)] for v in each], dtype=np.int64)
-    if (each := values("max_tokens")) is not None:
+    if (each := _values(parts, "max_tokens")) is not None:
         without = sum(value is None for value in each)
         if without:
             notes.append(f"max_tokens, which {without:,} of the requests lack, is left out.")
@@ -606,15 +590,41 @@ def _optional(parts: Sequence[_Part], output: IntArray) -> tuple[dict[str, Any],
             if over := int(np.count_nonzero(allowed < output)):
                 notes.append(f"{over:,} outputs are longer than their max_tokens, which counts as their length.")
             found["max_tokens"] = np.maximum(allowed, output)
+    return found | _numbers(parts), notes
+
+
+def _values(parts: Sequence[_Part], said: str) -> list[Any] | None:
+    if not any(said in part.optional for part in parts):
+        return None
+    return [value for part in parts for value in part.optional.get(said, [None] * len(part.prompt))]
+
+
+def _names(parts: Sequence[_Part]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for said, names, index in (
+        ("model", "models", "model_index"),
+        ("tenant", "tenants", "tenant_index"),
+        ("class", "classes", "class_index"),
+    ):
+        if (each := _values(parts, said)) is not None and any(value is not None for value in each):
+            texts = ["unknown" if value is None else str(value) for value in each]
+            place = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+            found[names] = tuple(place)
+            found[index] = np.array([place[text] for text in texts], dtype=np.int64)
+    return found
+
+
+def _numbers(parts: Sequence[_Part]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for said, key, scale, absent in (("priority", "priority", 1, 0), ("deadline_s", "deadline_ns", 10**9, -1)):
-        if (each := values(said)) is not None:
+        if (each := _values(parts, said)) is not None:
             numbers = [absent if value is None else number_of(value) for value in each]
             if None in numbers:
                 raise ValueError(f"column {said}: expected numbers; got {each[numbers.index(None)]!r}")
             found[key] = np.array(
                 [n if n == absent else round(n * scale) for n in numbers if n is not None], dtype=np.int64
             )
-    return found, notes
+    return found
 
 
 def _prefixes(parts: Sequence[_Part], order: IntArray, through: IntArray) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -31,10 +31,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 _PIECE = 20_000
 """Rows that are read at a time where most are left out."""
 
-_PLAIN_OPTIONAL = (
-    *("model", "deadline_s", "session", "priority", "max_tokens", "abort_s"),
-    *("class", "tenant", "predicted_tokens"),
-)
+_PLAIN_NAMES = {"model": "models", "class": "classes", "tenant": "tenants"}
 _PREFIX_COLUMN = re.compile(r"prefix_blocks_([1-9][0-9]*)")
 
 
@@ -336,46 +333,45 @@ def _burstgpt(table: Table) -> dict[str, Any]:
 
 def _plain(table: Table) -> dict[str, Any]:
     prefix_name = next((name for name in table.header if _PREFIX_COLUMN.fullmatch(name)), None)
-    known = {*HEADERS["plain"], *_PLAIN_OPTIONAL, prefix_name}
+    known = {*HEADERS["plain"], *_PLAIN_NAMES, *_PLAIN_NUMBERS, prefix_name}
     if unknown := [name for name in table.header if name not in known]:
         raise ValueError(
             f"{table.path}, line 1: {unknown[0]!r} is not a column of the plain format; known are "
-            f"{', '.join((*HEADERS['plain'], *_PLAIN_OPTIONAL))} and prefix_blocks_N: rename or remove it"
+            f"{', '.join((*HEADERS['plain'], *_PLAIN_NAMES, *_PLAIN_NUMBERS))} and prefix_blocks_N: rename or remove it"
         )
     parts: dict[str, Any] = {
         "prompt_tokens": table.integers("prompt_tokens"),
         "output_tokens": table.integers("output_tokens"),
         "names": ("prompt_tokens", "output_tokens", "arrival_s"),
     }
-    if "model" in table.header:
-        parts["models"], parts["model_index"] = _names(table, "model")
-    if "deadline_s" in table.header:
-        parts["deadline_ns"] = table.nanoseconds("deadline_s", blank=-1)
-    if "session" in table.header:
-        parts["session"] = table.integers("session", blank=-1)
-    if "abort_s" in table.header:
-        parts["abort_ns"] = table.nanoseconds("abort_s", blank=-1)
-    if "max_tokens" in table.header:
-        parts["max_tokens"] = table.integers("max_tokens")
-    if "priority" in table.header:
-        parts["priority"] = table.whole_numbers("priority", blank=0)
-    if "class" in table.header:
-        parts["classes"], parts["class_index"] = _names(table, "class")
-    if "tenant" in table.header:
-        parts["tenants"], parts["tenant_index"] = _names(table, "tenant")
-    if "predicted_tokens" in table.header:
-        parts["predicted_tokens"] = table.integers("predicted_tokens")
+    for column, names in _PLAIN_NAMES.items():
+        if column in table.header:
+            parts[names], parts[f"{column}_index"] = _names(table, column)
     if prefix_name is not None:
-        counts, ids = np.zeros(len(table), dtype=np.int64), []
-        for row, text in enumerate(table.texts(prefix_name)):
-            words = text.split()
-            if not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
-                table.refuse(prefix_name, row, "block ids: whole numbers from 0 between blanks")
-            ids.extend(map(int, words))
-            counts[row] = len(words)
-        block_tokens = int(prefix_name.rpartition("_")[2])
-        parts["prefix"] = (np.array(ids, dtype=np.int64), counts, block_tokens)
-    return parts
+        parts["prefix"] = _blocks(table, prefix_name)
+    return parts | {key: read(table) for column, (key, read) in _PLAIN_NUMBERS.items() if column in table.header}
+
+
+_PLAIN_NUMBERS: Mapping[str, tuple[str, Callable[[Table], IntArray]]] = {
+    "deadline_s": ("deadline_ns", lambda table: table.nanoseconds("deadline_s", blank=-1)),
+    "session": ("session", lambda table: table.integers("session", blank=-1)),
+    "abort_s": ("abort_ns", lambda table: table.nanoseconds("abort_s", blank=-1)),
+    "max_tokens": ("max_tokens", lambda table: table.integers("max_tokens")),
+    "priority": ("priority", lambda table: table.whole_numbers("priority", blank=0)),
+    "predicted_tokens": ("predicted_tokens", lambda table: table.integers("predicted_tokens")),
+}
+
+
+def _blocks(table: Table, column: str) -> tuple[IntArray, IntArray, int]:
+    """Ids of blocks, how many each row has, and the tokens of one."""
+    counts, ids = np.zeros(len(table), dtype=np.int64), []
+    for row, text in enumerate(table.texts(column)):
+        words = text.split()
+        if not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
+            table.refuse(column, row, "block ids: whole numbers from 0 between blanks")
+        ids.extend(map(int, words))
+        counts[row] = len(words)
+    return np.array(ids, dtype=np.int64), counts, int(column.rpartition("_")[2])
 
 
 def _names(table: Table, column: str) -> tuple[tuple[str, ...], IntArray]:
