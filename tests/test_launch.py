@@ -437,3 +437,12 @@ def test_the_lists_are_those_of_the_releases(engine: str) -> None:
     for names, n in actions:
         takes = {"0": "switch", "*": "list", "+": "list", "?": "optional", "None": "value"}[str(n)]
         assert all(table[name].takes == takes for name in names if name in table), names
+
+
+def test_the_traffic_is_said_to_be_the_built_in_one_only_where_it_is():
+    of_ones_own = (
+        "workload={arrivals: {process: poisson, rate_per_s: 2}, prompt_tokens: 5, output_tokens: 5, requests: 3}"
+    )
+    for assignment, is_said in (("seed=3", True), ("workload.rate_scale=2", True), (of_ones_own, False)):
+        found = scenario_from("vllm serve Qwen/Qwen3-8B", hardware="h200", assignments=[assignment])
+        assert any("workload is the built-in conversation" in note for note in found.notes) == is_said

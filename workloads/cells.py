@@ -9,7 +9,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import IO, Any, NoReturn
 
@@ -41,15 +41,31 @@ def read_beginning(path: str | os.PathLike[str], n_lines: int | None) -> tuple[b
     """The first *n_lines* lines of a file that are not empty (None: all of it), and whether that is all. Little more than them is
     read. Unpacked, and refused, as by `read_bytes`; a cell in quotes is never cut."""
     with _whole(path) as file:
-        data, is_all = (file.read(), True) if n_lines is None else _lines_of(file, n_lines)
-    data = data.removeprefix(_MARK).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is not UTF-8 text; convert the file to UTF-8") from None
+        data = file.read() if n_lines is None else _lines_of(file, n_lines)
+        is_all = n_lines is None or not file.read(1)
+    data = _text(path, data, 0)
     if not data.strip():
         raise ValueError(f"{path}: the file is empty; a trace needs at least one request")
     return data, is_all
+
+
+def read_pieces(path: str | os.PathLike[str], n_lines: int) -> Iterator[bytes]:
+    """A file in pieces of *n_lines* lines that are not empty, each unpacked and refused as by `read_beginning`."""
+    with _whole(path) as file:
+        at = 0
+        while data := _lines_of(file, n_lines):
+            yield _text(path, data, at)
+            at += len(data)
+
+
+def _text(path: Any, data: bytes, at: int) -> bytes:
+    """*data*, which begins at a byte of a file, with line ends of one kind; ValueError where it is no text."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {at + error.start} is not UTF-8 text; convert the file to UTF-8") from None
+    data = data if at else data.removeprefix(_MARK)
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 _MARK = b"\xef\xbb\xbf"
@@ -79,7 +95,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
                 yield piece
 
 
-def _lines_of(file: IO[bytes], n_lines: int) -> tuple[bytes, bool]:
+def _lines_of(file: IO[bytes], n_lines: int) -> bytes:
     kept = bytearray()
     found, in_quotes = 0, False
     while piece := file.readline():
@@ -89,7 +105,7 @@ def _lines_of(file: IO[bytes], n_lines: int) -> tuple[bytes, bool]:
         found += sum(1 for line in piece.splitlines() if line) if b"\r" in piece[:-2] else piece not in (b"\n", b"\r\n")
         if found >= n_lines and not in_quotes:
             break
-    return bytes(kept), not file.read(1)
+    return bytes(kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,7 +120,8 @@ class Table:
     header: tuple[str, ...]
 
     @classmethod
-    def parse(cls, path: Any, data: bytes, needed: Sequence[str]) -> Table:
+    def parse(cls, path: Any, data: bytes, needed: Sequence[str], before: int = 0) -> Table:
+        """The cells of *data*, which has *before* lines of the file between its first line and the others."""
         header = header_cells(data)
         if missing := [name for name in needed if name not in header]:
             raise ValueError(
@@ -115,13 +132,37 @@ class Table:
             twice = next(name for name in header if header.count(name) > 1)
             raise ValueError(f"{path}, line 1: column {twice} is there twice; leave one")
         split = _split_quoted if b'"' in data else _split_plain
-        buffer, starts, ends, lines = split(path, data, len(header))
+        buffer, starts, ends, lines = split(path, data, len(header), before)
         if len(starts) == 0:
             raise ValueError(f"{path}: a header and no rows; a trace needs at least one request")
         return cls(path=path, buffer=buffer, starts=starts, ends=ends, lines=lines, header=header)
 
+    @classmethod
+    def pieces(cls, path: Any, n_lines: int, needed: Sequence[str]) -> Iterator[Table]:
+        """The cells of a file in tables of *n_lines* lines."""
+        for data, before in csv_pieces(path, n_lines):
+            yield cls.parse(path, data, needed, before)
+
     def __len__(self) -> int:
         return len(self.lines)
+
+    def rows(self, rows: Sequence[int]) -> Table:
+        """Some rows of this table."""
+        index = np.array(rows, dtype=np.int64)
+        return replace(self, starts=self.starts[index], ends=self.ends[index], lines=self.lines[index])
+
+    @classmethod
+    def joined(cls, tables: Sequence[Table]) -> Table:
+        """The rows of several tables of one file, at least one."""
+        shifts = np.cumsum([0, *(len(table.buffer) for table in tables[:-1])])
+        placed = list(zip(tables, shifts.tolist(), strict=True))
+        return replace(
+            tables[0],
+            buffer=np.concatenate([table.buffer for table in tables]),
+            starts=np.concatenate([table.starts + shift for table, shift in placed]),
+            ends=np.concatenate([table.ends + shift for table, shift in placed]),
+            lines=np.concatenate([table.lines for table in tables]),
+        )
 
     def cells(self, name: str) -> tuple[IntArray, IntArray]:
         column = self.header.index(name)
@@ -217,6 +258,18 @@ def json_objects(path: Any, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[
         yield line, record
 
 
+def csv_pieces(path: Any, n_lines: int) -> Iterator[tuple[bytes, int]]:
+    """A CSV file in pieces that all begin with its header, and the lines of the file that are between that and the rest of each."""
+    header, lines = b"", 0
+    for piece in read_pieces(path, n_lines):
+        if not header:
+            header = piece.lstrip().split(b"\n", 1)[0] + b"\n"
+            yield piece, 0
+        elif piece.strip():
+            yield header + piece, lines - 1
+        lines += piece.count(b"\n")
+
+
 def header_cells(data: bytes) -> tuple[str, ...]:
     """The names in the first line; of a file that is no CSV, whatever stands there."""
     # The csv module refuses cells above 128 KiB, which a file that is no CSV at all may begin with.
@@ -228,13 +281,13 @@ _Parse = Callable[[NDArray[np.uint8], IntArray, IntArray], tuple[IntArray, NDArr
 _Cells = tuple[NDArray[np.uint8], IntArray, IntArray, IntArray]
 
 
-def _split_plain(path: Any, data: bytes, n_columns: int) -> _Cells:
+def _split_plain(path: Any, data: bytes, n_columns: int, before: int) -> _Cells:
     if not data.endswith(b"\n"):
         data += b"\n"
     buffer = np.frombuffer(data, dtype=np.uint8)
     stops = np.flatnonzero(buffer == ord("\n"))
     begins = np.concatenate(([0], stops[:-1] + 1))
-    lines = np.arange(1, len(stops) + 1)
+    lines = np.arange(1, len(stops) + 1) + before
     filled = stops > begins
     begins, stops, lines = begins[filled][1:], stops[filled][1:], lines[filled][1:]
     if len(lines) == 0:
@@ -254,16 +307,16 @@ def _split_plain(path: Any, data: bytes, n_columns: int) -> _Cells:
     return buffer, starts, ends, lines
 
 
-def _split_quoted(path: Any, data: bytes, n_columns: int) -> _Cells:
+def _split_quoted(path: Any, data: bytes, n_columns: int, before: int) -> _Cells:
     reader = csv.reader(io.StringIO(data.decode("utf-8"), newline=""), skipinitialspace=True)
     rows, lines = [], []
     try:
         for row in reader:
             if row:
                 rows.append([cell.strip().encode() for cell in row])
-                lines.append(reader.line_num)
+                lines.append(reader.line_num + before)
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: not a row of a CSV file; {error}") from None
+        raise ValueError(f"{path}, line {reader.line_num + before}: not a row of a CSV file; {error}") from None
     rows, line_numbers = rows[1:], np.array(lines[1:], dtype=np.int64)
     _check_widths(path, np.array([len(row) for row in rows], dtype=np.int64), line_numbers, n_columns)
     cells = [cell for row in rows for cell in row]

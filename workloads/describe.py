@@ -17,37 +17,40 @@ def describe(requests: Requests) -> dict[str, Any]:
     """Counts, rates and lengths ready for JSON; `Trace.describe` says what they are."""
     gaps_s = np.diff(requests.arrival_ns) / NS_PER_S
     mean_gap_s = float(gaps_s.mean()) if len(gaps_s) else 0.0
-
-    def lengths(values: IntArray) -> dict[str, float | int]:
-        p50, p90, p99 = (float(x) for x in np.percentile(values, [50, 90, 99]))
-        return {
-            "mean": float(values.mean()),
-            "median": p50,
-            "p90": p90,
-            "p99": p99,
-            "min": int(values.min()),
-            "max": int(values.max()),
-            # Python integers: sums of legal token counts may pass int64.
-            "total": sum(values.tolist()),
-        }
-
-    out: dict[str, Any] = {
+    return {
         "source": requests.source,
         "requests": len(requests),
         "duration_s": requests.duration_s,
         "rate_per_s": len(gaps_s) / requests.duration_s if requests.duration_s > 0 else None,
         "interarrival_cv": float(gaps_s.std()) / mean_gap_s if mean_gap_s > 0 else None,
-        "prompt_tokens": lengths(requests.prompt_tokens),
-        "output_tokens": lengths(requests.output_tokens),
+        "prompt_tokens": _lengths(requests.prompt_tokens),
+        "output_tokens": _lengths(requests.output_tokens),
+        **_by_name(requests),
+        **_more(requests),
     }
+
+
+def _lengths(values: IntArray) -> dict[str, float | int]:
+    p50, p90, p99 = (float(x) for x in np.percentile(values, [50, 90, 99]))
+    return {
+        "mean": float(values.mean()),
+        "median": p50,
+        "p90": p90,
+        "p99": p99,
+        "min": int(values.min()),
+        "max": int(values.max()),
+        # Python integers: sums of legal token counts may pass int64.
+        "total": sum(values.tolist()),
+    }
+
+
+def _by_name(requests: Requests) -> dict[str, Any]:
+    """The requests of each model, priority, class and tenant."""
+    out: dict[str, Any] = {}
     if requests.models:
         index = np.zeros(len(requests), dtype=np.int64) if requests.model_index is None else requests.model_index
         counts = np.bincount(index, minlength=len(requests.models))
         out["requests_of_model"] = dict(zip(requests.models, counts.tolist(), strict=True))
-    if requests.deadline_ns is not None:
-        out["with_deadline"] = int(np.count_nonzero(requests.deadline_ns >= 0))
-    if requests.session is not None:
-        out["sessions"] = len(np.unique(requests.session[requests.session >= 0]))
     if requests.priority is not None:
         values, counts = np.unique(requests.priority, return_counts=True)
         out["priorities"] = {str(value): n for value, n in zip(values.tolist(), counts.tolist(), strict=True)}
@@ -57,14 +60,24 @@ def describe(requests: Requests) -> dict[str, Any]:
     ):
         if index is not None:
             out[key] = dict(zip(names, np.bincount(index, minlength=len(names)).tolist(), strict=True))
+    return out
+
+
+def _more(requests: Requests) -> dict[str, Any]:
+    """What the columns say that a trace need not have."""
+    out: dict[str, Any] = {}
+    if requests.deadline_ns is not None:
+        out["with_deadline"] = int(np.count_nonzero(requests.deadline_ns >= 0))
+    if requests.session is not None:
+        out["sessions"] = len(np.unique(requests.session[requests.session >= 0]))
     if requests.predicted_tokens is not None:
-        out["predicted_tokens"] = lengths(requests.predicted_tokens)
+        out["predicted_tokens"] = _lengths(requests.predicted_tokens)
     if requests.follows is not None:
         out["waiting_for_others"] = int(np.count_nonzero(requests.follows.counts))
     if requests.abort_ns is not None:
         out["given_up"] = int(np.count_nonzero(requests.abort_ns >= 0))
     if requests.max_tokens is not None:
-        out["max_tokens"] = lengths(requests.max_tokens)
+        out["max_tokens"] = _lengths(requests.max_tokens)
     if requests.prefix_blocks is not None and requests.prefix_block_tokens is not None:
         distinct = len(np.unique(requests.prefix_blocks))
         total = len(requests.prefix_blocks)

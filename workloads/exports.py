@@ -18,8 +18,9 @@ from workloads.records import Rows, rows_of
 from workloads.streams import Stream, stream
 from workloads.synonyms import AT_LOG, FIELDS, STATUSES, SUMS, SYNONYMS, matching, unit_of
 from workloads.texts import Tokens, tokens_of
-from workloads.times import UNITS_NS, moments_ns, number_of, unit_word
+from workloads.times import UNITS_NS, is_format, moments_ns, number_of, unit_word
 from workloads.trace import Trace
+from workloads.windows import Cut, Window, rows_within
 
 MissingOutput = Literal["drop", "max_tokens", "draw"]
 MISSING_OUTPUT: tuple[MissingOutput, ...] = ("drop", "max_tokens", "draw")
@@ -51,7 +52,7 @@ class Rules:
 
     columns: Mapping[str, str] = field(default_factory=dict)
     """The column that something is in, in place of what names say: one of `FIELDS` to a dotted path. Paths with + between are added
-    up; `:ms` behind the path of a time says its unit."""
+    up; `:ms` behind the path of a time says its unit, `:%d.%m.%Y %H:%M:%S` how its dates are written."""
     missing_output: MissingOutput | None = None
     """The fate of requests without an output length: left out, given their max_tokens, or drawn from the others' lengths.
     None: left out, and refused where no request has one."""
@@ -63,6 +64,10 @@ class Rules:
     seed: int = 0
     scale: float | None = None
     """Tokens that are counted of texts for one that was logged; found in the first file where it is None."""
+    window: Window = field(default_factory=Window)
+    """The arrivals that are taken; others are left out."""
+    origin_ns: int | None = None
+    """The time of the first row, from which a window may count; found in the first file where it is None."""
 
 
 def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: int | None, rules: Rules) -> Trace:
@@ -71,14 +76,16 @@ def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: i
         raise ValueError(f"missing_output is one of {', '.join(MISSING_OUTPUT)}; got {rules.missing_output!r}")
     if unknown := sorted(set(rules.columns) - set(FIELDS)):
         raise ValueError(f"{unknown[0]!r} is nothing that a column can say; known are {', '.join(FIELDS)}")
+    if rules.window and not rules.timed:
+        raise ValueError("since and until are about arrivals, which are not read here; leave them out")
     tokens = tokens_of(rules.tokenizer)
     parts: list[_Part] = []
     for file in files:
         wanted = None if limit is None else limit - sum(len(part.prompt) for part in parts)
         if wanted is not None and wanted <= 0:
             break
-        parts.append(_part(file, wanted, rules, tokens))
-        rules = replace(rules, scale=parts[-1].scale)
+        parts.append((_part_within if rules.window else _part)(file, wanted, rules, tokens))
+        rules = replace(rules, scale=parts[-1].scale, origin_ns=parts[-1].origin_ns)
     return _trace(name, parts, limit, rules)
 
 
@@ -117,6 +124,44 @@ class _Part:
     ids: list[Sequence[int]] | None
     block_tokens: int
     scale: float | None
+    origin_ns: int | None = None
+    span: str = ""
+    """What a window was cut out of, in words."""
+
+
+def _part_within(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part:
+    """The requests of a file that arrive in the window."""
+    n_rows = None if wanted is None else wanted + 1
+    of: dict[str, str] = {}
+
+    def arrivals(piece: Rows) -> list[int | None]:
+        if not of:
+            chosen = _choose(piece, rules)
+            _refuse_missing(piece, chosen, rules)
+            of.update(chosen.of)
+        return _arrivals(piece, of, rules)[0]
+
+    while True:
+        cut = Cut(rules.window, rules.origin_ns)
+        rows, notes = rows_within(file, n_rows, cut, arrivals, lambda piece: _wanted(piece.names, rules))
+        part = _read_rows(rows, rules, tokens) if len(rows) else _nothing(rules)
+        if n_rows is None or wanted is None or rows.is_all or len(part.prompt) >= wanted:
+            return replace(
+                part,
+                left_out=cut.left_out + part.left_out,
+                n_rows=part.n_rows + cut.left_out.total(),
+                notes=(*notes, *part.notes),
+                origin_ns=cut.origin_ns,
+                span=cut.span(),
+            )
+        n_rows *= 2
+
+
+def _nothing(rules: Rules) -> _Part:
+    return _Part(
+        arrival_ns=[], prompt=[], output=[], optional={}, left_out=Counter(), n_rows=0, notes=(), ids=None,
+        block_tokens=BLOCK_TOKENS, scale=rules.scale,
+    )  # fmt: skip
 
 
 def _part(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part:
@@ -176,16 +221,18 @@ def _chosen(names: Sequence[str], rules: Rules) -> _Chosen:
 def _paths(said: str, path: str) -> list[str]:
     """The paths of columns that a setting names, without the unit."""
     if said in ("arrival", "end", "duration"):
-        head, colon, unit = path.rpartition(":")
-        return [head if colon and unit in UNITS_NS else path]
+        return [_unit(path)[0]]
     return path.split("+") if said.endswith("_tokens") else [path]
 
 
 def _unit(path: str) -> tuple[str, str | None]:
-    """The path of a column of times without its unit, and the unit that is said by it or by its name."""
+    """The path of a column of times without its unit or format, and the one that is said by it or by its name."""
     head, colon, unit = path.rpartition(":")
     if colon and unit in UNITS_NS:
         return head, unit
+    head, colon, form = path.partition(":%")
+    if colon:
+        return head, f"%{form}"
     return path, unit_of(path)
 
 
@@ -357,7 +404,7 @@ def _arrivals(rows: Rows, of: Mapping[str, str], rules: Rules) -> tuple[list[int
     """The arrival of each request, and what was taken for granted of it."""
     if "arrival" in of:
         path, unit = _unit(of["arrival"])
-        found, said = _moments(rows, path, unit)
+        found, said = _moments(rows, "arrival", path, unit)
         notes = [f"Arrivals are {path}" + (f", {said}." if said else ".")]
         logged = matching([path], AT_LOG)
         took = matching(rows.names, SYNONYMS["duration"])
@@ -365,11 +412,15 @@ def _arrivals(rows: Rows, of: Mapping[str, str], rules: Rules) -> tuple[list[int
             notes[0] += f" If that is when requests ended: --map end={path},duration={took[0][0]}."
         return found, notes
     path, unit = _unit(of["end"])
-    ends, said = _moments(rows, path, unit)
+    ends, said = _moments(rows, "end", path, unit)
     said = f", {said}" if said else ""
     if "duration" not in of:
         return ends, [f"Arrivals are {path}, when requests ended{said}: no column says how long they took."]
     lasting, unit = _unit(of["duration"])
+    if is_format(unit):
+        raise ValueError(
+            f"duration={of['duration']}: a duration is a number, and dates alone have a format; give a unit, {lasting}:ms"
+        )
     if unit is None:
         unit = "ms" if matching([lasting], _RESPONSE_TIME_MS) else "s"
     durations: list[int | None] = []
@@ -382,11 +433,17 @@ def _arrivals(rows: Rows, of: Mapping[str, str], rules: Rules) -> tuple[list[int
     return started, [f"Arrivals are the end, {path}{said}, less {lasting} in {unit_word(unit)}."]
 
 
-def _moments(rows: Rows, path: str, unit: str | None) -> tuple[list[int | None], str]:
+def _moments(rows: Rows, what: str, path: str, unit: str | None) -> tuple[list[int | None], str]:
     values = rows.column(path)
     found, bad, said = moments_ns(values, unit)
     if bad is not None:
-        raise rows.refuse(path, bad, "a time such as 2025-05-01T12:00:00Z or a number", values[bad])
+        if is_format(unit):
+            raise rows.refuse(path, bad, f"a time written as {unit}", values[bad])
+        refused = rows.refuse(path, bad, "a time such as 2025-05-01T12:00:00Z or a number", values[bad])
+        raise ValueError(
+            f"{refused}; say how other dates are written behind the column: --map "
+            f"'{what}={path}:%d.%m.%Y %H:%M:%S' (workload.columns)"
+        )
     return found, said
 
 
@@ -462,7 +519,8 @@ def _trace(name: Any, parts: Sequence[_Part], limit: int | None, rules: Rules) -
     taken = sum(len(part.prompt) for part in parts)
     why = "; ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
     if taken == 0:
-        raise ValueError(f"{name}: no requests are left of {n_rows:,} rows: {why}" + _ways(left_out, rules))
+        said = "; ".join(filter(None, [why, *(part.span for part in parts)]))
+        raise ValueError(f"{name}: no requests are left of {n_rows:,} rows: {said}" + _ways(left_out, rules))
     notes = list(dict.fromkeys(f"{source}: {note}" for part in parts for note in part.notes))
     if left_out:
         notes.insert(
@@ -515,31 +573,15 @@ def _ways(left_out: Counter[str], rules: Rules) -> str:
 
 def _optional(parts: Sequence[_Part], output: IntArray) -> tuple[dict[str, Any], list[str]]:
     """Columns that a trace may have beside those that it must, and notes on what is left out of them."""
-    found: dict[str, Any] = {}
     notes: list[str] = []
-
-    def values(said: str) -> list[Any] | None:
-        if not any(said in part.optional for part in parts):
-            return None
-        return [value for part in parts for value in part.optional.get(said, [None] * len(part.prompt))]
-
-    for said, names, index in (
-        ("model", "models", "model_index"),
-        ("tenant", "tenants", "tenant_index"),
-        ("class", "classes", "class_index"),
-    ):
-        if (each := values(said)) is not None and any(value is not None for value in each):
-            texts = ["unknown" if value is None else str(value) for value in each]
-            place = {text: at for at, text in enumerate(dict.fromkeys(texts))}
-            found[names] = tuple(place)
-            found[index] = np.array([place[text] for text in texts], dtype=np.int64)
-    if (each := values("session")) is not None:
+    found = _names(parts)
+    if (each := _values(parts, "session")) is not None:
         place = {value: at for at, value in enumerate(dict.fromkeys(str(v) for v in each if v is not None))}
         if len(place) == 1 and len(each) > 1:
             notes.append("All rows are of one session, which is left out.")
         elif place:
             found["session"] = np.array([-1 if v is None else place[str(v)] for v in each], dtype=np.int64)
-    if (each := values("max_tokens")) is not None:
+    if (each := _values(parts, "max_tokens")) is not None:
         without = sum(value is None for value in each)
         if without:
             notes.append(f"max_tokens, which {without:,} of the requests lack, is left out.")
@@ -548,15 +590,41 @@ def _optional(parts: Sequence[_Part], output: IntArray) -> tuple[dict[str, Any],
             if over := int(np.count_nonzero(allowed < output)):
                 notes.append(f"{over:,} outputs are longer than their max_tokens, which counts as their length.")
             found["max_tokens"] = np.maximum(allowed, output)
+    return found | _numbers(parts), notes
+
+
+def _values(parts: Sequence[_Part], said: str) -> list[Any] | None:
+    if not any(said in part.optional for part in parts):
+        return None
+    return [value for part in parts for value in part.optional.get(said, [None] * len(part.prompt))]
+
+
+def _names(parts: Sequence[_Part]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for said, names, index in (
+        ("model", "models", "model_index"),
+        ("tenant", "tenants", "tenant_index"),
+        ("class", "classes", "class_index"),
+    ):
+        if (each := _values(parts, said)) is not None and any(value is not None for value in each):
+            texts = ["unknown" if value is None else str(value) for value in each]
+            place = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+            found[names] = tuple(place)
+            found[index] = np.array([place[text] for text in texts], dtype=np.int64)
+    return found
+
+
+def _numbers(parts: Sequence[_Part]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for said, key, scale, absent in (("priority", "priority", 1, 0), ("deadline_s", "deadline_ns", 10**9, -1)):
-        if (each := values(said)) is not None:
+        if (each := _values(parts, said)) is not None:
             numbers = [absent if value is None else number_of(value) for value in each]
             if None in numbers:
                 raise ValueError(f"column {said}: expected numbers; got {each[numbers.index(None)]!r}")
             found[key] = np.array(
                 [n if n == absent else round(n * scale) for n in numbers if n is not None], dtype=np.int64
             )
-    return found, notes
+    return found
 
 
 def _prefixes(parts: Sequence[_Part], order: IntArray, through: IntArray) -> dict[str, Any]:

@@ -46,9 +46,6 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         raise ValueError("joining needs at least one trace; got none")
     if len({bool(trace.models) for trace in traces}) > 1:
         raise ValueError("traces with and without model names cannot be joined; name them all with with_models")
-    block_tokens = {trace.prefix_block_tokens for trace in traces} - {None}
-    if len(block_tokens) > 1:
-        raise ValueError(f"traces with prefix blocks of different sizes cannot be joined; got {sorted(block_tokens)}")  # type: ignore[type-var]
     models = tuple(dict.fromkeys(name for trace in traces for name in trace.models))
     position = {name: i for i, name in enumerate(models)}
 
@@ -76,19 +73,6 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
                 for trace in traces
             ]
         )
-    blocks = offsets = None
-    if block_tokens:
-        ids, counts, base = [], [], 0
-        for trace in traces:
-            if trace.prefix_blocks is None or trace.prefix_offsets is None:
-                counts.append(np.zeros(len(trace), dtype=np.int64))
-                continue
-            ids.append(trace.prefix_blocks + base)
-            if not shared_ids:
-                base = int(ids[-1].max(initial=base - 1)) + 1
-            counts.append(np.diff(trace.prefix_offsets))
-        blocks = np.concatenate(ids)
-        offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
     arrival = np.concatenate([trace.arrival_ns for trace in traces])
     order = np.argsort(arrival, kind="stable") if sort else np.arange(len(arrival))
     # Rows are put in order before the Trace is made, which checks it; prefix blocks follow through `take`.
@@ -110,13 +94,31 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         terms=_terms(traces),
         predicted_tokens=_of_all(traces, "predicted_tokens"),
         follows=_follows(traces),
-        prefix_blocks=blocks,
-        prefix_offsets=offsets,
-        prefix_block_tokens=next(iter(block_tokens), None),
+        **_prefixes(traces, shared_ids=shared_ids),
         source=" + ".join(dict.fromkeys(trace.source for trace in traces)),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
     return replace(unsorted.take(order), arrival_ns=arrival[order])
+
+
+def _prefixes(traces: Sequence[Trace], *, shared_ids: bool) -> dict[str, Any]:
+    """The blocks of all prompts."""
+    sizes = {trace.prefix_block_tokens for trace in traces if trace.prefix_block_tokens is not None}
+    if len(sizes) > 1:
+        raise ValueError(f"traces with prefix blocks of different sizes cannot be joined; got {sorted(sizes)}")
+    if not sizes:
+        return {}
+    ids, counts, base = [], [], 0
+    for trace in traces:
+        if trace.prefix_blocks is None or trace.prefix_offsets is None:
+            counts.append(np.zeros(len(trace), dtype=np.int64))
+            continue
+        ids.append(trace.prefix_blocks + base)
+        if not shared_ids:
+            base = int(ids[-1].max(initial=base - 1)) + 1
+        counts.append(np.diff(trace.prefix_offsets))
+    offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
+    return {"prefix_blocks": np.concatenate(ids), "prefix_offsets": offsets, "prefix_block_tokens": sizes.pop()}
 
 
 def _of_all(traces: Sequence[Trace], name: str) -> IntArray | None:

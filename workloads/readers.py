@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from workloads.cells import HEADERS, Table, header_cells, json_objects, read_beginning, read_bytes
+from workloads.cells import HEADERS, Table, header_cells, json_objects, read_beginning, read_bytes, read_lines
 from workloads.columns import NS_PER_S, IntArray
 from workloads.exports import MissingOutput, Rules, read_export, says_requests
 from workloads.functions import function_counts, function_invocations
 from workloads.sources import is_parquet, trace_files
 from workloads.trace import Trace
+from workloads.windows import Cut, Window
 
 FORMATS = ("azure_llm", "burstgpt", "mooncake", "plain", "azure_functions_2019", "azure_functions_2021", "export")
 
@@ -25,10 +28,10 @@ FORMATS = ("azure_llm", "burstgpt", "mooncake", "plain", "azure_functions_2019",
 # conversation trace has ceil(input_length / 512) ids.
 MOONCAKE_BLOCK_TOKENS = 512
 
-_PLAIN_OPTIONAL = (
-    *("model", "deadline_s", "session", "priority", "max_tokens", "abort_s"),
-    *("class", "tenant", "predicted_tokens"),
-)
+_PIECE = 20_000
+"""Rows that are read at a time where most are left out."""
+
+_PLAIN_NAMES = {"model": "models", "class": "classes", "tenant": "tenants"}
 _PREFIX_COLUMN = re.compile(r"prefix_blocks_([1-9][0-9]*)")
 
 
@@ -50,6 +53,8 @@ def read_trace(
     tokenizer: str | os.PathLike[str] | None = None,
     timed: bool = True,
     seed: int = 0,
+    since: str | float | None = None,
+    until: str | float | None = None,
 ) -> Trace:
     """The requests of a trace file, as it is or packed by gzip or zstd; time runs from its first arrival where the file has dates.
 
@@ -68,6 +73,10 @@ def read_trace(
     it is approximate; without *timed* all requests arrive at 0, whatever the file says. `Trace.notes` says what was left out and
     what was assumed.
 
+    *since* and *until* keep the requests that arrive from the one on and before the other: dates such as 2026-11-03T09:00 (UTC
+    where no zone is said), or seconds from the first row. Time runs from the first request that is kept. Where times are in order,
+    reading stops at *until*; what is outside is not held.
+
     *limit* keeps the first requests, *sort* accepts arrivals out of order, *drop_empty* leaves out rows with
     neither prompt nor output tokens. Raises ValueError naming file, line, column and value of what is wrong.
 
@@ -84,6 +93,7 @@ def read_trace(
         tokenizer=tokenizer,
         timed=timed,
         seed=seed,
+        window=Window(since=since, until=until),
     )
     files = trace_files(path)
     if not files:
@@ -93,7 +103,6 @@ def read_trace(
     name = _recognise(path, read_beginning(path, 1)[0], rules) if format == "auto" else format
     if name == "export":
         return read_export(path, files, limit=limit, rules=rules)
-    data, is_all = read_beginning(path, lines)
     given = {
         "columns": columns,
         "missing_output": missing_output,
@@ -102,55 +111,125 @@ def read_trace(
     }
     if misplaced := [key for key, value in given.items() if value is not None]:
         raise ValueError(f"{path}: {', '.join(misplaced)} belong to exports, and this file is {name}; leave them out")
+    of_functions = {"models": models, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    of_functions |= {"start_s": start_s, "end_s": end_s}
     if name.startswith("azure_functions"):
-        data = data if is_all else read_bytes(path)
-        if not models or prompt_tokens is None:
-            raise ValueError(
-                f"{path}: {name} names functions and has no lengths; "
-                "give models and prompt_tokens to read it as requests"
-            )
-        functions = function_counts(path, data) if name == "azure_functions_2019" else function_invocations(path, data)
-        trace = functions.trace(
-            models=models,
-            prompt_tokens=prompt_tokens,
-            output_tokens=0 if output_tokens is None else output_tokens,
-            start_s=0.0 if start_s is None else start_s,
-            end_s=end_s,
-        )
+        if rules.window:
+            raise ValueError(f"{path}: since and until are not of {name}; give start_s and end_s")
+        trace = _of_functions(path, name, **of_functions)
         return trace if limit is None else trace.limit(limit)
-    given = {"models": models, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    given |= {"start_s": start_s, "end_s": end_s}
-    if misplaced := [key for key, value in given.items() if value is not None]:
+    if misplaced := [key for key, value in of_functions.items() if value is not None]:
         raise ValueError(
             f"{path}: {', '.join(misplaced)} belong to the azure_functions formats and this file is {name}; "
             "use with_models or window on the trace"
         )
     while True:
-        trace = _requests(path, name, data, is_all, sort=sort, drop_empty=drop_empty)
-        if is_all or (trace is not None and limit is not None and len(trace) >= limit):
+        read = _Read.beginning(path, name, lines) if not rules.window else _Read.within(path, name, lines, rules.window)
+        trace = _assemble(path, name, read, sort=sort, drop_empty=drop_empty)
+        if read.is_all or (trace is not None and limit is not None and len(trace) >= limit):
             assert trace is not None
             return trace if limit is None else trace.limit(limit)
         # Empty rows that are left out, and rows of several lines.
         assert lines is not None
         lines *= 2
-        data, is_all = read_beginning(path, lines)
 
 
-def _requests(path: Any, name: str, data: bytes, is_all: bool, *, sort: bool, drop_empty: bool) -> Trace | None:
-    """The requests in *data*; None where it has none and is not all of the file."""
-    if name == "mooncake":
-        parts, lines = _mooncake(path, data)
+def _of_functions(
+    path: Any, name: str, *, models: Sequence[str] | None, prompt_tokens: int | None, output_tokens: int | None,
+    start_s: float | None, end_s: float | None,
+) -> Trace:  # fmt: skip
+    if not models or prompt_tokens is None:
+        raise ValueError(
+            f"{path}: {name} names functions and has no lengths; give models and prompt_tokens to read it as requests"
+        )
+    functions = (function_counts if name == "azure_functions_2019" else function_invocations)(path, read_bytes(path))
+    return functions.trace(
+        models=models,
+        prompt_tokens=prompt_tokens,
+        output_tokens=0 if output_tokens is None else output_tokens,
+        start_s=0.0 if start_s is None else start_s,
+        end_s=end_s,
+    )
+
+
+_Records = list[tuple[int, dict[str, Any]]]
+"""Objects, each with the number of its line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What is read of a file at once: cells, or the objects of JSON lines."""
+
+    source: Table | _Records
+    is_all: bool
+    """Whether nothing is behind it, or nothing that is asked for."""
+    notes: tuple[str, ...] = ()
+    rebased: bool = False
+    """Whether time is to run from the first request."""
+
+    @classmethod
+    def beginning(cls, path: Any, name: str, n_lines: int | None) -> _Read:
+        data, is_all = read_beginning(path, n_lines)
+        if name == "mooncake":
+            return cls(source=list(json_objects(path, data.split(b"\n"))), is_all=is_all)
+        return cls(source=Table.parse(path, data, HEADERS[name]), is_all=is_all, rebased=name == "azure_llm")
+
+    @classmethod
+    def within(cls, path: Any, name: str, n_rows: int | None, window: Window) -> _Read:
+        """The rows in *window*, of these the first *n_rows*."""
+        cut = Cut(window)
+        kept: list[Any] = []
+        notes: list[str] = []
+        n_kept, is_all = 0, True
+        for piece in _pieces(path, name):
+            rows = cut.rows(_arrivals_ns(path, name, piece).tolist())
+            if rows:
+                kept.append(piece.rows(rows) if isinstance(piece, Table) else [piece[row] for row in rows])
+                n_kept += len(rows)
+            if cut.stopped_at is not None:
+                line = piece.lines[cut.stopped_at] if isinstance(piece, Table) else piece[cut.stopped_at][0]
+                notes.append(f"{Path(path).name}: {cut.stop('line', int(line))}")
+                break
+            if n_rows is not None and n_kept >= n_rows:
+                is_all = False
+                break
+        why = "; ".join(f"{count:,} {reason}" for reason, count in cut.left_out.most_common())
+        if not kept:
+            said = "; ".join(filter(None, [why, cut.span()]))
+            raise ValueError(f"{path}: no requests are left of {cut.left_out.total():,} rows: {said}")
+        if why:
+            total = n_kept + cut.left_out.total()
+            notes.insert(0, f"{Path(path).name}: of {total:,} rows {n_kept:,} are taken; left out are {why}.")
+        source = Table.joined(kept) if isinstance(kept[0], Table) else [each for piece in kept for each in piece]
+        return cls(source=source, is_all=is_all, notes=tuple(notes), rebased=True)
+
+
+def _pieces(path: Any, name: str) -> Iterator[Table | _Records]:
+    if name != "mooncake":
+        yield from Table.pieces(path, _PIECE, HEADERS[name])
+        return
+    objects = json_objects(path, read_lines(path))
+    while piece := list(itertools.islice(objects, _PIECE)):
+        yield piece
+
+
+def _arrivals_ns(path: Any, name: str, source: Table | _Records) -> IntArray:
+    if not isinstance(source, Table):
+        return np.array([_mooncake_ns(path, line, record) for line, record in source], dtype=np.int64)
+    if name == "azure_llm":
+        return source.timestamps_ns("TIMESTAMP")
+    return source.nanoseconds("Timestamp" if name == "burstgpt" else "arrival_s")
+
+
+def _assemble(path: Any, name: str, read: _Read, *, sort: bool, drop_empty: bool) -> Trace | None:
+    """The requests of what is read; None where it has none and is not all of the file."""
+    if isinstance(read.source, Table):
+        parts = {"azure_llm": _azure_llm, "burstgpt": _burstgpt, "plain": _plain}[name](read.source)
+        lines = read.source.lines
     else:
-        table = Table.parse(path, data, HEADERS[name])
-        parts = {"azure_llm": _azure_llm, "burstgpt": _burstgpt, "plain": _plain}[name](table)
-        lines = table.lines
-    return _assemble(path, parts, lines, is_all, sort=sort, drop_empty=drop_empty, rebase=name == "azure_llm")
-
-
-def _assemble(
-    path: Any, parts: dict[str, Any], lines: IntArray, is_all: bool, *, sort: bool, drop_empty: bool, rebase: bool
-) -> Trace | None:
-    arrival = parts["arrival_ns"]
+        parts = _mooncake(path, read.source)
+        lines = np.array([line for line, _ in read.source], dtype=np.int64)
+    arrival = parts["arrival_ns"] = _arrivals_ns(path, name, read.source)
     prompt, output = parts["prompt_tokens"], parts["output_tokens"]
     prompt_name, output_name, arrival_name = parts.pop("names")
     keep = np.arange(len(arrival))
@@ -164,7 +243,7 @@ def _assemble(
             )
         keep = keep[~empty]
     if len(keep) == 0:
-        if not is_all:
+        if not read.is_all:
             return None
         raise ValueError(f"{path}: no requests left to read; every row has 0 prompt and 0 output tokens")
     order = keep[np.argsort(arrival[keep], kind="stable")]
@@ -200,9 +279,9 @@ def _assemble(
             "prefix_block_tokens": block_tokens,
         }
     columns = {key: value[order] for key, value in parts.items() if value is not None}
-    if rebase:
+    if read.rebased:
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"][0]
-    return Trace(**columns, **blocks, **tables, source=Path(path).name)
+    return Trace(**columns, **blocks, **tables, source=Path(path).name, notes=read.notes)
 
 
 def _recognise(path: Any, data: bytes, rules: Rules) -> str:
@@ -234,7 +313,6 @@ def _is_mooncake(data: bytes) -> bool:
 
 def _azure_llm(table: Table) -> dict[str, Any]:
     return {
-        "arrival_ns": table.timestamps_ns("TIMESTAMP"),
         "prompt_tokens": table.integers("ContextTokens"),
         "output_tokens": table.integers("GeneratedTokens"),
         "names": ("ContextTokens", "GeneratedTokens", "TIMESTAMP"),
@@ -244,7 +322,6 @@ def _azure_llm(table: Table) -> dict[str, Any]:
 def _burstgpt(table: Table) -> dict[str, Any]:
     models, index = _names(table, "Model")
     return {
-        "arrival_ns": table.nanoseconds("Timestamp"),
         "prompt_tokens": table.integers("Request tokens"),
         "output_tokens": table.integers("Response tokens"),
         "model_index": index,
@@ -256,47 +333,45 @@ def _burstgpt(table: Table) -> dict[str, Any]:
 
 def _plain(table: Table) -> dict[str, Any]:
     prefix_name = next((name for name in table.header if _PREFIX_COLUMN.fullmatch(name)), None)
-    known = {*HEADERS["plain"], *_PLAIN_OPTIONAL, prefix_name}
+    known = {*HEADERS["plain"], *_PLAIN_NAMES, *_PLAIN_NUMBERS, prefix_name}
     if unknown := [name for name in table.header if name not in known]:
         raise ValueError(
             f"{table.path}, line 1: {unknown[0]!r} is not a column of the plain format; known are "
-            f"{', '.join((*HEADERS['plain'], *_PLAIN_OPTIONAL))} and prefix_blocks_N: rename or remove it"
+            f"{', '.join((*HEADERS['plain'], *_PLAIN_NAMES, *_PLAIN_NUMBERS))} and prefix_blocks_N: rename or remove it"
         )
     parts: dict[str, Any] = {
-        "arrival_ns": table.nanoseconds("arrival_s"),
         "prompt_tokens": table.integers("prompt_tokens"),
         "output_tokens": table.integers("output_tokens"),
         "names": ("prompt_tokens", "output_tokens", "arrival_s"),
     }
-    if "model" in table.header:
-        parts["models"], parts["model_index"] = _names(table, "model")
-    if "deadline_s" in table.header:
-        parts["deadline_ns"] = table.nanoseconds("deadline_s", blank=-1)
-    if "session" in table.header:
-        parts["session"] = table.integers("session", blank=-1)
-    if "abort_s" in table.header:
-        parts["abort_ns"] = table.nanoseconds("abort_s", blank=-1)
-    if "max_tokens" in table.header:
-        parts["max_tokens"] = table.integers("max_tokens")
-    if "priority" in table.header:
-        parts["priority"] = table.whole_numbers("priority", blank=0)
-    if "class" in table.header:
-        parts["classes"], parts["class_index"] = _names(table, "class")
-    if "tenant" in table.header:
-        parts["tenants"], parts["tenant_index"] = _names(table, "tenant")
-    if "predicted_tokens" in table.header:
-        parts["predicted_tokens"] = table.integers("predicted_tokens")
+    for column, names in _PLAIN_NAMES.items():
+        if column in table.header:
+            parts[names], parts[f"{column}_index"] = _names(table, column)
     if prefix_name is not None:
-        counts, ids = np.zeros(len(table), dtype=np.int64), []
-        for row, text in enumerate(table.texts(prefix_name)):
-            words = text.split()
-            if not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
-                table.refuse(prefix_name, row, "block ids: whole numbers from 0 between blanks")
-            ids.extend(map(int, words))
-            counts[row] = len(words)
-        block_tokens = int(prefix_name.rpartition("_")[2])
-        parts["prefix"] = (np.array(ids, dtype=np.int64), counts, block_tokens)
-    return parts
+        parts["prefix"] = _blocks(table, prefix_name)
+    return parts | {key: read(table) for column, (key, read) in _PLAIN_NUMBERS.items() if column in table.header}
+
+
+_PLAIN_NUMBERS: Mapping[str, tuple[str, Callable[[Table], IntArray]]] = {
+    "deadline_s": ("deadline_ns", lambda table: table.nanoseconds("deadline_s", blank=-1)),
+    "session": ("session", lambda table: table.integers("session", blank=-1)),
+    "abort_s": ("abort_ns", lambda table: table.nanoseconds("abort_s", blank=-1)),
+    "max_tokens": ("max_tokens", lambda table: table.integers("max_tokens")),
+    "priority": ("priority", lambda table: table.whole_numbers("priority", blank=0)),
+    "predicted_tokens": ("predicted_tokens", lambda table: table.integers("predicted_tokens")),
+}
+
+
+def _blocks(table: Table, column: str) -> tuple[IntArray, IntArray, int]:
+    """Ids of blocks, how many each row has, and the tokens of one."""
+    counts, ids = np.zeros(len(table), dtype=np.int64), []
+    for row, text in enumerate(table.texts(column)):
+        words = text.split()
+        if not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
+            table.refuse(column, row, "block ids: whole numbers from 0 between blanks")
+        ids.extend(map(int, words))
+        counts[row] = len(words)
+    return np.array(ids, dtype=np.int64), counts, int(column.rpartition("_")[2])
 
 
 def _names(table: Table, column: str) -> tuple[tuple[str, ...], IntArray]:
@@ -315,26 +390,29 @@ def _session_numbers(table: Table, column: str) -> IntArray:
     return np.array(numbers, dtype=np.int64)
 
 
-def _mooncake(path: Any, data: bytes) -> tuple[dict[str, Any], IntArray]:
-    def whole(record: dict[str, Any], key: str, line: int) -> int:
-        if key not in record:
-            raise ValueError(f"{path}, line {line}: {key} is missing; got the keys {', '.join(record)}")
-        value = record[key]
-        bad = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63
-        if bad or value != int(value):
-            raise ValueError(f"{path}, line {line}, column {key}: expected a whole number from 0; got {value!r}")
-        return int(value)
+def _whole(path: Any, line: int, record: dict[str, Any], key: str) -> int:
+    if key not in record:
+        raise ValueError(f"{path}, line {line}: {key} is missing; got the keys {', '.join(record)}")
+    value = record[key]
+    bad = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63
+    if bad or value != int(value):
+        raise ValueError(f"{path}, line {line}, column {key}: expected a whole number from 0; got {value!r}")
+    return int(value)
 
-    arrival, prompt, output, counts, lines = [], [], [], [], []
+
+def _mooncake_ns(path: Any, line: int, record: dict[str, Any]) -> int:
+    stamp = record.get("timestamp")
+    if isinstance(stamp, float) and 0 <= stamp * 1e6 < 2**63:
+        return round(Decimal(repr(stamp)) * 1_000_000)
+    return _whole(path, line, record, "timestamp") * 1_000_000
+
+
+def _mooncake(path: Any, records: _Records) -> dict[str, Any]:
+    prompt, output, counts = [], [], []
     ids: list[int] = []
-    for line, record in json_objects(path, data.split(b"\n")):
-        stamp = record.get("timestamp")
-        if isinstance(stamp, float) and 0 <= stamp * 1e6 < 2**63:
-            arrival.append(round(Decimal(repr(stamp)) * 1_000_000))
-        else:
-            arrival.append(whole(record, "timestamp", line) * 1_000_000)
-        prompt.append(whole(record, "input_length", line))
-        output.append(whole(record, "output_length", line))
+    for line, record in records:
+        prompt.append(_whole(path, line, record, "input_length"))
+        output.append(_whole(path, line, record, "output_length"))
         blocks = record.get("hash_ids", [])
         good = isinstance(blocks, list) and all(type(block) is int and 0 <= block < 2**63 for block in blocks)
         if not good:
@@ -348,12 +426,9 @@ def _mooncake(path: Any, data: bytes) -> tuple[dict[str, Any], IntArray]:
             )
         ids.extend(blocks)
         counts.append(len(blocks))
-        lines.append(line)
-    parts = {
-        "arrival_ns": np.array(arrival, dtype=np.int64),
+    return {
         "prompt_tokens": np.array(prompt, dtype=np.int64),
         "output_tokens": np.array(output, dtype=np.int64),
         "prefix": (np.array(ids, dtype=np.int64), np.array(counts, dtype=np.int64), MOONCAKE_BLOCK_TOKENS),
         "names": ("input_length", "output_length", "timestamp"),
     }
-    return parts, np.array(lines, dtype=np.int64)

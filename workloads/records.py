@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workloads.cells import Table, header_cells, json_objects, read_beginning, read_bytes, read_lines
+from workloads.cells import Table, csv_pieces, header_cells, json_objects, read_beginning, read_bytes, read_lines
 from workloads.sources import is_parquet, opened
 
 _BLANK = frozenset({"", "-", "null", "none", "nan", "n/a", "na", "\\n", "<na>", "nat", "undefined"})
@@ -36,6 +37,8 @@ _DEEPEST = 8
 _SAMPLE = 200
 _FIRST_LINES = 2
 """Enough to tell JSON lines from a document."""
+_PIECE = 20_000
+"""Rows that are read at a time where most are left out."""
 _ALIKE = 4096
 """Different values of a column that are kept once each, however many rows have them."""
 
@@ -105,6 +108,21 @@ def rows_of(path: Path, n_lines: int | None, wanted: Wanted | None = None) -> Ro
             raise ValueError(f"{path}: neither JSON lines nor a JSON document: {error}") from None
         records = _of_document(document)
     return _json(path, records, list(range(1, len(records) + 1)), True, "row")
+
+
+def pieces_of(path: Path) -> Iterator[Rows]:
+    """The rows of a file in its order, some at a time, of which none are held here; of a JSON document all at once."""
+    if is_parquet(path):
+        yield from _pieces_of_parquet(path)
+    elif _is_lines(path):
+        placed = ((line, record) for line, each in json_objects(path, read_lines(path)) for record in _of_line(each))
+        while piece := list(itertools.islice(placed, _PIECE)):
+            yield _json(path, [record for _, record in piece], [line for line, _ in piece], False, "line")
+    elif read_beginning(path, 1)[0].lstrip()[:1] in (b"{", b"["):
+        yield rows_of(path, None)
+    else:
+        for data, before in csv_pieces(path, _PIECE):
+            yield _csv(path, data, False, before)
 
 
 def _is_lines(path: Path) -> bool:
@@ -281,7 +299,7 @@ def _attribute(value: Any) -> Any:
     return None
 
 
-def _csv(path: Path, data: bytes, is_all: bool) -> Rows:
+def _csv(path: Path, data: bytes, is_all: bool, before: int = 0) -> Rows:
     first = data.lstrip().split(b"\n", 1)[0]
     mark = max((b",", b";", b"\t", b"|"), key=first.count)
     if mark != b",":
@@ -292,7 +310,7 @@ def _csv(path: Path, data: bytes, is_all: bool) -> Rows:
             f"{path}: no columns are found in its first line, {first[:60].decode(errors='replace')!r}; a trace is CSV with a "
             "header, JSON lines, a JSON document or Parquet, with a row a request"
         )
-    table = Table.parse(path, data, ())
+    table = Table.parse(path, data, (), before)
     return Rows(path=path, names=header, numbers=table.lines.tolist(), is_all=is_all, source=table)
 
 
@@ -317,6 +335,32 @@ def _columns_of_parquet(path: Path, wanted: Wanted) -> Rows:
 
 
 def _parquet(path: Path, n_rows: int | None, takes: Callable[[str], bool] = lambda _column: True) -> Rows:
+    with _parquet_file(path) as (pyarrow, file):
+        total = file.metadata.num_rows
+        taken = [name for name in file.schema_arrow.names if takes(name)]
+        batches = file.iter_batches(batch_size=min(n_rows or 65536, 65536), columns=taken)
+        kept: list[Any] = []
+        while (
+            sum(map(len, kept)) < (total if n_rows is None else n_rows) and (batch := next(batches, None)) is not None
+        ):
+            kept.append(batch)
+        table = pyarrow.Table.from_batches(
+            kept, schema=pyarrow.schema([file.schema_arrow.field(name) for name in taken])
+        )
+    return _of_table(path, pyarrow, table, before=0, is_all=len(table) == total)
+
+
+def _pieces_of_parquet(path: Path) -> Iterator[Rows]:
+    before = 0
+    with _parquet_file(path) as (pyarrow, file):
+        for batch in file.iter_batches(batch_size=_PIECE):
+            yield _of_table(path, pyarrow, batch, before=before, is_all=False)
+            before += len(batch)
+
+
+@contextlib.contextmanager
+def _parquet_file(path: Path) -> Iterator[tuple[Any, Any]]:
+    """pyarrow, and a Parquet file that it reads; ValueError where the file is damaged."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -324,25 +368,18 @@ def _parquet(path: Path, n_rows: int | None, takes: Callable[[str], bool] = lamb
         raise ValueError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow, or write CSV") from None
     try:
         with opened(path) as (raw, packed), parquet.ParquetFile(io.BytesIO(raw.read()) if packed else path) as file:
-            total = file.metadata.num_rows
-            taken = [name for name in file.schema_arrow.names if takes(name)]
-            batches = file.iter_batches(batch_size=min(n_rows or 65536, 65536), columns=taken)
-            kept: list[Any] = []
-            while (
-                sum(map(len, kept)) < (total if n_rows is None else n_rows)
-                and (batch := next(batches, None)) is not None
-            ):
-                kept.append(batch)
-            table = pyarrow.Table.from_batches(
-                kept, schema=pyarrow.schema([file.schema_arrow.field(name) for name in taken])
-            )
+            yield pyarrow, file
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: the Parquet file cannot be read ({error}); fetch it again") from None
+
+
+def _of_table(path: Path, pyarrow: Any, table: Any, *, before: int, is_all: bool) -> Rows:
     columns = {
-        name: _plain(pyarrow, table.column(name)) for name in table.column_names if not name.startswith("__index_")
+        name: _plain(pyarrow, table.column(name)) for name in table.schema.names if not name.startswith("__index_")
     }
     records = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return _json(path, records, list(range(1, len(records) + 1)), len(records) == total, "row")
+    numbers = list(range(before + 1, before + len(records) + 1))
+    return _json(path, records, numbers, is_all, "row")
 
 
 def _plain(pyarrow: Any, column: Any) -> list[Any]:

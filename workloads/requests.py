@@ -94,6 +94,17 @@ class Requests:
             value = getattr(self, name)
             if value is not None and len(value) != n:
                 raise ValueError(f"{name} needs one value a request ({n}); got {len(value)}")
+        self._check_rows()
+        self._check_models()
+        self._check_named("class_index", "classes")
+        self._check_named("tenant_index", "tenants")
+        if self.terms and tuple(each.name for each in self.terms) != self.classes:
+            raise ValueError(f"terms are those of the classes {self.classes!r}, in their order; got {self.terms!r}")
+        self._check_prefixes(n)
+        self._check_follows()
+
+    def _check_rows(self) -> None:
+        """What a request says of itself, and their order."""
         if self.max_tokens is not None and (row := first_row(self.max_tokens < self.output_tokens)) is not None:
             raise ValueError(
                 f"row {row}: a request emits no more than its max_tokens; got {self.output_tokens[row]} output tokens and "
@@ -109,15 +120,11 @@ class Requests:
             raise ValueError(
                 f"row {row}: a request needs prompt_tokens or output_tokens above 0; got 0 and 0: leave it out"
             )
-        self._check_models()
-        self._check_named("class_index", "classes")
-        self._check_named("tenant_index", "tenants")
-        if self.terms and tuple(each.name for each in self.terms) != self.classes:
-            raise ValueError(f"terms are those of the classes {self.classes!r}, in their order; got {self.terms!r}")
-        self._check_prefixes(n)
+
+    def _check_follows(self) -> None:
         if self.follows is not None:
-            if len(self.follows) != n:
-                raise ValueError(f"follows needs one entry a request ({n}); got {len(self.follows)}")
+            if len(self.follows) != len(self):
+                raise ValueError(f"follows needs one entry a request ({len(self)}); got {len(self.follows)}")
             if self.abort_ns is not None:
                 raise ValueError(
                     "requests that wait for others cannot be given up as well; leave out abort_ns or follows"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeGuard
 
 from workloads.columns import NS_PER_S
 
@@ -18,6 +18,7 @@ _ISO = re.compile(
     re.IGNORECASE,
 )
 _NGINX = re.compile(r"\[?(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-]\d{4})\]?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -81,9 +82,32 @@ def text_ns(text: str) -> tuple[int, bool] | None:
     return whole * NS_PER_S + int((fraction or "0")[:9].ljust(9, "0")), bool(zone)
 
 
+def is_format(unit: str | None) -> TypeGuard[str]:
+    """Whether what is said of a column of times is how its dates are written."""
+    return unit is not None and "%" in unit
+
+
+def _by_format(values: Sequence[Any], form: str) -> tuple[list[int | None], int | None, str]:
+    found: list[int | None] = [None] * len(values)
+    for row, value in enumerate(values):
+        if value is None:
+            continue
+        try:
+            at = datetime.strptime(str(value).strip(), form)
+        except ValueError:
+            return found, row, ""
+        since = at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH
+        found[row] = (since.days * 86_400 + since.seconds) * NS_PER_S + since.microseconds * 1_000
+    said = f"written as {form}"
+    return found, None, said if "%z" in form else f"{said}, and taken as UTC, as no zone is said"
+
+
 def moments_ns(values: Sequence[Any], unit: str | None) -> tuple[list[int | None], int | None, str]:
     """Nanoseconds of a column of times, the first row that holds none though it is not empty (None: there is no such), and what
-    was taken for granted, in words ("" for nothing). *unit*: of numbers; found by their size where it is None."""
+    was taken for granted, in words ("" for nothing). *unit*: of numbers; found by their size where it is None; or the format of
+    dates, by the codes of `strptime`."""
+    if is_format(unit):
+        return _by_format(values, unit)
     numbers = [number_of(each) if each is not None else None for each in values]
     largest = max((each for each in numbers if each is not None), default=None)
     from_1970 = True

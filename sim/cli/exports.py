@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
 import re
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from sim.errors import RooftraceError
 
-if TYPE_CHECKING:
-    from sim.scenario import Scenario
-
+_Trace = Annotated[
+    str | None,
+    typer.Option("--trace", metavar="FILE", help="Trace to replay: a file, folder or pattern.", show_default=False),
+]
 Columns = Annotated[
     list[str] | None,
     typer.Option(
@@ -30,6 +35,18 @@ Tokenizer = Annotated[
     str | None,
     typer.Option(help="A tokenizer.json that counts tokens of texts; approximate without.", show_default=False),
 ]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Leave out requests before: a date (2026-11-03T09:00, UTC where no zone is said) or seconds from the first row.",
+        show_default=False,
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Leave out requests from then on; reads no further.", show_default=False),
+]
 
 
 def columns_of(given: list[str] | None) -> dict[str, str] | None:
@@ -45,18 +62,36 @@ def columns_of(given: list[str] | None) -> dict[str, str] | None:
     return found
 
 
-def with_export(
-    chosen: Scenario,
-    trace: str | None,
-    columns: list[str] | None,
-    missing_output: str | None,
-    keep_failed: bool,
-    tokenizer: str | None,
-) -> Scenario:
-    """*chosen* with the settings of `workload` that the options stand for."""
-    given = {"trace": trace, "columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer}
-    given["keep_failed"] = True if keep_failed else None
-    for name, value in given.items():
-        if value is not None:
-            chosen = chosen.with_value(f"workload.{name}", value)
-    return chosen
+def takes_export(command: Callable[..., None]) -> Callable[..., None]:
+    """*command*, which takes settings as `set_`, with options for a trace and how it is read; they are settings of `workload`."""
+    signature = inspect.signature(command, eval_str=True)
+    options = {
+        "trace": _Trace,
+        "columns": Columns,
+        "missing_output": MissingOutput,
+        "keep_failed": KeepFailed,
+        "tokenizer": Tokenizer,
+        "since": Since,
+        "until": Until,
+    }
+    parameters = []
+    for each in signature.parameters.values():
+        parameters.append(each)
+        if each.name == "set_":
+            parameters += [
+                inspect.Parameter(
+                    name, each.kind, default=False if name == "keep_failed" else None, annotation=annotation
+                )
+                for name, annotation in options.items()
+            ]
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        told = {name: given.pop(name) for name in options}
+        told["columns"] = columns_of(told["columns"])
+        settings = [f"workload.{name}={json.dumps(value)}" for name, value in told.items() if value]
+        command(**given | {"set_": [*(given["set_"] or ()), *settings] or None})
+
+    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+    return with_options

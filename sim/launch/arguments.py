@@ -162,12 +162,9 @@ def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], strict: boo
         option, value = known
         if option.takes != "switch":
             values = [inline] if equals else []
-            wanted = {"value": 1, "optional": 1, "list": len(words)}[option.takes]
-            while len(values) < wanted and at < len(words) and not _is_option(words[at]):
-                if option.takes == "optional" and not equals and model is None and at == len(words) - 1:
-                    break
-                values.append(words[at])
-                at += 1
+            end = _end_of(option, words, at, values, model)
+            values += words[at:end]
+            at = end
             if not values and option.takes != "optional":
                 raise RooftraceError(f"{spelling} of {engine} needs a value")
             value = values if option.takes == "list" else (values or [""])[0]
@@ -180,6 +177,17 @@ def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], strict: boo
     if strict and strange:
         raise RooftraceError(strange[0])
     return Command(engine=engine, model=model, options=options, aside=aside, strange=tuple(strange))
+
+
+def _end_of(option: Option, words: Sequence[str], at: int, given: Sequence[str], model: str | None) -> int:
+    """The place where the values of an option end, some of which may be *given* within its own word."""
+    wanted = {"value": 1, "optional": 1, "list": len(words)}[option.takes] - len(given)
+    end = at
+    while end < len(words) and end - at < wanted and not _is_option(words[end]):
+        if option.takes == "optional" and model is None and end == len(words) - 1:
+            break
+        end += 1
+    return end
 
 
 def _values_end(words: Sequence[str], at: int, model: str | None, gone: _Gone | None) -> int:

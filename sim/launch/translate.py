@@ -20,6 +20,7 @@ from sim.launch.script import Script, Server, masked, read_script
 from sim.launch.tiers import GIB
 from sim.scenario import Scenario
 from sim.scenario.assembly.memory import memory_plan_of
+from sim.scenario.keys import BUILT_IN_TRACES
 from sim.scenario.yaml import parse_yaml
 
 _READERS: Mapping[str, Callable[..., None]] = {
@@ -70,7 +71,6 @@ def scenario_from(
     hardware = hardware or (devices[0] if len(set(devices)) == 1 else None)
     if hardware is None and None in devices:
         notes.append("a command does not say on what it runs; --hardware NAME does, and h100-sxm is assumed")
-    notes.append("a command says nothing of the traffic: workload is the built-in conversation; replace it by yours")
     settings: dict[str, Any] = {} if hardware is None else {"hardware": hardware}
     settings |= _one(servers[0], readings[0], notes) if len(servers) == 1 else _pools(servers, readings, notes)
     if hardware is None and len(servers) > 1:
@@ -78,6 +78,10 @@ def scenario_from(
             pool |= {} if device is None else {"hardware": device}
     settings["workload"] = {"trace": "conversation"}
     scenario = _scenario(settings, readings, assignments, notes)
+    if scenario.workload.trace in BUILT_IN_TRACES:
+        notes.append(
+            "a command says nothing of the traffic: workload is the built-in conversation; replace it by yours"
+        )
     timing, front = zip(*(reading.left() for reading in readings), strict=True)
     return Translation(
         scenario=_with_host_tiers(scenario, readings),

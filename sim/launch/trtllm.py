@@ -40,15 +40,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put(
         "scheduler.enable_chunked_prefill", given.take("enable_chunked_prefill") if chunked is None else chunked
     )
-    reading.put("scheduler.disable_overlap_scheduler", given.take("disable_overlap_scheduler"))
-    reading.put("scheduler.batch_wait_timeout_iters", given.take("batch_wait_timeout_iters"))
-    reading.put("scheduler.batch_wait_max_tokens_ratio", given.take("batch_wait_max_tokens_ratio"))
-    reading.put("scheduler.capacity_scheduler_policy", given.take("scheduler_config.capacity_scheduler_policy"))
-    reading.put("scheduler.context_chunking_policy", given.take("scheduler_config.context_chunking_policy"))
-    reading.put("cuda_graphs.largest", given.integer("cuda_graph_config.max_batch_size"))
-    reading.put("cuda_graphs.sizes", given.take("cuda_graph_config.batch_sizes"))
-    if given.says_none("cuda_graph_config"):
-        reading.put("cuda_graphs.eager", True)
+    _scheduling(reading, given)
     share = reading.number("free-gpu-memory-fraction")
     within = given.take("kv_cache_config.free_gpu_memory_fraction")
     reading.put("memory.free_gpu_memory_fraction", within if share is None else share)
@@ -71,6 +63,19 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("stream_interval", reading.integer("stream-interval") or given.integer("stream_interval"))
     _speculation(reading, given)
     reading.notes.extend(f"{file}: {key} is not modelled" for key in given.left())
+
+
+def _scheduling(reading: Reading, given: _File) -> None:
+    """What the file says of the order of work, and of graphs."""
+    reading.put("scheduler.disable_overlap_scheduler", given.take("disable_overlap_scheduler"))
+    reading.put("scheduler.batch_wait_timeout_iters", given.take("batch_wait_timeout_iters"))
+    reading.put("scheduler.batch_wait_max_tokens_ratio", given.take("batch_wait_max_tokens_ratio"))
+    reading.put("scheduler.capacity_scheduler_policy", given.take("scheduler_config.capacity_scheduler_policy"))
+    reading.put("scheduler.context_chunking_policy", given.take("scheduler_config.context_chunking_policy"))
+    reading.put("cuda_graphs.largest", given.integer("cuda_graph_config.max_batch_size"))
+    reading.put("cuda_graphs.sizes", given.take("cuda_graph_config.batch_sizes"))
+    if given.says_none("cuda_graph_config"):
+        reading.put("cuda_graphs.eager", True)
 
 
 def _speculation(reading: Reading, given: _File) -> None:

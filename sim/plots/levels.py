@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 Blocks = Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
 """Iterations in pieces, in order of start within a replica, as often as one asks."""
+_AT_ONCE = 1 << 18
 
 
 def mean_level(edges_ns: FloatArray, enter_ns: NDArray[Any], leave_ns: NDArray[Any]) -> FloatArray:
@@ -36,33 +36,47 @@ def mean_level(edges_ns: FloatArray, enter_ns: NDArray[Any], leave_ns: NDArray[A
 
 
 def rate_per_s(
-    edges_ns: FloatArray, start_ns: NDArray[Any], duration_ns: NDArray[Any], amount: NDArray[Any]
-) -> FloatArray:
-    """Amount a second in each interval between *edges_ns*, each iteration's amount spread evenly over its duration.
-
-    Iterations are those of one lane: they do not overlap, and are in order of start.
-    """
-    if not start_ns.size:
-        return np.zeros(edges_ns.size - 1)
-    done = np.concatenate([[0.0], np.cumsum(amount, dtype=np.float64)])
-    at = np.maximum(np.searchsorted(start_ns, edges_ns, side="right") - 1, 0)
-    part = np.clip((edges_ns - start_ns[at]) / np.maximum(duration_ns[at], 1), 0.0, 1.0)
-    return np.diff(done[at] + part * amount[at]) / np.diff(edges_ns) * 1e9
+    edges_ns: FloatArray, start_ns: NDArray[Any], duration_ns: NDArray[Any], *amounts: NDArray[Any]
+) -> list[FloatArray]:
+    """Of each of *amounts* the rate in each interval between *edges_ns*: an iteration's is spread evenly over its duration."""
+    n = edges_ns.size - 1
+    lasting = np.maximum(duration_ns, 1)
+    end_ns = start_ns + lasting
+    first = np.maximum(np.searchsorted(edges_ns, start_ns, side="right") - 1, 0)
+    pieces = np.maximum(np.minimum(np.searchsorted(edges_ns, end_ns, side="left"), n) - first, 0)
+    row = np.repeat(np.arange(len(pieces)), pieces)
+    interval = np.repeat(first - np.cumsum(pieces) + pieces, pieces) + np.arange(len(row))
+    inside_ns = np.minimum(edges_ns[interval + 1], end_ns[row]) - np.maximum(edges_ns[interval], start_ns[row])
+    share = inside_ns / lasting[row] / np.diff(edges_ns)[interval] * 1e9
+    return [np.bincount(interval, amount[row] * share, minlength=n) for amount in amounts]
 
 
 def token_rates(edges_ns: FloatArray, blocks: Blocks, columns: Sequence[str]) -> list[FloatArray]:
     """Tokens a second in each interval between *edges_ns*, of iterations in blocks, for each of *columns*."""
-    rates = [np.zeros(edges_ns.size - 1) for _ in columns]
+    total = [np.zeros(edges_ns.size - 1) for _ in columns]
     for block in blocks():
-        lane_of = block["replica"].astype(np.int64) << 32 | block["lane"]
-        order = np.argsort(lane_of, kind="stable")
-        heads = np.flatnonzero(np.diff(lane_of[order], prepend=-1)).tolist()
-        start, duration = block["start_ns"][order], block["duration_ns"][order]
-        for rate, name in zip(rates, columns, strict=True):
-            amount = block[name][order]
-            for at, to in itertools.pairwise((*heads, len(order))):
-                rate += rate_per_s(edges_ns, start[at:to], duration[at:to], amount[at:to])
-    return rates
+        rates = rate_per_s(edges_ns, block["start_ns"], block["duration_ns"], *(block[name] for name in columns))
+        total = [before + rate for before, rate in zip(total, rates, strict=True)]
+    return total
+
+
+def rate_of_parts(edges_ns: FloatArray, parts: Iterable[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]) -> FloatArray:
+    """The rate of all *parts* together, each of which has starts, durations and amounts; short ones are taken together."""
+    rate = np.zeros(edges_ns.size - 1)
+    held: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
+    n = 0
+    for part in parts:
+        held.append(part)
+        n += len(part[0])
+        if n > _AT_ONCE:
+            rate += _of_all(edges_ns, held)
+            held, n = [], 0
+    return rate + _of_all(edges_ns, held) if held else rate
+
+
+def _of_all(edges_ns: FloatArray, parts: Sequence[tuple[NDArray[Any], ...]]) -> FloatArray:
+    starts, durations, amounts = map(np.concatenate, zip(*parts, strict=True))
+    return rate_per_s(edges_ns, starts, durations, amounts)[0]
 
 
 def plot_level(

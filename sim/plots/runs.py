@@ -14,7 +14,7 @@ from sim.plots.classes import classes_figure
 from sim.plots.fleet import fleet_figure
 from sim.plots.frames import blocks_of, latency_cdf, running, throughput
 from sim.plots.latency import plot_latency_ecdf, plot_steps, weighted_ecdf
-from sim.plots.levels import Blocks, mean_level, plot_level, rate_per_s, token_rates
+from sim.plots.levels import Blocks, mean_level, plot_level, rate_of_parts, token_rates
 from sim.plots.style import figure, save, sheet
 from sim.results.costs import usd_per_machine_hour
 from sim.text import seconds_text
@@ -180,12 +180,14 @@ def timeline_figure(
     waiting = mean_level(edges_ns, arrival_ns[accepted], scheduled[accepted])
     running = mean_level(edges_ns, scheduled[accepted], finish[accepted])
 
-    kv_share = np.zeros(_TIMELINE_BINS)
     names = ["prefill_tokens", "emitted_tokens", *(("prefix_hit_tokens",) if "prefix_hit_tokens" in requests else ())]
     prompt_rate, output_rate, *found_rates = token_rates(edges_ns, lambda: map(_with_loaded, iterations()), names)
     found_rate = found_rates[0] if found_rates else None
-    for replica, start, held_ns, used in metrics.kv_holdings(iterations()):
-        kv_share += rate_per_s(edges_ns, start, held_ns, used / kv_blocks_total[replica] * (held_ns * 1e-9))
+    held = (
+        (start, held_ns, used / kv_blocks_total[replica] * (held_ns * 1e-9))
+        for replica, start, held_ns, used in metrics.kv_holdings(iterations())
+    )
+    kv_share = rate_of_parts(edges_ns, held)
     serving = np.full(_TIMELINE_BINS, float(len(kv_blocks_total)))
     if fleet is not None:
         serving = _serving(fleet, edges_ns)

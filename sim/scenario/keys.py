@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import date
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
@@ -266,6 +275,15 @@ class Predictor(Section):
     """Standard deviation of the logarithm of guess over truth: 0 knows all, 0.7 is wrong by a factor of two one time in three."""
 
 
+def _as_text(value: Any) -> Any:
+    """A date of YAML as it would be written in quotes."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
+Moment = Annotated[Annotated[str, Field(min_length=1)] | float, BeforeValidator(_as_text)]
+"""A date with a time, or seconds from the first row of a trace."""
+
+
 class Workload(Section):
     """The requests that arrive: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
@@ -289,7 +307,8 @@ class Workload(Section):
     """Leave out rows with neither prompt nor output tokens."""
     columns: dict[str, Annotated[str, Field(min_length=1)]] | None = None
     """The column of each field of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
-    end, duration, max_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON."""
+    end, duration, max_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON. Behind the
+    column of a time, `:ms` says its unit and `:%d.%m.%Y %H:%M:%S` how its dates are written."""
     missing_output: MissingOutput | None = None
     """The fate of requests of an exported trace without an output length: left out (drop, as where nothing is said), given as
     many tokens as their client allowed (max_tokens), or lengths drawn from those of the others (draw)."""
@@ -297,6 +316,11 @@ class Workload(Section):
     """Keep failed requests of an exported trace that have tokens."""
     tokenizer: FilePath | None = None
     """A tokenizer.json that counts the tokens of a trace's texts; without it they are counted approximately."""
+    since: Moment | None = None
+    """Requests of a trace that came before are left out: a date such as 2026-11-03T09:00 (UTC where it says no zone), or seconds
+    from the first row. Time runs from the first request that is taken."""
+    until: Moment | None = None
+    """Requests of a trace that came then or later are left out; where times are in order, nothing behind is read."""
     arrivals: Process | None = None
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None
@@ -351,7 +375,17 @@ class Workload(Section):
 
     def about_files(self) -> dict[str, Any]:
         """The settings about reading a trace's file that are not at their defaults."""
-        names = ("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed", "tokenizer")
+        names = (
+            "format",
+            "sort",
+            "drop_empty",
+            "columns",
+            "missing_output",
+            "keep_failed",
+            "tokenizer",
+            "since",
+            "until",
+        )
         return {
             name: value for name in names if (value := getattr(self, name)) != type(self).model_fields[name].default
         }

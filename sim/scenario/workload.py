@@ -192,8 +192,10 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
         missing_output=settings.missing_output,
         keep_failed=settings.keep_failed,
         tokenizer=tokenizer,
-        timed=settings.arrivals is None,
+        timed=settings.arrivals is None or settings.since is not None or settings.until is not None,
         seed=scenario.seed,
+        since=settings.since,
+        until=settings.until,
     )
 
 

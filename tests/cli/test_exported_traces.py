@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,40 @@ def test_what_cannot_be_read_is_one_sentence_and_exit_code_two(command, options,
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("advise", ("--only", "release", "--replications", 1, "--jobs", 1)),
+        ("optimize", ("--goal", "cost", "--axis", "replicas=1", "--replications", 2, "--jobs", 1)),
+        ("capacity", ("--slo", "--tolerance", 0.5, "--limit", "ttft_p95=15ms")),
+        ("sweep", ("--axis", "replicas=1", "--jobs", 1)),
+        ("compare", ("s.yaml", "s.yaml", "--replications", 2, "--jobs", 1)),
+    ],
+)
+def test_every_command_that_replays_a_workload_takes_a_trace_as_run_does(command, options):
+    Path("s.yaml").write_text("model: llama-3.1-8b\nworkload: {trace: conversation}\nslo: {ttft_p95_s: 2}\n")
+    first = () if command == "compare" else ("s.yaml",)
+    done = rooftrace(
+        command, *first, *options, "--trace", "log.jsonl", "--map", MAP, "--missing-output", "draw", "--keep-failed"
+    )
+    assert done.exit_code == 0, done.output
+    assert "host" in done.stderr
+    refused = rooftrace(command, *first, *options, "--trace", "log.jsonl", "--map", "when")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "expected FIELD=COLUMN" in refused.stderr
+
+
+def test_advise_prints_commands_that_read_the_trace_as_it_did():
+    Path("s.yaml").write_text("model: llama-3.1-8b\nworkload: {trace: conversation}\nslo: {ttft_p95_s: 2}\n")
+    asked = ("advise", "s.yaml", "--only", "precision", "--replications", 1, "--jobs", 1, "--json")
+    done = rooftrace(*asked, "--trace", "log.jsonl", "--map", MAP)
+    found = json.loads(done.stdout)["candidates"][0]
+    again = rooftrace(*shlex.split(found["run"])[1:], "--json", "--no-plots", "--out", "again")
+    summary = json.loads(again.stdout)
+    assert summary["requests"]["finished"] == 9
+    assert summary["ttft_s"]["p95"] == found["figures"]["ttft_s.p95"]
+
+
 def test_describe_says_rates_bursts_and_what_is_left_out_and_draws_it():
     done = rooftrace("trace", "describe", "log.jsonl", "--map", MAP, "--out", "p/log.png", "--json")
     found = json.loads(done.stdout)
@@ -86,6 +121,27 @@ def test_describe_says_rates_bursts_and_what_is_left_out_and_draws_it():
     assert Path("p/log.png").read_bytes().startswith(b"\x89PNG")
     assert "From, s" in rooftrace("trace", "describe", "log.jsonl", "--map", MAP).stdout
     assert rooftrace("trace", "describe", "log.jsonl", "--map", MAP, "--out", "log.pdf").exit_code == 2
+
+
+def test_a_window_is_said_in_the_scenario_and_behind_every_command(log):
+    window = ("--since", "2025-05-01T12:00:02", "--until", 6)
+    described = rooftrace("trace", "describe", "log.jsonl", "--map", MAP, *window, "--json")
+    assert json.loads(described.stdout)["requests"] == 3
+    assert "Line 7 is the first from 6 on" in described.stderr
+    done = rooftrace("run", "--trace", "log.jsonl", "--map", MAP, *window, "--no-plots", "--out", "out", "--json")
+    assert json.loads(done.stdout)["requests"]["finished"] == 3
+    assert "left out are 2 before 2025-05-01T12:00:02; 1 failed" in done.stderr
+    columns = json.dumps(COLUMNS)
+    for since in ("2025-05-01T12:00:02", "'2025-05-01T14:00:02+02:00'", 2):
+        log.with_name("s.yaml").write_text(
+            f"workload: {{trace: log.jsonl, columns: {columns}, since: {since}, until: 6}}"
+        )
+        assert resolve(Scenario.load("s.yaml")).experiment.workload.prompt_tokens.tolist() == [102, 104, 105]
+    drawn = {"arrivals": {"process": "poisson", "rate_per_s": 2.0}}
+    only = Scenario(workload={"trace": "log.jsonl", "columns": COLUMNS, "since": 8, **drawn})
+    assert resolve(only).experiment.workload.prompt_tokens.tolist() == [108, 109]
+    wrong = rooftrace("run", "--set", "workload.since=3")
+    assert (wrong.exit_code, "workload.since is about reading a file" in wrong.stderr) == (2, True)
 
 
 def test_a_trace_without_times_is_replayed_under_arrivals_of_its_own():

@@ -36,10 +36,24 @@ def test_mean_level_integrates_the_counting_process():
 
 def test_rate_spreads_an_iteration_over_its_duration():
     edges = np.array([0.0, 1e9, 2e9, 3e9])
-    rate = levels.rate_per_s(
-        edges, np.array([0, 2_000_000_000]), np.array([2_000_000_000, 500_000_000]), np.array([8, 3])
-    )
+    starts, durations = np.array([0, 2_000_000_000]), np.array([2_000_000_000, 500_000_000])
+    rate, other = levels.rate_per_s(edges, starts, durations, np.array([8, 3]), np.array([1, 1]))
     assert rate.tolist() == pytest.approx([4.0, 4.0, 3.0])
+    assert other.tolist() == pytest.approx([0.5, 0.5, 1.0])
+
+
+def test_rates_of_iterations_of_any_order_are_what_was_done_within_each_interval(monkeypatch):
+    rng = np.random.default_rng(3)
+    edges = np.linspace(200.0, 900.0, 8)
+    starts, durations, amounts = rng.integers(0, 1000, 300), rng.integers(0, 400, 300), rng.integers(0, 50, 300)
+    lasting = np.maximum(durations, 1)
+    inside = np.minimum(edges[1:, None], starts + lasting) - np.maximum(edges[:-1, None], starts)
+    expected = (amounts * np.maximum(inside, 0) / lasting).sum(axis=1) / np.diff(edges) * 1e9
+    assert levels.rate_per_s(edges, starts, durations, amounts)[0] == pytest.approx(expected)
+    monkeypatch.setattr(levels, "_AT_ONCE", 70)
+    parts = [(starts[at : at + 40], durations[at : at + 40], amounts[at : at + 40]) for at in range(0, 300, 40)]
+    assert levels.rate_of_parts(edges, parts) == pytest.approx(expected)
+    assert levels.rate_of_parts(edges, []).tolist() == [0.0] * 7
 
 
 @pytest.mark.parametrize(

@@ -904,7 +904,11 @@ def _protocol(rng: Random) -> _Load:
 def _export(rng: Random) -> _Load:
     columns = {"arrival": "at", "prompt_tokens": "usage.in", "output_tokens": "usage.out", "max_tokens": "limit"}
     found = {"trace": "export.jsonl", "columns": columns, "missing_output": rng.choice(["drop", "max_tokens", "draw"])}
-    return _Load(found | _some(rng, 0.3, keep_failed=[True]), columns=frozenset({"max_tokens"}), longest=470)
+    return _Load(
+        found | _some(rng, 0.3, keep_failed=[True], since=[0.1, "2026-09-21T14:13:20.2Z"], until=[0.7]),
+        columns=frozenset({"max_tokens"}),
+        longest=470,
+    )
 
 
 def _builtin(rng: Random) -> _Load:

@@ -102,6 +102,36 @@ def test_what_is_no_time_is_refused_by_line_and_column(write, value):
         read_trace(write(f"{ROWS}2025-05-01T12:00:00Z,1,1\n{value},1,1\n"), columns=NAMED)
 
 
+@pytest.mark.parametrize(
+    ("form", "stamps", "after_s"),
+    [
+        ("%d.%m.%Y %H:%M:%S", ("03.11.2026 09:00:00", "04.11.2026 09:00:01"), 86_401),
+        ("%m/%d/%Y %H:%M", ("11/03/2026 09:00", "11/04/2026 09:00"), 86_400),
+        ("%d/%m/%Y %H:%M", ("11/03/2026 09:00", "11/04/2026 09:00"), 31 * 86_400),
+        ("%b %d, %Y %H:%M:%S.%f", ("Nov 03, 2026 09:00:00.000000", "Nov 03, 2026 09:00:00.250001"), 0.250001),
+        ("%d.%m.%Y %H:%M %z", ("03.11.2026 09:00 +0100", "03.11.2026 09:00 +0000"), 3600),
+    ],
+)
+def test_dates_of_another_order_are_refused_with_the_way_out_which_takes_them(write, form, stamps, after_s):
+    file = write("ts,p,o\n" + "".join(f'"{stamp}",5,6\n' for stamp in stamps))
+    with pytest.raises(
+        ValueError, match=r"line 2, column ts: .*--map 'arrival=ts:%d\.%m\.%Y %H:%M:%S' \(workload\.columns\)"
+    ):
+        read_trace(file, columns=NAMED)
+    trace = read_trace(file, columns={**NAMED, "arrival": f"ts:{form}"})
+    assert trace.arrival_ns.tolist() == [0, round(after_s * 1e9)]
+    assert f"Arrivals are ts, written as {form}" in told(trace)
+    assert ("UTC" in told(trace)) == ("%z" not in form)
+    with pytest.raises(ValueError, match="line 2, column ts: expected a time written as %Y week %U; got"):
+        read_trace(file, columns={**NAMED, "arrival": "ts:%Y week %U"})
+
+
+def test_a_duration_has_a_unit_and_no_format(write):
+    named = {"end": "ts", "duration": "p:%H", "prompt_tokens": "p", "output_tokens": "o"}
+    with pytest.raises(ValueError, match="a duration is a number"):
+        read_trace(write(ROWS + "1,5,6\n"), columns=named)
+
+
 def test_arrivals_are_ends_less_durations_where_only_these_are_there(write):
     text = "end_time,latency_ms,prompt_tokens,completion_tokens\n2025-05-01T12:00:09Z,9000,1,2\n2025-05-01T12:00:10Z,500,3,4\n"
     assert read_trace(write(text)).arrival_s.tolist() == [0, 9.5]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exits import going_on, interrupted
+from sim.cli.exports import takes_export
 from sim.cli.options import Json, Limits, ScenarioFile, read_scenario, with_limits
 from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 
@@ -22,7 +23,7 @@ _SHOWN = ("ttft_p95_s", "tpot_p95_s")
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(advise)
+    app.command()(takes_export(advise))
 
 
 def advise(

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.exports import takes_export
 from sim.cli.options import Json, Limits, ScenarioFile, read_scenario, with_limits
 from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import RooftraceError
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(capacity)
+    app.command()(takes_export(capacity))
 
 
 def capacity(

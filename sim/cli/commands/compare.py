@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays, change_facts, print_changes
 from sim.cli.options import Json, read_scenario
 from sim.cli.tables import console, print_facts, print_json, print_notes
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(compare)
+    app.command()(takes_export(compare))
 
 
 def compare(
@@ -75,7 +76,7 @@ def _check(
         if value is not None:
             raise RooftraceError(f"{name} is about running scenarios, and {folder} holds results; leave it out")
     if set_:
-        raise RooftraceError(f"--set changes scenarios before they run, and {folder} holds results")
+        raise RooftraceError(f"--set, like --trace, changes scenarios before they run, and {folder} holds results")
     if intervals is not None:
         raise RooftraceError(f"--intervals replays scenarios, and {folder} holds results; leave it out")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exits import going_on, interrupted
+from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays, kept_at, kept_by, kept_facts
 from sim.cli.options import Json, Limits, read_axes, read_scenario, with_limits
 from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
@@ -29,7 +30,7 @@ _SHOWN = 15
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(optimize)
+    app.command()(takes_export(optimize))
 
 
 def optimize(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, with_export
+from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays
 from sim.cli.options import Fetch, Limits, ScenarioFile, SummaryJson, fetch_models, read_scenario, with_limits
 from sim.cli.tables import console, print_facts, print_json, print_notes, print_table, seen_by, written
@@ -20,7 +20,7 @@ _OLD = "intervals.json"
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(run)
+    app.command()(takes_export(run))
 
 
 def run(
@@ -30,14 +30,6 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
     ] = None,
     limit: Limits = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Trace to replay: a file, folder or pattern.", show_default=False),
-    ] = None,
-    columns: Columns = None,
-    missing_output: MissingOutput = None,
-    keep_failed: KeepFailed = False,
-    tokenizer: Tokenizer = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
@@ -60,7 +52,6 @@ def run(
     from sim.scenario.assembly import resolve
 
     chosen = with_limits(read_scenario(scenario, set_), limit)
-    chosen = with_export(chosen, trace, columns, missing_output, keep_failed, tokenizer)
     if fetch:
         fetch_models(chosen.models)
     with under_way("Reading the workload and building the deployment"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim.cli.exits import going_on, interrupted
+from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays, point_intervals, print_point_intervals, write_point_intervals
 from sim.cli.options import Limits, read_axes, with_limits
 from sim.cli.tables import print_facts, print_notes, print_table, written
@@ -21,7 +22,7 @@ _SHOWN = 40
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(sweep)
+    app.command()(takes_export(sweep))
 
 
 def sweep(

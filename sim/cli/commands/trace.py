@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, columns_of
+from sim.cli.exports import Columns, KeepFailed, MissingOutput, Since, Tokenizer, Until, columns_of
 from sim.cli.options import Json
 from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import OutputError, RooftraceError
@@ -37,6 +37,8 @@ def describe(
     missing_output: MissingOutput = None,
     keep_failed: KeepFailed = False,
     tokenizer: Tokenizer = None,
+    since: Since = None,
+    until: Until = None,
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
     limit: _Limit = None,
@@ -47,6 +49,7 @@ def describe(
     """Print what a trace holds and what of its file is left out: arrivals, lengths, bursts, sessions, reuse."""
     _check_picture(out)
     how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
+    how |= {"since": since, "until": until}
     trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, timed=not untimed, **how)
     with under_way("Describing"):
         found, curve = _described(trace)
@@ -107,6 +110,8 @@ def convert(
     missing_output: MissingOutput = None,
     keep_failed: KeepFailed = False,
     tokenizer: Tokenizer = None,
+    since: Since = None,
+    until: Until = None,
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
     limit: _Limit = None,
@@ -114,6 +119,7 @@ def convert(
 ) -> None:
     """Write a trace in Rooftrace's plain CSV format."""
     how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
+    how |= {"since": since, "until": until}
     trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, **how)
     print_notes(trace.notes)
     if out.is_file() and not overwrite:
