@@ -11,7 +11,7 @@ import typer
 from sim.cli.exits import USER_ERROR
 from sim.cli.measured_files import Before, Files, Where, print_assumed, read_both
 from sim.cli.options import Json, read_scenario
-from sim.cli.outputs import write_text
+from sim.cli.outputs import put_text
 from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import OutputError, RooftraceError
 from sim.text import unknown
@@ -67,7 +67,7 @@ def fit(
     found, others = _fitted(chosen, runs, used)
     left_out = found.left_out() if len(found.cases) > 1 else []
     predicted = [each for case in others for each in found.predict(case)]
-    write_text(out, stack_text(found, chosen, [str(path) for path in files], [*left_out, *predicted]))
+    put_text(out, stack_text(found, chosen, [str(path) for path in files], [*left_out, *predicted]))
     if as_json:
         print_json(_facts(found, left_out, predicted, out))
     else:

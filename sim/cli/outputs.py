@@ -22,7 +22,7 @@ def check_folder_of(*paths: Path | None) -> None:
             raise OutputError(f"cannot write {path}: its folder does not exist; create it first")
 
 
-def write_text(path: Path, text: str) -> None:
+def put_text(path: Path, text: str) -> None:
     """Write *text* to *path*, all of it or nothing; OutputError where that cannot be."""
     from workloads.write import write_whole
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim.cli.options import Json
-from sim.cli.outputs import check_folder_of, end_with_left_out, write_text
+from sim.cli.outputs import check_folder_of, end_with_left_out, put_text
 from sim.cli.tables import print_json, print_notes, print_table
 from sim.errors import RooftraceError
 from sim.text import unknown
@@ -87,7 +87,7 @@ def fit(
     if too_few:
         typer.echo(f"Not fitted: {too_few}", err=True)
     profile, said = _completed(fitted, target, before=before, borrow=borrow, out=out)
-    write_text(out, profile_text(profile))
+    put_text(out, profile_text(profile))
     notes = [*dict.fromkeys(f"{m.path.name}: {note}" for m in files for note in m.notes)]
     if as_json:
         kernels = [{"kernel": f"{each.family} {each.variant}", **asdict(each.provenance)} for each in fitted.kernels]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.options import Json
-from sim.cli.outputs import check_folder_of, end_with_left_out, write_text
+from sim.cli.outputs import check_folder_of, end_with_left_out, put_text
 from sim.cli.tables import print_json, print_table
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def validate(
     if out is not None:
         _write_csv(found, out)
     if markdown is not None:
-        write_text(markdown, _page(found))
+        put_text(markdown, _page(found))
     if as_json:
         print_json(_facts(found))
     else:
