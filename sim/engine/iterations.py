@@ -9,7 +9,7 @@ from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
 from policies.view import PartialSeq, Plan, pads_to
 from sim.engine.clock import TICK_BITS
-from sim.engine.columns import Recorder, Tally
+from sim.engine.columns import Recorder, Standing, Tally
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Ended, Lane, Prepared
@@ -72,6 +72,7 @@ class Iterations:
         exchange = sequences.exchange
         self._drops_token = exchange is not None and exchange.drops_token
         self._n_sent = 0
+        self._speculates = spec.decoding is not None
         self._price: Callable[[Lane, Totals, int, int], int] = (
             self._price_later if is_rank else self._price_alone if alone else self._price_stages
         )
@@ -99,6 +100,8 @@ class Iterations:
             decode_rows = n * decoding.query_tokens
             decode_kv = decoding.cached + decode_rows
             work.emitted, decode_window = decoding.next_round()
+        if self._speculates:
+            work.query_tokens, work.draft_steps = decoding.query_tokens, decoding.draft_steps
         rows, completing = work.rows, work.completing
         work.completions = len(completing)
         if completing and not self._drops_token:
@@ -136,10 +139,13 @@ class Iterations:
 
     def _price_alone(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
         """Start it on the only stage."""
-        tally = self.standing(lane)
-        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, tally.draft_steps)
+        kv, decoding = self._kv, lane.decoding
+        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, decoding.draft_steps)
         lane.span = Step(ticks, ticks + duration, growth)
-        self._recorder.add_iteration(ticks, duration, totals, tally)
+        standing: Standing = _new(
+            Standing, (lane.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
+        )
+        self._recorder.add_iteration(ticks, duration, totals, self._work, standing)
         return ticks + duration
 
     def _price_stages(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
@@ -157,9 +163,8 @@ class Iterations:
                 for id_, _ in lane.run:
                     self._bubbles[kind][id_] += bubble_ns
         lane.span = Step(ticks, end, growth)
-        tally = self.standing(lane)
-        tally.bubble_ns = sum(bubbles)
-        self._recorder.add_iteration(ticks, end - ticks, totals, tally)
+        self._work.bubble_ns = sum(bubbles)
+        self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(lane))
         return end
 
     def _price_later(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
@@ -174,19 +179,15 @@ class Iterations:
         assert prepared is not None
         lane.prepared = None
         lane.span = Step(ticks, ticks + duration, prepared.growth)
-        self._recorder.add_iteration(ticks, duration, prepared.totals, self.standing(lane))
+        self._recorder.add_iteration(ticks, duration, prepared.totals, self._work, self.standing(lane))
 
-    def standing(self, lane: Lane) -> Tally:
-        """What is counted of the iterations that *lane* starts, with how the model stands now."""
-        work, kv, decoding = self._work, self._kv, lane.decoding
-        work.lane = lane.index
-        work.running = self._sequences.n_admitted
-        work.waiting = len(self._queue)
-        work.blocks_used = kv.total - kv.free
-        work.round = decoding.round
-        work.query_tokens = decoding.query_tokens
-        work.draft_steps = decoding.draft_steps
-        return work
+    def standing(self, lane: Lane) -> Standing:
+        """How *lane* and the model stand now."""
+        kv = self._kv
+        return _new(
+            Standing,
+            (lane.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, lane.decoding.round),
+        )
 
     def _padded(self, lane: Lane, totals: Totals) -> Totals:
         context = max((seq.cached_tokens for seq in lane.view.running), default=0) if lane.decodes else 0

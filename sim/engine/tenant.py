@@ -93,6 +93,8 @@ class Tenant:
         self._ahead = sequences.ahead
         self._finding = sequences.finding
         self._late = sequences.kv.caches_late
+        self._frees_at_the_end = sequences.kv.caches and sequences.ahead is None
+        """Sequences that have ended give their blocks back at once, and not when a plan knows it."""
         self.loading: Loading | None = None
         if spec.tiers and (sequences.kv.caches or spec.swaps):
             self.loading = self._loading_of(machine, common.stores or SharedStores(peers=False))
@@ -217,16 +219,18 @@ class Tenant:
             self._forget_the_leaving(lane)
             if wasted:
                 return iterations.start(lane, run, n, growth, ticks, wasted)
-        if run or (n and self._steps_singly):
-            if self._holds and plan.hold > 1 and not run:
-                lane.held = HeldPlan(
-                    plan.hold - 1, self._version, through_arrivals=plan.through_arrivals, until_ns=plan.until_ns
-                )
+        if run:
             return iterations.start(lane, run, n, growth, ticks)
-        if n:
+        if not n:
+            # What it has changed the next plan sees.
+            return ASK_AGAIN if plan.preempt or plan.reject or plan.run else NOTHING
+        if not self._steps_singly:
             return iterations.start_span(lane, plan, growth, ticks)
-        # What it has changed the next plan sees.
-        return ASK_AGAIN if plan.preempt or plan.reject or len(run) < len(plan.run) else NOTHING
+        if self._holds and plan.hold > 1:
+            lane.held = HeldPlan(
+                plan.hold - 1, self._version, through_arrivals=plan.through_arrivals, until_ns=plan.until_ns
+            )
+        return iterations.start(lane, run, n, growth, ticks)
 
     def _forget_the_leaving(self, lane: Lane) -> None:
         if self._kv.writes:
@@ -340,7 +344,7 @@ class Tenant:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
         if self.state.told is not None:
             self.state.told(lane, end_ticks >> TICK_BITS)
-        if self._finding.ended and self._ahead is None:
+        if self._frees_at_the_end and self._finding.ended:
             self._finding.free_the_ended()
 
     def _write_prompts(self, tiers: Tiers, lane: Lane, end_ns: int) -> None:
