@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from hwmodels.reach import Window
@@ -12,6 +12,7 @@ from sim.engine.clock import TICK_BITS
 from sim.engine.columns import Recorder, Standing, Tally
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
+from sim.engine.kv import OutOfBlocks
 from sim.engine.lane import Ended, Lane, Prepared
 from sim.engine.padding import padded
 from sim.engine.prices import Prices
@@ -73,9 +74,10 @@ class Iterations:
         self._drops_token = exchange is not None and exchange.drops_token
         self._n_sent = 0
         self._speculates = spec.decoding is not None
-        self._price: Callable[[Lane, Totals, int, int], int] = (
-            self._price_later if is_rank else self._price_alone if alone else self._price_stages
+        self._price: Callable[[Lane, Totals, int, int], int] | None = (
+            self._price_later if is_rank else None if alone else self._price_stages
         )
+        """Prices and starts an iteration that is not on the only stage of a machine."""
         self._work = Work()
 
     # An iteration of its own.
@@ -93,8 +95,10 @@ class Iterations:
         else:
             work.blocks = growth
             self._compute(lane, run, ticks)
-            if work.blocks:
-                self._sequences.take(work.blocks, ticks)
+            try:
+                self._kv.take(work.blocks)
+            except OutOfBlocks:
+                raise self._sequences.short_of(work.blocks, ticks) from None
         decode_rows = decode_kv = decode_window = work.emitted = 0
         if n:
             decode_rows = n * decoding.query_tokens
@@ -104,9 +108,8 @@ class Iterations:
             work.query_tokens, work.draft_steps = decoding.query_tokens, decoding.draft_steps
         rows, completing = work.rows, work.completing
         work.completions = len(completing)
-        if completing and not self._drops_token:
-            left = self._left
-            work.emitted += sum([left[id_] > 0 for id_ in completing])
+        if completing:
+            self._count_first_tokens(completing)
         totals: Totals = _new(
             Totals,
             (
@@ -120,7 +123,23 @@ class Iterations:
         lane.completing = completing
         lane.decodes = n > 0
         lane.through_arrivals = True
-        return self._price(lane, totals, growth, ticks)
+        if self._price is not None:
+            return self._price(lane, totals, growth, ticks)
+        kv = self._kv
+        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, decoding.draft_steps)
+        lane.span = Step(ticks, ticks + duration, growth)
+        standing: Standing = _new(
+            Standing, (lane.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
+        )
+        self._recorder.add_iteration(ticks, duration, totals, work, standing)
+        return ticks + duration
+
+    def _count_first_tokens(self, completing: Sequence[int]) -> None:
+        """Prompts that are complete emit a token each, unless it is dropped or none is left to emit."""
+        if not self._drops_token:
+            left = self._left
+            for id_ in completing:
+                self._work.emitted += left[id_] > 0
 
     def _with_wasted(self, totals: Totals, query_tokens: int, ended: Mapping[int, Ended]) -> Totals:
         """*totals* with a step of those that have *ended*."""
@@ -136,17 +155,6 @@ class Iterations:
         )
 
     # What it takes.
-
-    def _price_alone(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
-        """Start it on the only stage."""
-        kv, decoding = self._kv, lane.decoding
-        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, decoding.draft_steps)
-        lane.span = Step(ticks, ticks + duration, growth)
-        standing: Standing = _new(
-            Standing, (lane.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
-        )
-        self._recorder.add_iteration(ticks, duration, totals, self._work, standing)
-        return ticks + duration
 
     def _price_stages(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
         """Send it through the machine's stages; the tick at which it has left the last."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from hwmodels.totals import Totals, pairs_within
 from policies.view import ALWAYS_NS, Plan, ReplicaView, admits_in_turn, looks_itself
-from sim.engine.ahead import stepping_on
+from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.events import ARRIVALS, Alarm, Clock
@@ -207,9 +207,7 @@ class Tenant:
         decode, run = plan.decode, plan.run
         wasted = None
         if lane.leaving:
-            wasted = stepping_on(lane.leaving, plan)
-            if isinstance(decode, tuple):
-                decode = tuple(id_ for id_ in decode if id_ not in lane.leaving)
+            decode, wasted = as_known(lane.leaving, plan)
         if plan.reject or plan.shorten:
             refuse(sequences, plan.reject, plan.shorten)
         if plan.preempt or sequences.n_computed or lane.paused or (decode is not True and decode is not False):
