@@ -4,7 +4,8 @@
 
 *REFERENCE* is the other checkout, such as a git worktree of an earlier commit. Every example, random runs of the engine and random
 scenarios are run once in each checkout, by the code of that checkout, and their columns, iterations and gaps between tokens are
-compared; what differs is named, and the exit code is 1. `--reproduce` adds the rows of `rooftrace reproduce`, which take minutes.
+compared where both have them; what differs is named, and the exit code is 1. `--reproduce` adds the rows of `rooftrace reproduce`,
+which take minutes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,18 @@ def _digest(values: Any) -> str:
     if isinstance(values, np.ndarray):
         whole = np.ascontiguousarray(values.astype(np.int64) if values.dtype.kind in "iub" else values)
         return hashlib.sha256(whole.tobytes()).hexdigest()[:16]
-    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(_rounded(values)).encode()).hexdigest()[:16]
+
+
+def _rounded(value: Any) -> Any:
+    """*value* with floats at twelve digits, since sums of them depend on their order; integers stay exact."""
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return value
 
 
 def _of_columns(columns: Any) -> Iterator[tuple[str, str]]:
@@ -116,7 +128,9 @@ def _of_scenario(scenario: Any, fast_forward: bool) -> Digest:
 def _of_reproduction(name: str) -> Digest:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "sim.cli", "reproduce", name, "--out", folder], capture_output=True, text=True
+            [sys.executable, "-c", "from sim.cli import main; main()", "reproduce", name, "--out", folder],
+            capture_output=True,
+            text=True,
         )
         tables = {
             str(path.relative_to(folder)): _digest(path.read_bytes()) for path in sorted(Path(folder).rglob("*.csv"))
@@ -161,8 +175,10 @@ def _outcomes(root: Path, wanted: list[str], stepping: bool) -> dict[str, Digest
 
 
 def differences(here: Digest, there: Digest) -> list[str]:
-    """Names of what differs between two outcomes of a case."""
-    return sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    """Names of what differs between two outcomes of a case, of what both have; all where one ended with an error."""
+    if ("error" in here) != ("error" in there):
+        return ["error"]
+    return sorted(name for name in here.keys() & there.keys() if here[name] != there[name])
 
 
 def main() -> int:
@@ -187,10 +203,14 @@ def main() -> int:
         both = (root, options.reference.resolve())
         here, there = pool.map(lambda each: _outcomes(each, wanted, options.stepping), both)
     n_different = n_errors = 0
+    one_sided: dict[str, set[str]] = {"here": set(), "there": set()}
     for case in wanted:
         mine, theirs = here.get(case, {"error": "nothing came of it"}), there.get(case, {"error": "nothing came of it"})
         n_errors += "error" in mine
         different = differences(mine, theirs)
+        if different != ["error"]:
+            one_sided["here"] |= mine.keys() - theirs.keys()
+            one_sided["there"] |= theirs.keys() - mine.keys()
         if different:
             n_different += 1
             print(f"{case}: {', '.join(different[:8])}{' ...' if len(different) > 8 else ''}")
@@ -201,6 +221,9 @@ def main() -> int:
         for case in wanted:
             if "error" in here.get(case, {}):
                 print(f"{case}: {here[case]['error'][:160]}")
+    for where, names in one_sided.items():
+        if names:
+            print(f"only {where}, not compared: {', '.join(sorted(names)[:12])}{' ...' if len(names) > 12 else ''}")
     print(f"{len(wanted)} cases, of which {n_errors} end with an error: {n_different} differ")
     return int(n_different > 0)
 

@@ -25,7 +25,7 @@ class MtpCost:
     """`CostModel` of one pass of *layer*, with prompts going through *modules* such layers."""
 
     reads_whole_step = True
-    """The first pass of a round reads every token that the target verified (`sim.engine.pricing`)."""
+    """The first pass of a round reads every token that the target verified (`sim.engine.batch.pricing`)."""
 
     def __init__(self, layer: CostModel, modules: int, parallel: ParallelConfig) -> None:
         if modules < 1:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sim.bench.load import Load
     from sim.bench.measured import BenchRun
     from sim.engine import Experiment
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
     from sim.scenario import Scenario
     from sim.validation.frozen import Frozen
 

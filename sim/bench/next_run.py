@@ -24,7 +24,7 @@ from sim.scenario.assembly import resolve
 from sim.scenario.assembly.deployment import deployment_of
 
 if TYPE_CHECKING:
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
     from sim.scenario import Scenario
 
 REQUESTS = (300, 1000, 3000)

@@ -19,7 +19,7 @@ from sim.study.statistics import alike
 
 if TYPE_CHECKING:
     from sim.engine import Experiment
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
     from sim.scenario import Scenario
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from sim.engine.columns import ReplicaColumns
+    from sim.engine.record.columns import ReplicaColumns
 
 _COLORS = (*(color for name, color in OKABE_ITO.items() if name != "yellow"), GREY)
 _TOP = 1.12

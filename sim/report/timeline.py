@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.engine.columns import BUBBLES
+from sim.engine.record.columns import BUBBLES
 from sim.metrics.handover import STAGES
 from workloads.write import open_whole
 
 if TYPE_CHECKING:
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
 
 MOST_EVENTS = 2_000_000
 _REQUESTS = 1_000_000

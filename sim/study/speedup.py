@@ -24,7 +24,7 @@ from sim.theory.speculative import SPECDECODE_BENCH, LinearServer
 from workloads import ClosedLoop, Trace
 
 if TYPE_CHECKING:
-    from sim.engine.running import Decoding
+    from sim.engine.batch.decoding import Decoding
 
 FloatArray = NDArray[np.float64]
 Z_99 = 2.5758

@@ -19,8 +19,8 @@ from hwmodels.parallel import ParallelConfig
 from policies.routers import RoundRobin
 from sim.engine import Experiment
 from sim.engine import run as simulated
-from sim.engine.links import LinkSpec
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec
 from sim.protocols import Figures, Protocol, protocol
 from sim.validation.machines import Speculation, Unmodelled, devices_of, machine_of, stream_of
 from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, surely_speculates, whole
@@ -30,8 +30,8 @@ from sim.validation.speculated import speculation_of
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.model import ModelSpec
-    from sim.engine.columns import Columns
-    from sim.engine.roles import Role
+    from sim.engine.record.columns import Columns
+    from sim.engine.spec.roles import Role
 
 SAME_MODEL = {"deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3"}
 """Names of one model."""

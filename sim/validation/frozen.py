@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from hwmodels.totals import Totals
-from sim.engine.clock import TICK_BITS
+from sim.engine.time.clock import TICK_BITS
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel, RankedCostModel
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
 
 _ROUNDING_NS = 2
 

@@ -11,7 +11,7 @@ from hwmodels.parallel import ParallelConfig
 from policies.decoding import Speculative
 from policies.routers import rank_router_of
 from sim.engine import MachineSpec, ReplicaSpec
-from sim.engine.streaming import Stream
+from sim.engine.record.streaming import Stream
 from sim.errors import RooftraceError
 from sim.validation.servers import ServerSettings
 

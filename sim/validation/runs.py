@@ -36,7 +36,7 @@ from workloads import Trace
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
     from workloads import ClosedLoop
 
 _FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sim import metrics
 from sim.cli import build_app
-from sim.engine.handovers import Handovers
+from sim.engine.disaggregation.handovers import Handovers
 from sim.results import FILES, Result
 from sim.scenario import Scenario
 from tests.engine.build import patches_the_engine
@@ -244,9 +244,9 @@ def test_a_disk_that_records_of_iterations_fill_is_a_sentence(monkeypatch):
     def full(*_arguments, **_settings):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("sim.engine.spill.IN_MEMORY_BYTES", 1)
-    monkeypatch.setattr("sim.engine.spill._LEAST_BYTES", 1)
-    monkeypatch.setattr("sim.engine.spill.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("sim.engine.record.spill.IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr("sim.engine.record.spill._LEAST_BYTES", 1)
+    monkeypatch.setattr("sim.engine.record.spill.tempfile.TemporaryFile", full)
     assert_refused(rooftrace("run", *TINY, "--out", "deep/out"), "No space left on device; choose another --out")
 
 

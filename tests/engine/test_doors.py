@@ -17,11 +17,11 @@ from policies.trtllm import TrtLlm
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, MachineSpec, PolicyError, ReplicaSpec
-from sim.engine.events import Clock
-from sim.engine.invariants import Watch
-from sim.engine.machine import Machine
-from sim.engine.requests import RequestState
-from sim.engine.tenant import InCommon
+from sim.engine.machine.machine import Machine
+from sim.engine.requests.state import RequestState
+from sim.engine.serve.tenant import InCommon
+from sim.engine.simulation.invariants import Watch
+from sim.engine.time.events import Clock
 from tests.engine.costs import Linear
 
 MS = 1_000_000

@@ -19,11 +19,11 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, MachineSpec, ReplicaSpec, run
-from sim.engine.columns import Columns
-from sim.engine.exchange import Exchange
-from sim.engine.experiment import LeftBehind
-from sim.engine.links import LinkSpec, Slowdown
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.record.columns import Columns
+from sim.engine.serve.kv_exchange import Exchange
+from sim.engine.spec.experiment import LeftBehind
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec, Slowdown
 from sim.metrics.handover import handover_figures
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked

@@ -16,23 +16,14 @@ from policies.ranks import PromptBalance
 from policies.routers import LeastOutstanding, LlmD, RoundRobin, Router
 from policies.schedulers import Sarathi
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
-from sim.engine import (
-    Columns,
-    Experiment,
-    InvariantError,
-    MachineSpec,
-    PolicyError,
-    ReplicaSpec,
-    StageTable,
-    ranks,
-    run,
-)
-from sim.engine.columns import FINISHED, LOST
-from sim.engine.common import IDLE, CommonPrices
-from sim.engine.iterations import Iterations
-from sim.engine.lane import Lane
-from sim.engine.lives import FleetSpec, Outage
-from sim.engine.pricing import Pricing
+from sim.engine import Columns, Experiment, InvariantError, MachineSpec, PolicyError, ReplicaSpec, StageTable, run
+from sim.engine.batch.lane import Lane
+from sim.engine.batch.pricing import Pricing
+from sim.engine.batch.rank_prices import IDLE, CommonPrices
+from sim.engine.machine import ranks
+from sim.engine.record.columns import FINISHED, LOST
+from sim.engine.serve.iterations import Iterations
+from sim.engine.spec.lifecycle import FleetSpec, Outage
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
 from tests.engine.independent import TICKS, Model, Request, Rules

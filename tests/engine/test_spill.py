@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import sim.engine.spill as spill
+import sim.engine.record.spill as spill
 from hwmodels.totals import Totals
 from sim.engine import Columns, Experiment, run
-from sim.engine.clock import TICK_BITS
-from sim.engine.columns import SPAN, Recorder, Standing, Tally
-from sim.engine.streaming import Stream
+from sim.engine.record.columns import SPAN, Recorder, Standing, Tally
+from sim.engine.record.streaming import Stream
+from sim.engine.time.clock import TICK_BITS
 from sim.work import work_done
 from tests.engine.random_runs import an_experiment, apart, with_fleet, with_ranks, with_tiers
 

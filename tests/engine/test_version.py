@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from policies.view import ALWAYS_NS
-from sim.engine.version import HeldPlan, Version
+from sim.engine.batch.version import HeldPlan, Version
 
 
 def held(version: Version, *, left: int = 3, through_arrivals: bool = False, until_ns: int = ALWAYS_NS) -> HeldPlan:

@@ -14,8 +14,8 @@ from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
 from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec
-from sim.engine.cluster import Cluster
-from sim.engine.tenant import Tenant
+from sim.engine.serve.tenant import Tenant
+from sim.engine.simulation.cluster import Cluster
 from tests.engine.costs import Linear
 from workloads import Trace
 

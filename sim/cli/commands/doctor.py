@@ -42,7 +42,7 @@ def _facts() -> dict[str, Any]:
     from importlib.metadata import version
 
     from hwmodels.model.hub import hub_cache
-    from sim.engine import machine
+    from sim.engine.machine import machine
     from sim.packages import home, intruder
 
     def there(package: str) -> bool:

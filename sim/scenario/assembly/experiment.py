@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from sim.engine import Experiment, MachineSpec
-from sim.engine.streaming import Stream
+from sim.engine.record.streaming import Stream
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for

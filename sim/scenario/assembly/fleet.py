@@ -10,8 +10,8 @@ from hwmodels.cold_starts import cold_start, cold_starts
 from hwmodels.slowed import slowed
 from policies.control import Perfect, PoolSeen, Schedule, Seen
 from sim.engine import MachineSpec
-from sim.engine.links import Slowdown, check_slowdowns
-from sim.engine.lives import Failing, FleetSpec, Life, Outage, Scaling
+from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
+from sim.engine.tiers.links import Slowdown, check_slowdowns
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf

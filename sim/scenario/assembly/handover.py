@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import held_bytes, keeps_every_token
 from hwmodels.transfers import transfer_terms
-from sim.engine.links import LinkSpec
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.fleet import slowdowns_of
@@ -24,7 +24,7 @@ from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from sim.engine.roles import FirstToken, Room
+    from sim.engine.spec.roles import FirstToken, Room
     from workloads import ClosedLoop, Trace
 
 

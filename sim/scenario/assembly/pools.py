@@ -14,7 +14,7 @@ from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from sim.engine.roles import Role
+    from sim.engine.spec.roles import Role
 
 
 @dataclass(frozen=True, kw_only=True)

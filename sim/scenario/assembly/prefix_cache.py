@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import cached_kinds, groups_of
 from policies.routers import knowledge_of
-from sim.engine.experiment import LeftBehind
+from sim.engine.spec.experiment import LeftBehind
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.model import ModelSpec
-    from sim.engine.experiment import PrefixCacheKind
+    from sim.engine.spec.experiment import PrefixCacheKind
     from workloads import ClosedLoop, Trace
 
 _READS_THE_TARGET = ("eagle", "mtp")
