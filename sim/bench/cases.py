@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sim.validation.frozen import Frozen
 
 Figure = Callable[["Columns"], tuple[NDArray[np.bool_], Mapping[str, float]]]
-"""Of a finished run: which requests count, and the figures over them in seconds by quantity."""
+"""The requests of a finished run that count, and the figures over them in seconds by quantity."""
 FULL = 0.95
 """Share of the KV cache in use from which its size matters."""
 
@@ -63,7 +63,7 @@ def priors_of(case: Case) -> dict[str, Prior]:
 
 @dataclass(frozen=True, slots=True, kw_only=False, eq=False)
 class _Moved:
-    """How the figures of a replay move while its schedule stays."""
+    """The change of a replay's figures while its schedule stays."""
 
     of: Replay
     before: Setting

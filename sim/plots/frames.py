@@ -1,4 +1,4 @@
-"""What a DataFrame of results says, drawn on an Axes: one function a kind of picture."""
+"""Pictures of a DataFrame of results, drawn on an Axes: one function a kind of picture."""
 
 from __future__ import annotations
 

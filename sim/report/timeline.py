@@ -20,7 +20,7 @@ MOST_EVENTS = 2_000_000
 _REQUESTS = 1_000_000
 """Process number of the rows of requests; replicas count from 0."""
 _LINKS = 2_000_000
-"""Of the rows of transfers, a thread for each machine that sends."""
+"""The threads of the rows of transfers, a thread for each machine that sends."""
 
 
 def events(

@@ -39,7 +39,7 @@ class Built:
     manifest: dict[str, Any]
     slo: dict[str, float | None]
     class_limits: dict[str, dict[str, float]]
-    """Of classes by name, the limits that their requests keep together."""
+    """The limits that requests of a class keep together, by its name."""
 
 
 def build(scenario: Scenario) -> Experiment:
