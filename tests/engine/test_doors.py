@@ -51,7 +51,7 @@ class Alone:
         settings = {"cost": Linear(), **spec}
         pipelined = settings["cost"].n_stages > 1 or (settings.get("micro_batches") or 1) > 1
         self.state = RequestState(
-            array("q", prompt), array("q", output), array("q", [0] * len(prompt)), None, None, pipelined
+            array("q", prompt), array("q", output), array("q", [0] * len(prompt)), pipelined=pipelined
         )
         self.clock = Clock()
         self.ended = Ended()

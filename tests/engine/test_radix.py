@@ -119,7 +119,9 @@ def a_pool(*rows: list[int], blocks: int, used_by_looks: bool = True) -> RadixCa
     prompts = np.array([len(row) for row in rows])
     offsets = np.cumsum([0, *prompts])
     contents = contents_of(np.concatenate(rows), offsets, 1, prompts, np.zeros_like(prompts), 1)
-    return RadixCache(blocks, 1, contents, array("q", prompts.tolist()), used_by_looks=used_by_looks)
+    tree = RadixCache(blocks, 1, contents, array("q", prompts.tolist()))
+    tree.used_by_looks = used_by_looks
+    return tree
 
 
 def put(pool: RadixCache, id_: int, tokens: int) -> None:

@@ -274,15 +274,13 @@ def test_a_policy_that_shortens_what_it_cannot_is_told_so(answer: tuple[int, int
 
 
 def test_a_shortened_answer_never_ends_before_what_it_has() -> None:
-    state = RequestState(array("q", [8]), array("q", [9]), array("q", [0]), None, None, False)
+    state = RequestState(array("q", [8]), array("q", [9]), array("q", [0]))
     state.left[0] = 3
     state.shorten(0, 2)
     assert (state.output[0], state.left[0], state.shortened) == (7, 1, {0: 2})
     state.shorten(0, 2)
     assert (state.output[0], state.left[0], state.shortened) == (7, 1, {0: 2})
-    allowed = RequestState(
-        array("q", [8]), array("q", [9]), array("q", [0]), None, None, False, max_tokens=array("q", [50])
-    )
+    allowed = RequestState(array("q", [8]), array("q", [9]), array("q", [0]), max_tokens=array("q", [50]))
     allowed.shorten(0, 20)
     assert (allowed.output[0], allowed.max_tokens[0], allowed.shortened) == (9, 20, {0: 0})
 

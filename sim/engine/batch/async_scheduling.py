@@ -80,7 +80,11 @@ def came_after(came_ns: deque[int], seen_ns: int) -> int:
     return len(came_ns)
 
 
-def stepping_on(leaving: dict[int, Ended], plan: Plan) -> dict[int, Ended]:
-    """Those of *leaving* that take a step all the same, since *plan* did not know that they had ended."""
+def as_known(leaving: dict[int, Ended], plan: Plan) -> tuple[bool | tuple[int, ...], dict[int, Ended]]:
+    """The decodes of *plan* without those of *leaving*, and those of them that take a step all the same, since it did not know
+    that they had ended."""
     wanted = leaving.keys() - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
-    return {id_: ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted}
+    wasted = {id_: ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted}
+    if isinstance(plan.decode, tuple):
+        return tuple(id_ for id_ in plan.decode if id_ not in leaving), wasted
+    return plan.decode, wasted

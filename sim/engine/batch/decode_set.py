@@ -11,7 +11,7 @@ import numpy as np
 from hwmodels.reach import Chunk, Window
 from hwmodels.totals import seen
 from sim.engine.batch.decoding import Departure, RunningSet
-from sim.engine.batch.pricing import LineAt, Prices
+from sim.engine.batch.pricing import Line, LineAt, Prices
 from sim.engine.batch.span import BentSpan, DecodeSpan
 from sim.engine.record.columns import IntArray, Piece, Reads, RoundCounts
 from sim.engine.time.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
@@ -117,8 +117,12 @@ class UniformSet(RunningSet):
         if line_at is None:
             line_at = self._lines[n] = pricing.decode_lines(n, 1, 0)
         kv, window = self.cached + n, self.window_sum
-        here, first, growth_ticks = self._on_line(line_at, kv, window)
-        reads: Reads = _new(Reads, (n, kv, window, self.window_growth))
+        window_growth = self.window_growth
+        base, slope, slope_window, kv_end, _ = line = line_at(kv, window)
+        here, first, growth_ticks = (kv_end - 1 - kv) // n + 1, base + slope * kv, slope * n
+        if window_growth or slope_window:
+            here, first, growth_ticks = self._on_windowed_line(line, kv, window)
+        reads: Reads = _new(Reads, (n, kv, window, window_growth))
         until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)
         end = rounds * first + growth_ticks * (rounds * (rounds - 1) // 2)
         if here >= rounds and end < until_ticks:
@@ -128,16 +132,14 @@ class UniformSet(RunningSet):
             return BentSpan(start_ticks, pieces, rounds, end, growth, reads)
         return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, reads)
 
-    def _on_line(self, line_at: LineAt, kv: int, window: int) -> tuple[int, int, int]:
-        """How many rounds are priced on the line at so many KV tokens, the ticks of the first, and what each is longer by."""
+    def _on_windowed_line(self, line: Line, kv: int, window: int) -> tuple[int, int, int]:
+        """How many rounds are priced on a line at so many KV tokens, the ticks of the first, and what each is longer by."""
         n, window_growth = self.n, self.window_growth
-        base, slope, slope_window, kv_end, window_end = line_at(kv, window)
-        rounds = (kv_end - 1 - kv) // n + 1
+        rounds = (line.kv_end - 1 - kv) // n + 1
         if window_growth:
-            rounds = min(rounds, (window_end - 1 - window) // window_growth + 1)
-        if slope_window:
-            return rounds, base + slope * kv + slope_window * window, slope * n + slope_window * window_growth
-        return rounds, base + slope * kv, slope * n
+            rounds = min(rounds, (line.kv_window_end - 1 - window) // window_growth + 1)
+        first = line.base + line.slope * kv + line.slope_window * window
+        return rounds, first, line.slope * n + line.slope_window * window_growth
 
     def _pieces(
         self, line_at: LineAt, here: int, first: int, growth_ticks: int, rounds: int, until_ticks: int
@@ -160,7 +162,11 @@ class UniformSet(RunningSet):
             at = end
             if done == rounds:
                 return pieces, rounds, end
-            here, first, growth_ticks = self._on_line(line_at, kv + done * n, window + done * window_growth)
+            here_kv, here_window = kv + done * n, window + done * window_growth
+            base, slope, slope_window, kv_end, _ = line = line_at(here_kv, here_window)
+            here, first, growth_ticks = (kv_end - 1 - here_kv) // n + 1, base + slope * here_kv, slope * n
+            if window_growth or slope_window:
+                here, first, growth_ticks = self._on_windowed_line(line, here_kv, here_window)
 
     def growth_of(self, id_: int, /) -> int:
         since, cached, _, _ = self._seqs[id_]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from sim.engine.record.columns import IntArray, Piece, Reads, Recorder, Tally, Tape, TapedStart
+from sim.engine.record.columns import IntArray, Piece, Reads, Recorder, Standing, Tape, TapedStart
 from sim.engine.time.clock import elapsed, iterations_to_reach
 
 
@@ -35,8 +35,8 @@ class Span:
         """The iteration in flight at a tick; one that ends there still is."""
         raise NotImplementedError
 
-    def open(self, recorder: Recorder, tally: Tally, /) -> None:
-        """Record it as it starts, where the model stands as *tally* says."""
+    def open(self, recorder: Recorder, standing: Standing, /) -> None:
+        """Record it as it starts."""
         raise NotImplementedError
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
@@ -102,8 +102,8 @@ class DecodeSpan(Span):
     def index_at(self, ticks: int, /) -> int:
         return min(iterations_to_reach(ticks - self.start_ticks, self._first_ticks, self._growth_ticks), self.n)
 
-    def open(self, recorder: Recorder, tally: Tally, /) -> None:
-        recorder.add_decodes(self.start_ticks, self.n, self._first_ticks, self._growth_ticks, self._reads, tally)
+    def open(self, recorder: Recorder, standing: Standing, /) -> None:
+        recorder.add_decodes(self.start_ticks, self.n, self._first_ticks, self._growth_ticks, self._reads, standing)
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
         self.n = j
@@ -153,8 +153,8 @@ class BentSpan(Span):
             before += n
         return self.n
 
-    def open(self, recorder: Recorder, tally: Tally, /) -> None:
-        recorder.add_bent(self.start_ticks, self.n, self._reads, tally)
+    def open(self, recorder: Recorder, standing: Standing, /) -> None:
+        recorder.add_bent(self.start_ticks, self.n, self._reads, standing)
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
         pieces, rest, i = self._pieces, j, 0
@@ -204,13 +204,13 @@ class TapedSpan(Span):
     def index_at(self, ticks: int, /) -> int:
         return min(int(self.ends.searchsorted(ticks - self.start_ticks)) + 1, self.n)
 
-    def open(self, recorder: Recorder, tally: Tally, /) -> None:
+    def open(self, recorder: Recorder, standing: Standing, /) -> None:
         # What its iterations have in common is known now, how many they are only when it closes.
-        decoding, before = self._set, tally.blocks_used - self.growth_first
+        decoding = self._set
+        before = standing._replace(blocks_used=standing.blocks_used - self.growth_first)
         self._start = TapedStart(
-            tally.lane, decoding.n, decoding.query_tokens, decoding.draft_steps, tally.running, tally.waiting, tally.round,
-            before, len(recorder.queued_ns),
-        )  # fmt: skip
+            before, decoding.n, decoding.query_tokens, decoding.draft_steps, len(recorder.queued_ns)
+        )
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
         self.n = j

@@ -302,7 +302,7 @@ def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool
             limit=spec.max_model_len,
         )
     if spec.prefix_cache == "tree":
-        return RadixCache(
+        tree = RadixCache(
             spec.kv_blocks,
             spec.block_tokens,
             state.contents_in(spec.block_tokens),
@@ -310,10 +310,11 @@ def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool
             by_chunk=by_chunk,
             lookahead_tokens=spec.lookahead_tokens,
             limit=spec.max_model_len,
-            drops_last=spec.prefix_drops_last,
             token_contents=state.contents_in(1),
-            used_by_looks=looks_itself(spec.scheduler),
         )
+        tree.drops_last = spec.prefix_drops_last
+        tree.used_by_looks = looks_itself(spec.scheduler)
+        return tree
     return BlockCache(
         spec.kv_blocks,
         spec.block_tokens,

@@ -32,17 +32,17 @@ class RadixCache(TreePool):
 
     def __init__(
         self, total: int, block_tokens: int, contents: Contents, prompts: array[int], *, by_chunk: bool = False,
-        lookahead_tokens: int = 0, limit: int | None = None, drops_last: bool = False, token_contents: Contents | None = None,
-        used_by_looks: bool = False,
+        lookahead_tokens: int = 0, limit: int | None = None, token_contents: Contents | None = None,
     ) -> None:  # fmt: skip
-        """*prompts*: tokens of each request's prompt; *drops_last*: of what is found the last page is computed again, for a drafter
-        that needs the target's states there; *token_contents*: the contents in blocks of one token, where pages are longer;
-        *used_by_looks*: the scheduler looks for itself (`use`), which counts as use, and admission does not."""
+        """*prompts*: tokens of each request's prompt; *token_contents*: the contents in blocks of one token, where pages are
+        longer."""
         super().__init__(
             total, block_tokens, contents, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit
         )
-        self.drops_last = drops_last
-        self.used_by_looks = used_by_looks
+        self.drops_last = False
+        """Whether the last page that is found is computed again, for a drafter that needs the target's states there."""
+        self.used_by_looks = False
+        """Whether the scheduler looks for itself (`use`), which counts as use, and admission does not."""
         self._tokens = contents if token_contents is None else token_contents
         self._prompts = prompts
         self._n_admitted = self._taken = 0

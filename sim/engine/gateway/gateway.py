@@ -9,7 +9,6 @@ import numpy as np
 
 from policies.routers import Refused, RoutedRequest, Router, route_of
 from sim.engine.gateway.routing import routing_of
-from sim.engine.kv.content import Contents
 from sim.engine.machine.machine import Machine
 from sim.engine.requests.state import RequestState
 from sim.engine.time.errors import PolicyError
@@ -41,8 +40,7 @@ class Gate:
 
     def __init__(
         self, router: Router, machines: Sequence[Machine], everybody: Sequence[Machine], workload: Trace | ClosedLoop,
-        state: RequestState, clock: Clock, luck_stream: Sequence[int], contents_in: Callable[[int], Contents] | None,
-        rejects: Rejects,
+        state: RequestState, clock: Clock, luck_stream: Sequence[int], rejects: Rejects,
     ) -> None:  # fmt: skip
         """*machines*: that it may choose from, of *everybody*."""
         self._router = router
@@ -61,7 +59,7 @@ class Gate:
         self._luck = self._draws.random((len(workload), 2))
         session = workload.session if isinstance(workload, Trace) else None
         self._session = None if session is None else array("q", np.ascontiguousarray(session, np.int64).tobytes())
-        self.routing = routing_of(router, everybody, clock, state.prompt, state.model, contents_in)
+        self.routing = routing_of(router, everybody, clock, state.prompt, state.model, state.contents_in)
 
     def clear(self) -> None:
         """There are no requests."""

@@ -176,24 +176,28 @@ class Records:
         return np.frombuffer(self.buffer, self._layout.dtype)
 
 
+class Standing(NamedTuple):
+    """How a lane and its model stand when iterations start."""
+
+    lane: int
+    running: int
+    """Sequences admitted ..."""
+    waiting: int
+    """... and requests in the queue."""
+    blocks_used: int
+    """KV blocks in the first iteration."""
+    round: int
+    """Decode rounds of the lane before it."""
+
+
 class Tally:
-    """What is counted of iterations as they start, beside their totals: how the model stands, and what the iteration does."""
+    """What is counted of one iteration beside its totals."""
 
     __slots__ = (
-        "blocks_used", "bubble_ns", "completions", "draft_steps", "emitted", "evicted", "found", "lane", "loaded",
-        "query_tokens", "round", "running", "waiting", "wasted",
+        "bubble_ns", "completions", "draft_steps", "emitted", "evicted", "found", "loaded", "query_tokens", "wasted",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.lane = 0
-        self.running = 0
-        """Sequences admitted ..."""
-        self.waiting = 0
-        """... and requests in the queue."""
-        self.blocks_used = 0
-        """KV blocks in the first iteration."""
-        self.round = 0
-        """Decode rounds of the lane before it."""
         self.query_tokens = 1
         self.draft_steps = 0
         self.completions = 0
@@ -225,15 +229,11 @@ class Reads(NamedTuple):
 class TapedStart(NamedTuple):
     """What the iterations of a taped span have in common."""
 
-    lane: int
+    standing: Standing
+    """As it is before them, `blocks_used` too."""
     seqs: int
     query_tokens: int
     draft_steps: int
-    running: int
-    waiting: int
-    round: int
-    blocks_before: int
-    """KV blocks in use before them."""
     n_queued: int
     """Entries of `Recorder.queued_ns` when they started."""
 
@@ -287,51 +287,53 @@ class Recorder:
         before, self._evicted = self._evicted, evicted
         return evicted - before
 
-    def add_iteration(self, start_ticks: int, ticks: int, totals: Totals, tally: Tally) -> None:
+    def add_iteration(self, start_ticks: int, ticks: int, totals: Totals, tally: Tally, standing: Standing) -> None:
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
+        lane, running, waiting, blocks_used, round_ = standing
         buffer = self._span_buffer
         if len(buffer) > self._at_bytes:
             self._to_file()
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, tally.lane, prompt, chunks, pairs, prompt_kv,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, tally.query_tokens, tally.draft_steps, kv, kv_window, 0, tally.completions, tally.emitted,
-            tally.running, tally.waiting, tally.blocks_used, tally.round, tally.bubble_ns, tally.wasted, tally.found,
-            tally.loaded, tally.evicted,
+            running, waiting, blocks_used, round_, tally.bubble_ns, tally.wasted, tally.found, tally.loaded, tally.evicted,
         )  # fmt: skip
 
     def add_decodes(
-        self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, reads: Reads, tally: Tally
+        self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, reads: Reads, standing: Standing
     ) -> None:
         """*n* iterations of decodes alone, one token a sequence."""
         seqs, kv, kv_window, window_growth = reads
+        lane, running, waiting, blocks_used, round_ = standing
         buffer = self._span_buffer
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, tally.lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, tally.running, tally.waiting, tally.blocks_used,
-            tally.round, 0, 0, 0, 0, 0,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0, 0,
         )  # fmt: skip
 
-    def add_bent(self, start_ticks: int, n: int, reads: Reads, tally: Tally) -> None:
+    def add_bent(self, start_ticks: int, n: int, reads: Reads, standing: Standing) -> None:
         """*n* iterations of decodes alone whose price bends: one record now, one a piece in `all_spans`."""
         seqs, kv, kv_window, window_growth = reads
+        lane, running, waiting, blocks_used, round_ = standing
         buffer = self._span_buffer
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, tally.lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, tally.running, tally.waiting, tally.blocks_used,
-            tally.round, 0, 0, 0, len(self.queued_ns), 0,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, lane, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0,
+            len(self.queued_ns), 0,
         )  # fmt: skip
 
     def add_taped(self, start_ticks: int, start: TapedStart, tape: Tape) -> None:
         """Iterations that differ in more than a constant growth: one record now, one an iteration in `all_spans`."""
         ends, kv, window, emitted, blocks = tape
+        lane, running, waiting, blocks_before, round_ = start.standing
         buffer = self._span_buffer
         if self._n_taped * _TAPED_BYTES > self._at_bytes:
             self._to_file()
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, start.lane, 0, 0, 0, 0,
-            0, start.seqs, start.query_tokens, start.draft_steps, 0, 0, 0, 0, 0, start.running, start.waiting,
-            start.blocks_before, start.round, 0, 0, 0, start.n_queued, 0,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
+            0, start.seqs, start.query_tokens, start.draft_steps, 0, 0, 0, 0, 0, running, waiting, blocks_before, round_,
+            0, 0, 0, start.n_queued, 0,
         )  # fmt: skip
         at = self._n_taped
         self._n_taped = end = at + len(ends)

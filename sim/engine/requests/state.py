@@ -22,10 +22,11 @@ class RequestState:
     """One entry a request in each column."""
 
     def __init__(
-        self, prompt: array[int], output: array[int], arrival: array[int],
-        model: array[int] | None, deadline: array[int] | None, pipelined: bool, priority: array[int] | None = None,
+        self, prompt: array[int], output: array[int], arrival: array[int], *, pipelined: bool = False,
         max_tokens: array[int] | None = None, contents_in: Callable[[int], Contents] | None = None,
     ) -> None:  # fmt: skip
+        """*pipelined*: stages may idle ahead of micro-batches. Columns that some runs have alone are given afterwards: `model`,
+        `deadline`, `priority`."""
         n = len(prompt)
         self.contents_in = contents_in
         """What requests read and write in blocks of so many tokens; None: the workload does not say."""
@@ -33,21 +34,18 @@ class RequestState:
         self.output = output
         self.max_tokens = output if max_tokens is None else max_tokens
         """Output tokens that the client allows at most."""
-        self.model = model
-        self.deadline = deadline
+        self.model: array[int] | None = None
+        self.deadline: array[int] | None = None
         """Relative to arrival, -1 absent; None: nobody has one."""
-        self.priority = priority
+        self.priority: array[int] | None = None
         """None: 0 for all."""
         self.terms: Terms = NO_TERMS
         """Of classes of service."""
         self.left = output[:]
         """Tokens still to emit; of a sequence that decodes, as of when it joined the others."""
         self.arrival = arrival
-        blank = array("q", [-1]) * n
-        self.scheduled = array("q", blank)
-        self.first_token = array("q", blank)
-        self.finish = array("q", blank)
-        self.token_ns = array("q", blank)
+        self.scheduled, self.first_token, self.finish = (array("q", [-1]) * n for _ in range(3))
+        self.token_ns = array("q", [-1]) * n
         """When a request that was preempted or handed back emitted its latest token."""
         self.rounds = array("i", bytes(4 * n))
         """Decode rounds done, where it speculates: the acceptance of the next one is drawn by their number."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from hwmodels.reach import Window
@@ -13,7 +13,8 @@ from sim.engine.batch.padding import padded
 from sim.engine.batch.prices import Prices
 from sim.engine.batch.span import Step
 from sim.engine.batch.stages import Stages
-from sim.engine.record.columns import Recorder, Tally
+from sim.engine.kv.pool import OutOfBlocks
+from sim.engine.record.columns import Recorder, Standing, Tally
 from sim.engine.serve.sequences import Sequences
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.time.clock import TICK_BITS
@@ -72,9 +73,11 @@ class Iterations:
         exchange = sequences.exchange
         self._drops_token = exchange is not None and exchange.drops_token
         self._n_sent = 0
-        self._price: Callable[[Lane, Totals, int, int], int] = (
-            self._price_later if is_rank else self._price_alone if alone else self._price_stages
+        self._speculates = spec.decoding is not None
+        self._price: Callable[[Lane, Totals, int, int], int] | None = (
+            self._price_later if is_rank else None if alone else self._price_stages
         )
+        """Prices and starts an iteration that is not on the only stage of a machine."""
         self._work = Work()
 
     # An iteration of its own.
@@ -92,18 +95,21 @@ class Iterations:
         else:
             work.blocks = growth
             self._compute(lane, run, ticks)
-            if work.blocks:
-                self._sequences.take(work.blocks, ticks)
+            try:
+                self._kv.take(work.blocks)
+            except OutOfBlocks:
+                raise self._sequences.short_of(work.blocks, ticks) from None
         decode_rows = decode_kv = decode_window = work.emitted = 0
         if n:
             decode_rows = n * decoding.query_tokens
             decode_kv = decoding.cached + decode_rows
             work.emitted, decode_window = decoding.next_round()
+        if self._speculates:
+            work.query_tokens, work.draft_steps = decoding.query_tokens, decoding.draft_steps
         rows, completing = work.rows, work.completing
         work.completions = len(completing)
-        if completing and not self._drops_token:
-            left = self._left
-            work.emitted += sum([left[id_] > 0 for id_ in completing])
+        if completing:
+            self._count_first_tokens(completing)
         totals: Totals = _new(
             Totals,
             (
@@ -117,7 +123,23 @@ class Iterations:
         lane.completing = completing
         lane.decodes = n > 0
         lane.through_arrivals = True
-        return self._price(lane, totals, growth, ticks)
+        if self._price is not None:
+            return self._price(lane, totals, growth, ticks)
+        kv = self._kv
+        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, decoding.draft_steps)
+        lane.span = Step(ticks, ticks + duration, growth)
+        standing: Standing = _new(
+            Standing, (lane.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
+        )
+        self._recorder.add_iteration(ticks, duration, totals, work, standing)
+        return ticks + duration
+
+    def _count_first_tokens(self, completing: Sequence[int]) -> None:
+        """Prompts that are complete emit a token each, unless it is dropped or none is left to emit."""
+        if not self._drops_token:
+            left = self._left
+            for id_ in completing:
+                self._work.emitted += left[id_] > 0
 
     def _with_wasted(self, totals: Totals, query_tokens: int, ended: Mapping[int, Ended]) -> Totals:
         """*totals* with a step of those that have *ended*."""
@@ -134,14 +156,6 @@ class Iterations:
 
     # What it takes.
 
-    def _price_alone(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
-        """Start it on the only stage."""
-        tally = self.standing(lane)
-        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, tally.draft_steps)
-        lane.span = Step(ticks, ticks + duration, growth)
-        self._recorder.add_iteration(ticks, duration, totals, tally)
-        return ticks + duration
-
     def _price_stages(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
         """Send it through the machine's stages; the tick at which it has left the last."""
         priced = totals if not self.pads_to else self._padded(lane, totals)
@@ -157,9 +171,8 @@ class Iterations:
                 for id_, _ in lane.run:
                     self._bubbles[kind][id_] += bubble_ns
         lane.span = Step(ticks, end, growth)
-        tally = self.standing(lane)
-        tally.bubble_ns = sum(bubbles)
-        self._recorder.add_iteration(ticks, end - ticks, totals, tally)
+        self._work.bubble_ns = sum(bubbles)
+        self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(lane))
         return end
 
     def _price_later(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
@@ -174,19 +187,15 @@ class Iterations:
         assert prepared is not None
         lane.prepared = None
         lane.span = Step(ticks, ticks + duration, prepared.growth)
-        self._recorder.add_iteration(ticks, duration, prepared.totals, self.standing(lane))
+        self._recorder.add_iteration(ticks, duration, prepared.totals, self._work, self.standing(lane))
 
-    def standing(self, lane: Lane) -> Tally:
-        """What is counted of the iterations that *lane* starts, with how the model stands now."""
-        work, kv, decoding = self._work, self._kv, lane.decoding
-        work.lane = lane.index
-        work.running = self._sequences.n_admitted
-        work.waiting = len(self._queue)
-        work.blocks_used = kv.total - kv.free
-        work.round = decoding.round
-        work.query_tokens = decoding.query_tokens
-        work.draft_steps = decoding.draft_steps
-        return work
+    def standing(self, lane: Lane) -> Standing:
+        """How *lane* and the model stand now."""
+        kv = self._kv
+        return _new(
+            Standing,
+            (lane.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, lane.decoding.round),
+        )
 
     def _padded(self, lane: Lane, totals: Totals) -> Totals:
         context = max((seq.cached_tokens for seq in lane.view.running), default=0) if lane.decodes else 0

@@ -362,14 +362,19 @@ class Sequences:
         return tuple(entry for entry in run if entry[1])
 
     def take(self, blocks: int, ticks: int) -> None:
+        """Take KV blocks that a plan counts on; PolicyError where they are not free."""
         try:
             self.kv.take(blocks)
         except OutOfBlocks:
-            raise PolicyError(
-                f"{self.scheduler!r} planned {blocks} new KV blocks at t={ticks / TICKS_PER_S:.6f} s but only "
-                f"{self.kv.free} are free; wrap it in EvictNewest or admit less",
-                short_of_memory=True,
-            ) from None
+            raise self.short_of(blocks, ticks) from None
+
+    def short_of(self, blocks: int, ticks: int) -> PolicyError:
+        """The error of a plan that takes more blocks than are free."""
+        return PolicyError(
+            f"{self.scheduler!r} planned {blocks} new KV blocks at t={ticks / TICKS_PER_S:.6f} s but only "
+            f"{self.kv.free} are free; wrap it in EvictNewest or admit less",
+            short_of_memory=True,
+        )
 
     def end_rounds(self, lane: Lane, rounds: int, growth_first: int, end_ns: int) -> None:
         """The decodes of a lane have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from hwmodels.totals import Totals, pairs_within
 from policies.view import ALWAYS_NS, Plan, ReplicaView, admits_in_turn, looks_itself
-from sim.engine.batch.async_scheduling import stepping_on
+from sim.engine.batch.async_scheduling import as_known
 from sim.engine.batch.decode_set import UniformSet
 from sim.engine.batch.lane import Elsewhere, Lane, LanePrice, RunningView
 from sim.engine.batch.prices import Prices, prices_of
@@ -93,6 +93,8 @@ class Tenant:
         self._ahead = sequences.ahead
         self._finding = sequences.finding
         self._late = sequences.kv.caches_late
+        self._frees_at_the_end = sequences.kv.caches and sequences.ahead is None
+        """Sequences that have ended give their blocks back at once, and not when a plan knows it."""
         self.loading: Loading | None = None
         if spec.tiers and (sequences.kv.caches or spec.swaps):
             self.loading = self._loading_of(machine, common.stores or SharedStores(peers=False))
@@ -205,9 +207,7 @@ class Tenant:
         decode, run = plan.decode, plan.run
         wasted = None
         if lane.leaving:
-            wasted = stepping_on(lane.leaving, plan)
-            if isinstance(decode, tuple):
-                decode = tuple(id_ for id_ in decode if id_ not in lane.leaving)
+            decode, wasted = as_known(lane.leaving, plan)
         if plan.reject or plan.shorten:
             refuse(sequences, plan.reject, plan.shorten)
         if plan.preempt or sequences.n_computed or lane.paused or (decode is not True and decode is not False):
@@ -217,16 +217,18 @@ class Tenant:
             self._forget_the_leaving(lane)
             if wasted:
                 return iterations.start(lane, run, n, growth, ticks, wasted)
-        if run or (n and self._steps_singly):
-            if self._holds and plan.hold > 1 and not run:
-                lane.held = HeldPlan(
-                    plan.hold - 1, self._version, through_arrivals=plan.through_arrivals, until_ns=plan.until_ns
-                )
+        if run:
             return iterations.start(lane, run, n, growth, ticks)
-        if n:
+        if not n:
+            # What it has changed the next plan sees.
+            return ASK_AGAIN if plan.preempt or plan.reject or plan.run else NOTHING
+        if not self._steps_singly:
             return iterations.start_span(lane, plan, growth, ticks)
-        # What it has changed the next plan sees.
-        return ASK_AGAIN if plan.preempt or plan.reject or len(run) < len(plan.run) else NOTHING
+        if self._holds and plan.hold > 1:
+            lane.held = HeldPlan(
+                plan.hold - 1, self._version, through_arrivals=plan.through_arrivals, until_ns=plan.until_ns
+            )
+        return iterations.start(lane, run, n, growth, ticks)
 
     def _forget_the_leaving(self, lane: Lane) -> None:
         if self._kv.writes:
@@ -340,7 +342,7 @@ class Tenant:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
         if self.state.told is not None:
             self.state.told(lane, end_ticks >> TICK_BITS)
-        if self._finding.ended and self._ahead is None:
+        if self._frees_at_the_end and self._finding.ended:
             self._finding.free_the_ended()
 
     def _write_prompts(self, tiers: Tiers, lane: Lane, end_ns: int) -> None:

@@ -150,14 +150,13 @@ def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | N
         _as_array(workload.prompt_tokens),
         _as_array(workload.output_tokens),
         arrival,
-        model,
-        None if workload.deadline_ns is None else _as_array(workload.deadline_ns),
-        pipelined,
-        priority,
+        pipelined=pipelined,
         # Where nothing says what clients allow, it is what they get: the best that a scheduler could be told.
-        None if workload.max_tokens is None else _as_array(workload.max_tokens),
-        contents_in,
+        max_tokens=None if workload.max_tokens is None else _as_array(workload.max_tokens),
+        contents_in=contents_in,
     )
+    state.model, state.priority = model, priority
+    state.deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
     state.terms = terms_of(workload)
     if experiment.fleet is not None and experiment.handover is not None:
         state.carried = array("q", bytes(8 * n))
@@ -193,7 +192,7 @@ class Cluster:
         self._gate: Gate | None = None
         self._handovers: Handovers | None = None
         if self._only is None:
-            self._gate, self._handovers = self._gates(contents_in)
+            self._gate, self._handovers = self._gates()
         self._routing = None if self._gate is None else self._gate.routing
         self._fleet = None
         if experiment.fleet is not None and self._gate is not None:
@@ -210,22 +209,22 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _gates(self, contents_in: Callable[[int], Contents] | None) -> tuple[Gate, Handovers | None]:
+    def _gates(self) -> tuple[Gate, Handovers | None]:
         """The router that requests come to, and what is between machines where prefill and decode are apart."""
         experiment, spec = self._experiment, self._experiment.handover
         given = experiment.workload, self._state, self._clock
         luck = [experiment.seed, _ROUTING_STREAM]
         if spec is None:
-            gate = Gate(experiment.router, self._machines, self._machines, *given, luck, contents_in, self.rejected)
+            gate = Gate(experiment.router, self._machines, self._machines, *given, luck, self.rejected)
             return gate, None
         # Requests come to machines that begin with a prompt; those that decode get theirs from these.
         first, second = (
             [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
             for decodes in (False, True)
         )
-        gate = Gate(experiment.router, first, self._machines, *given, luck, contents_in, self.rejected)
+        gate = Gate(experiment.router, first, self._machines, *given, luck, self.rejected)
         # A stream of its own: requests are as lucky at the first router as they are without pools.
-        beyond = Gate(spec.router, second, self._machines, *given, [*luck, 1], contents_in, self.rejected)
+        beyond = Gate(spec.router, second, self._machines, *given, [*luck, 1], self.rejected)
         return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
 
     def _contents_in(self, block_tokens: int) -> Contents:
