@@ -24,9 +24,12 @@ COMPILED = (
     *(
         f"sim/engine/{name}.py"
         for name in (
-            "ahead", "clock", "cluster", "columns", "common", "content", "finding", "kv", "lane", "live", "machine", "padding",
-            "prefix", "prices", "pricing", "radix", "ranks", "requests", "runs",
-            "running", "sequences", "span", "stages", "taped", "tenant", "tree", "uniform",
+            "batch/async_scheduling", "batch/decode_set", "batch/decoding", "batch/lane", "batch/padding", "batch/prices",
+            "batch/pricing", "batch/rank_prices", "batch/span", "batch/speculative_set", "batch/stages", "batch/version",
+            "cache/block_cache", "cache/prefix_lookup", "cache/radix_cache", "kv/block_runs", "kv/content", "kv/page_tree",
+            "kv/pool", "machine/loads", "machine/machine", "machine/ranks", "machine/turns", "record/columns", "requests/state",
+            "serve/iterations", "serve/planner", "serve/sequences", "serve/tenant", "simulation/cluster", "simulation/online",
+            "time/clock",
         )
     ),
     *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view")),

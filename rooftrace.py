@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sim.results import Result
     from sim.run import simulate
     from sim.scenario import Scenario
+    from sim.study.advise import Advice, advise
     from sim.study.compare import Comparison, compare
     from sim.study.optimize import cheapest
     from sim.study.rates import Target, highest_rate
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from workloads import Trace, read_trace
 
 _HOMES = {
+    "Advice": "sim.study.advise",
     "Comparison": "sim.study.compare",
     "Experiment": "sim.engine",
     "MachineSpec": "sim.engine",
@@ -47,6 +49,7 @@ _HOMES = {
     "SweepResult": "sim.study.sweep",
     "Target": "sim.study.rates",
     "Trace": "workloads",
+    "advise": "sim.study.advise",
     "bench": "sim.bench:",
     "cheapest": "sim.study.optimize",
     "compare": "sim.study.compare",
@@ -64,6 +67,7 @@ _HOMES = {
 """Public name -> the module that has it, as `handed_on` takes it."""
 
 __all__ = [
+    "Advice",
     "Comparison",
     "Experiment",
     "MachineSpec",
@@ -78,6 +82,7 @@ __all__ = [
     "SweepResult",
     "Target",
     "Trace",
+    "advise",
     "bench",
     "cheapest",
     "compare",

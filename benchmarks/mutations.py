@@ -105,9 +105,9 @@ def _changed(node: ast.AST) -> str | None:
 
 
 NAMED = (
-    ("sim/engine/stages.py", "ready = end + handover", "ready = end", ("tests/engine/test_pipeline.py",)),
-    ("sim/engine/links.py", "[0] * spec.concurrent_transfers", "[0]", ("tests/engine/test_handover.py",)),
-    ("sim/engine/streaming.py", "sent = begins | (", "sent = (", ("tests/engine/test_streaming.py",)),
+    ("sim/engine/batch/stages.py", "ready = end + handover", "ready = end", ("tests/engine/test_pipeline.py",)),
+    ("sim/engine/tiers/links.py", "[0] * spec.concurrent_transfers", "[0]", ("tests/engine/test_handover.py",)),
+    ("sim/engine/record/streaming.py", "sent = begins | (", "sent = (", ("tests/engine/test_streaming.py",)),
     ("hwmodels/totals.py", "rest * (rest + 1) // 2", "rest * (rest - 1) // 2", ("tests/engine/test_meanings.py",)),
     ("hwmodels/cache.py", "layers[i::n]", "layers[i * size : (i + 1) * size]", ("tests/hwmodels/test_hybrid.py",)),
     (

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from sim.engine import run
-from sim.engine.content import contents_of
-from sim.engine.prefix import BlockCache
+from sim.engine.cache.block_cache import BlockCache
+from sim.engine.kv.content import contents_of
 from sim.scenario import Scenario
 from sim.scenario.assembly import build
 from workloads import reuse

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.engine.cluster import run
+from sim.engine.simulation.cluster import run
 from sim.scenario import Scenario
 from sim.scenario.assembly import build
 

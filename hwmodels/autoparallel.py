@@ -29,14 +29,14 @@ class ParallelPlan:
     bounds: tuple[int, ...]
     """Stage s runs layer groups bounds[s] up to bounds[s + 1]."""
     stage_s: tuple[float, ...]
-    """Of each stage, the hand-over to the next included."""
+    """The time of each stage, the hand-over to the next included."""
     single_device_s: float
-    """Of the whole model on one device."""
+    """The time of the whole model on one device."""
     intra_op: int
 
     @property
     def pass_s(self) -> float:
-        """From the first stage to the last, nothing else being in the way."""
+        """The time from the first stage to the last, nothing else being in the way."""
         return sum(self.stage_s)
 
     @property

@@ -1,4 +1,4 @@
-"""What the sequences of a model keep whose layers do not all cache every token: windows, chunks, and states of constant size.
+"""The cache of the sequences of a model whose layers do not all cache every token: windows, chunks, and states of constant size.
 
 A pool that counts tokens knows one number of bytes for each. For these models that number depends on how long contexts are, so it
 is worked out at one mean context: a pool of so many blocks then holds as many sequences of that length as the stack does.
@@ -16,10 +16,10 @@ from hwmodels.model import AttentionKind, LatentAttention, ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCache:
-    """What one device of a stage keeps, layer by layer."""
+    """The cache that one device of a stage keeps, layer by layer."""
 
     kinds: tuple[AttentionKind, ...]
-    """Of all layers of the model."""
+    """The kinds of all layers of the model."""
     layers: range
     """Those of the stage."""
     token_bytes: float
@@ -76,7 +76,7 @@ class PagedCache:
     page_tokens: int
     """Tokens of a block of softmax attention: enlarged until a state fits in as many bytes."""
     block_bytes: float
-    """On one device of the stage; 0 where none of its layers keeps anything."""
+    """The bytes of a block on one device of the stage; 0 where none of its layers keeps anything."""
     window_tokens: int | None
 
     def blocks(self, context: int) -> int:
@@ -113,7 +113,7 @@ def paged(cache: StageCache, block_tokens: int) -> PagedCache:
 
 
 def held_bytes(cache: StageCache, context: int) -> float:
-    """What a sequence of *context* tokens needs on one device, no page or pool being wasted."""
+    """The bytes that a sequence of *context* tokens needs on one device, no page or pool being wasted."""
     kinds: Iterable[AttentionKind] = (cache.kinds[i] for i in cache.layers)
     return sum(
         cache.state_bytes if kind == "linear" else _reach(kind, context, cache.window_tokens) * cache.token_bytes
@@ -133,7 +133,7 @@ def mean_block_bytes(cache: StageCache, block_tokens: int, context: int, *, in_p
 
 
 def note(spec: ModelSpec, context: int, *, in_pages: bool) -> str:
-    """The approximation, in a sentence for whoever runs it."""
+    """The approximation, in a sentence for the user."""
     kinds = cached_kinds(spec)
     parts = []
     local = sum(kind in ("window", "chunked") for kind in kinds)
@@ -160,7 +160,7 @@ def _held(kind: AttentionKind, context: int, page: int, window: int | None) -> i
 
 
 def _skipped(kind: AttentionKind, context: int, window: int | None) -> int:
-    """Of *context* tokens, those that no further token sees (v1/core/single_type_kv_cache_manager.py)."""
+    """The number of *context* tokens that no further token sees (v1/core/single_type_kv_cache_manager.py)."""
     if kind == "full" or window is None:
         return 0
     return max(0, context - window + 1) if kind == "window" else context // window * window

@@ -103,7 +103,7 @@ class Calibrated:
     def loan(
         self, spec: ModelSpec, device: Device, stages: Sequence[StageWork], *, network_alone: bool = False
     ) -> tuple[float, float]:
-        """Between which factors of what is priced the times of the lent kernels of *stages* lie nine times in ten.
+        """The factors of what is priced between which the times of the lent kernels of *stages* lie nine times in ten.
 
         The ends are the widest of any kernel's; (1, 1) where nothing is lent, and for a device that is no GPU. Kernels that only
         stream take little of a step, and are left out. *network_alone*: of kernels that run over the network between nodes.
@@ -121,7 +121,7 @@ class Calibrated:
     def lent_factors(
         self, spec: ModelSpec, device: Device, stages: Sequence[StageWork]
     ) -> Mapping[str, Sequence[float]]:
-        """By family, within which factors of what is priced the lent kernels of *stages* lie nine times in ten."""
+        """The factors of what is priced, by family, within which the lent kernels of *stages* lie nine times in ten."""
         kernels, profile = self._gpu(device), self.load(device)
         if kernels is None:
             # Of a TPU's kernels there is one each.

@@ -1,4 +1,4 @@
-"""How long servers take to start, phase by phase, as published."""
+"""The time that servers take to start, phase by phase, as published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ColdStart(NamedTuple):
     what: str
     """Model, device and stack."""
     phases: tuple[tuple[str, float], ...]
-    """In order, with their seconds."""
+    """The phases in order, with their seconds."""
     source: str
 
 

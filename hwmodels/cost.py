@@ -26,11 +26,11 @@ class CostModel(Protocol):
     """
 
     n_stages: int
-    """Of the pipeline; 1 without one."""
+    """The number of stages of the pipeline; 1 without one."""
     window_tokens: int | None
-    """What local layers see of the past at the most (a `Chunk` where it lies in fixed places); None where all layers see all."""
+    """The most that local layers see of the past (a `Chunk` where it lies in fixed places); None where all layers see all."""
     peak_flops_per_s: float
-    """Of all GPUs of the replica, as is `peak_bytes_per_s`."""
+    """The peak of all GPUs of the replica together, as is `peak_bytes_per_s`."""
     peak_bytes_per_s: float
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:

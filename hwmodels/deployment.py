@@ -37,7 +37,7 @@ class FrontEnd(NamedTuple):
     admission_s_per_token: float = 0.0
     """Tokenisation, for each prompt token."""
     admission_serial_s: float = 0.0
-    """What it does for one request at a time."""
+    """The time of its work for one request that others wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class Deployment:
     kv_precision: str
     cost: CostModel = field(compare=False, repr=False)
     made_by: CostFactory = field(default=Roofline, compare=False, repr=False)
-    """What made the cost model: other models on the same terms are priced by it too."""
+    """The function that made the cost model: other models on the same terms are priced by it too."""
 
     @property
     def front_end(self) -> FrontEnd:
-        """What stands between a request's arrival and the scheduler; no delay where no serving stack is priced."""
+        """The front end between a request's arrival and the scheduler; no delay where no serving stack is priced."""
         if not isinstance(self.made_by, Calibrated):
             return FrontEnd()
         own = self.made_by.stack.overheads
@@ -91,7 +91,7 @@ class Deployment:
 
     @property
     def least_step_s(self) -> float:
-        """What a step reads of the weights for one sequence, over the datasheet's bandwidth: no token takes less."""
+        """The weights that a step reads for one sequence, over the datasheet's bandwidth: no token takes less."""
         read_bytes = sum(
             sum(linear.weight_bytes for linear in stage.linears)
             + (0.0 if stage.experts is None else float(stage.experts.read_bytes(1.0)))
@@ -100,7 +100,7 @@ class Deployment:
         return read_bytes / self.device.hbm_bytes_per_s
 
     def loan(self, *, network_alone: bool = False) -> tuple[float, float]:
-        """Between which factors of what is priced the times of lent kernels lie nine times in ten; (1, 1) where none is lent.
+        """The factors of what is priced between which the times of lent kernels lie nine times in ten; (1, 1) where none is lent.
 
         *network_alone*: of those that run over the network between nodes.
         """
@@ -110,7 +110,7 @@ class Deployment:
 
     @property
     def lent_factors(self) -> Mapping[str, Sequence[float]]:
-        """By family of kernels, within which factors of what is priced those that are lent lie nine times in ten."""
+        """The factors of what is priced, by family of kernels, within which those that are lent lie nine times in ten."""
         if not isinstance(self.made_by, Calibrated):
             return {}
         return self.made_by.lent_factors(self.model, self.device, self._stages())
@@ -135,7 +135,7 @@ class Deployment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the model leaves out or approximates, and what prices it without having been measured."""
+        """The things that the model leaves out or approximates, and what prices it without having been measured."""
         linear, profile = self.model.layer_is_linear, self.profile
         if not any(linear) or profile is None or profile.has("linear_decode"):
             return self.model.notes
@@ -204,8 +204,7 @@ class Deployment:
             found = memory_plan(
                 other,
                 plan.rules,
-                tokens=plan.tokens,
-                sequences=plan.sequences,
+                largest=plan.largest,
                 share=plan.share,
                 reserve_bytes=reserve,
                 block_tokens=plan.block_tokens,

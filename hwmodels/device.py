@@ -26,7 +26,7 @@ class Interconnect:
     """NVLink, PCIe, ICI, Infinity Fabric, InfiniBand, ..."""
     latency_s: float
     bytes_per_s: float
-    """In one direction, of one device."""
+    """The bandwidth in one direction, of one device."""
 
     def send_s(self, size_bytes: Any) -> Any:
         """Seconds to hand *size_bytes* to a neighbour."""
@@ -80,14 +80,14 @@ class Device:
     n_cores: int
     """Streaming multiprocessors, compute units or TensorCores."""
     link: Interconnect
-    """To the other devices of the node."""
+    """The link to the other devices of the node."""
     network: Interconnect
-    """Between nodes, a device's share."""
+    """The network between nodes, a device's share."""
     devices_per_node: int
     """Devices that `link` joins: eight of a board, 72 of an NVL72 rack, a pod."""
     tdp_w: float
     host: Interconnect | None = None
-    """To the memory of the machine around it: PCIe, or NVLink-C2C to a Grace. None where nobody says."""
+    """The bandwidth to the memory of the machine around it: PCIe, or NVLink-C2C to a Grace. None where it is not stated."""
     l2_bytes: float | None = None
     clock_hz: float | None = None
     """Highest clock of the multiprocessors."""

@@ -1,4 +1,4 @@
-"""Which experts tokens choose and which rank holds them: popularity, placement, copies of the hottest, and what reaches whom.
+"""Which experts tokens choose and which rank holds them: popularity, placement, copies of the hottest, and the load of each rank.
 
 An expert's popularity is the chance that a token chooses it, so that all of them add up to the experts a token visits. Tokens
 choose independently of each other; of a token's own choices nothing else is assumed, which makes the experts that a batch wakes
@@ -35,7 +35,7 @@ class Zipf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayout:
-    """How the experts of a deployment are chosen, placed and reached."""
+    """The way in which the experts of a deployment are chosen, placed and reached."""
 
     popularity: Literal["measured", "even"] | Zipf | tuple[float, ...] = "measured"
     """`measured`: as the tables of kernels were timed, mildly skewed (a power law of 1.01). A tuple has a weight for each
@@ -45,7 +45,7 @@ class ExpertLayout:
     redundant: int = 0
     """Copies of the hottest experts over all ranks, beside one of each; `eplb` alone makes them."""
     exchange: str | None = None
-    """How rows reach the experts of other attention groups; None: as the serving stack does unless told otherwise."""
+    """The way in which rows reach the experts of other attention groups; None: as the serving stack does unless told otherwise."""
 
     def __post_init__(self) -> None:
         if isinstance(self.popularity, str) and self.popularity not in ("measured", "even"):
@@ -108,7 +108,7 @@ class ExpertLayout:
             )
 
     def load(self, n_experts: int, per_token: int, ranks: int) -> ExpertLoad | None:
-        """What falls to whom; None where experts are chosen as the tables of kernels were measured."""
+        """The load of each rank; None where experts are chosen as the tables of kernels were measured."""
         if self.popularity == "measured":
             return None
         if isinstance(self.popularity, Zipf):

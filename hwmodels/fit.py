@@ -151,7 +151,7 @@ def unseen_s(
 
 
 def _reach(part: Part, columns: Columns, measured_s: np.ndarray, predicted_s: np.ndarray) -> dict[str, float]:
-    """What an origin says of intervals, from predictions of rows that their fits did not see."""
+    """The intervals that an origin states, from predictions of rows that their fits did not see."""
     found = {"shortest_us": float(measured_s.min() * 1e6), "longest_us": float(measured_s.max() * 1e6)}
     unseen = np.isfinite(predicted_s)
     if unseen.any():

@@ -22,7 +22,7 @@ from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_n
 
 _CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format already
 _ROUTING = "power_law_1.01"
-"""How unevenly tokens choose experts: the mildest skew that the measured tables hold."""
+"""The skew by which tokens choose experts: the mildest skew that the measured tables hold."""
 # Formats of dense products whose fitted efficiencies may serve one, the best first, by arithmetic and by format where
 # the scales make a difference.
 _FORMATS = {
@@ -67,7 +67,7 @@ class GpuKernels(StackKernels):
         return self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
 
     def _expert_sources(self, precision: str) -> tuple[str, ...]:
-        """Whose measured experts stand for the stack's, the best first.
+        """The stacks whose measured experts stand for the stack's, the best first.
 
         On Blackwell TensorRT-LLM's NVFP4 table is of its CUTLASS experts alone, and so is that of block-scaled FP8, by which two
         tokens of DeepSeek's experts split over eight devices take 114 us a layer, more than its servers' whole step has for one.
@@ -345,18 +345,18 @@ class GpuKernels(StackKernels):
 
 
 def _cache_bytes(shape: AttentionShape) -> float:
-    """Of one number in the cache."""
+    """The bytes of one number in the cache."""
     numbers = {"gqa": 2 * shape.n_kv_heads * shape.qk_dim, "mla": shape.latent_dim + shape.rope_dim}
     return shape.kv_bytes / numbers.get(shape.kind, shape.qk_dim)
 
 
 def product_format(precision: str, dtype: str) -> str:
-    """What `_FORMATS` calls a dense product of *precision* in the arithmetic *dtype*."""
+    """The name that `_FORMATS` has for a dense product of *precision* in the arithmetic *dtype*."""
     return "fp8_block" if precision == "fp8_block" and dtype == "fp8" else dtype
 
 
 def expert_format(precision: str, dtype: str) -> ExpertFormat:
-    """How experts of *precision* run in the arithmetic *dtype*, with the bytes of their own weights."""
+    """The format in which experts of *precision* run in the arithmetic *dtype*, with the bytes of their own weights."""
     name = _EXPERTS_AS.get((precision, dtype), precision)
     if name not in EXPERT_FORMATS or EXPERT_FORMATS[name].dtype != dtype:
         name = dtype if dtype in EXPERT_FORMATS else "nvfp4"

@@ -17,7 +17,7 @@ STACKS = ("vllm", "sglang", "trtllm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSettings:
-    """What a server was told of its graphs."""
+    """The settings that a server was given for its graphs."""
 
     largest: int | None = None
     """The largest decode step that is replayed; None: the stack's default on the device."""

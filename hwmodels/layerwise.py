@@ -80,7 +80,8 @@ class _Stage:
         return self._own_rows_s(own) + own * self.row_s + self.experts_s(rows) + self.exchange_s(rows)
 
     def _padded_rows_s(self, rows: FloatArray) -> FloatArray:
-        """Of a decode step: dense layers and exchange have as many rows as the graph, host and experts those there are."""
+        """The time of the padded rows of a decode step: dense layers and exchange have as many rows as the graph, host and experts
+        those there are."""
         own = np.ceil(rows * self.share)
         fuller = padded(self.captured, own)
         sent = np.where(fuller > own, fuller * self.data, rows)

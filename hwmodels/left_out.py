@@ -1,4 +1,4 @@
-"""Measured devices predicted as if nobody had measured them: what a loan is worth, and how wide its interval has to be."""
+"""Measured devices predicted as if they had not been measured: what a loan is worth, and how wide its interval has to be."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Loan:
     wanted: str
     """The one that the file would fit."""
     distance: float
-    """From the donors, as lent."""
+    """The distance from the donors, as lent."""
     ratio: np.ndarray
     """Measured / lent, at most `ROWS` of them, spread over the file."""
 

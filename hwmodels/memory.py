@@ -1,4 +1,4 @@
-"""How a serving stack divides a device's memory: what the weights, the profile run, the graphs and the communicator
+"""The division of a device's memory by a serving stack: what the weights, the profile run, the graphs and the communicator
 take, and how many blocks that leaves for the KV cache. The constants and their sources are in memory.toml."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST = 131072
 ShareOf = Literal["total", "free before loading", "free after loading"]
 
 VISIBLE_SHARE = 79.19 / 80
-"""What CUDA says an NVIDIA device has, of what it is sold with: 79.19 GiB of an H100's 80, from vLLM's logs
+"""The share of its nominal memory that CUDA reports for an NVIDIA device: 79.19 GiB of an H100's 80, from vLLM's logs
 (llm-d-planner 0.3.3, docs/accuracy/vllm-v0.19.0-accuracy-report.md); taken for every NVIDIA device."""
 HIDDEN_TENSORS = 4
 """Tensors of tokens x hidden size alive beside the MLP's own at the peak of the forward pass, fitted: 0.77 GiB for
@@ -39,8 +39,15 @@ PADDED_TO = 256
 checkpoint has 12.81, gpt-oss-120b as 64.38 where it has 60.71 (llm-d-planner 0.3.3, docs/empirical-vllm-memory-results.md)."""
 
 
+class LargestBatch(NamedTuple):
+    """The most of one iteration (vLLM's max_num_batched_tokens and max_num_seqs), which a stack's profile run measures."""
+
+    tokens: int
+    sequences: int
+
+
 class Deployed(Protocol):
-    """What an account of memory asks of a deployment."""
+    """The interface that an account of memory asks of a deployment."""
 
     @property
     def model(self) -> ModelSpec: ...
@@ -68,7 +75,7 @@ class Deployed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackMemory:
-    """How one release of a stack accounts for memory; `sources` has the document behind each number."""
+    """The account of memory of one release of a stack; `sources` has the document behind each number."""
 
     stack: str
     release: str
@@ -83,7 +90,7 @@ class StackMemory:
     null_blocks: int = 0
     """Blocks of the cache that no sequence gets."""
     logit_bytes: float = 0.0
-    """Of each logit in the profile run's sampler, beside the logits in the model's own format."""
+    """The bytes of each logit in the profile run's sampler, beside the logits in the model's own format."""
     core_bytes: float = 0.0
     """A buffer of the sampler, for each entry of the vocabulary and each of the device's cores."""
     hidden_copies: float = 0.0
@@ -118,7 +125,7 @@ class StageMemory:
     device_bytes: float
     """As the driver shows it."""
     budget_bytes: float
-    """What all that follows and the cache may take together."""
+    """The bytes that all that follows and the cache may take together."""
     weight_bytes: float
     state_bytes: float
     """Recurrent states of linear-attention layers that are set aside; 0 where a sequence's states count with its cache."""
@@ -130,7 +137,7 @@ class StageMemory:
     draft_bytes: float
     """Weights of a draft model."""
     cache_share: float
-    """Of what is left, what the cache gets."""
+    """The share of what is left that the cache gets."""
     block_bytes: float
     """One block of the cache, at the mean context where layers do not keep every token; 0 for a stage that caches nothing."""
     logged_block_bytes: float = 0.0
@@ -152,7 +159,7 @@ class StageMemory:
 
     @property
     def kv_bytes(self) -> float:
-        """What is left for the cache; negative where it does not fit."""
+        """The bytes that are left for the cache; negative where it does not fit."""
         left = self.budget_bytes - self.used_bytes
         return left * self.cache_share if left > 0 else left
 
@@ -183,16 +190,14 @@ class MemoryPlan:
     """None: weights and cache share the memory, and nothing else is counted."""
     share: float
     block_tokens: int
-    tokens: int
-    """Of the profile run: the most of one iteration."""
-    sequences: int
+    largest: LargestBatch
     stages: tuple[StageMemory, ...]
     groups: int = 1
     """Groups of data-parallel attention, each with a cache of its own."""
     override: int | None = None
     """Blocks that a setting gives in place of what the memory has room for."""
     notes: tuple[str, ...] = ()
-    """What the account approximates, in sentences."""
+    """The approximations of the account, in sentences."""
     layer_groups: LayerGroups | None = None
     """None: each layer keeps every token, or the stack's log does not count by groups."""
 
@@ -243,7 +248,7 @@ class MemoryPlan:
 
     @property
     def account(self) -> str:
-        """Whose account of memory it is, and whether logs were at hand to hold it against."""
+        """The stack and release whose account of memory it is, and whether logs were at hand to hold it against."""
         if self.rules is None:
             return "the datasheet, nothing set aside"
         held = any("logs of" in source for source in self.rules.sources.values())
@@ -251,14 +256,14 @@ class MemoryPlan:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What results say of the memory: bytes on one device of the stage that decides, and the blocks."""
+        """The facts that results keep of the memory: bytes on one device of the stage that decides, and the blocks."""
         stage, rules = self.tightest, self.rules
         return {
             "account": self.account,
             "setting": rules.setting if rules is not None else "gpu_memory_utilization",
             "share": self.share,
             "share_of": rules.share_of if rules is not None else "total",
-            "profile_run": {"tokens": self.tokens, "sequences": self.sequences},
+            "profile_run": self.largest._asdict(),
             "device_bytes": stage.device_bytes,
             "budget_bytes": stage.budget_bytes,
             "weight_bytes": stage.weight_bytes,
@@ -290,7 +295,7 @@ def stack_memories() -> Mapping[str, Mapping[str, StackMemory]]:
 
 
 def stack_memory(stack: str, release: str | None = None) -> StackMemory | None:
-    """How *stack* accounts for memory, today or in *release*; None for a stack that sets nothing aside (eager, ideal).
+    """The account of memory of *stack*, today or in *release*; None for a stack that sets nothing aside (eager, ideal).
 
     ValueError, naming the releases there are, for another one.
     """
@@ -330,7 +335,7 @@ def _rules(stack: str, release: str, entry: Mapping[str, Any], documents: Mappin
 
 
 def visible_bytes(device: Device) -> float:
-    """What the driver shows of *device*'s memory: `VISIBLE_SHARE` of it for NVIDIA's, all of it for others."""
+    """The bytes that the driver shows of *device*'s memory: `VISIBLE_SHARE` of it for NVIDIA's, all of it for others."""
     return device.memory_bytes * (VISIBLE_SHARE if device.vendor == "NVIDIA" else 1.0)
 
 
@@ -351,7 +356,7 @@ def _static_share(device: Device, tensor: int, pipeline: int) -> float:
 
 
 def _prefill_sizes(largest: int) -> int:
-    """How many sizes of prefill SGLang captures: srt/arg_groups/cuda_graph_hook.py, 0.5.23."""
+    """The number of sizes of prefill that SGLang captures: srt/arg_groups/cuda_graph_hook.py, 0.5.23."""
     steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
     return sum(size <= largest for first, stop, step in steps for size in range(first, stop, step))
 
@@ -433,8 +438,8 @@ def _by_degree(table: Mapping[int, float], degree: int) -> float:
 
 
 def workspace_bytes(spec: ModelSpec, parallel: ParallelConfig, tokens: int) -> float:
-    """Of vLLM's fused experts (model_executor/layers/fused_moe/fused_moe.py): a row for each token and each of its experts,
-    as wide as gate and up together or as the output, whichever is wider, and one as wide as the expert.
+    """The workspace of vLLM's fused experts (model_executor/layers/fused_moe/fused_moe.py): a row for each token and each of its
+    experts, as wide as gate and up together or as the output, whichever is wider, and one as wide as the expert.
 
     The kernels for four-bit formats work without it, as the logs of gpt-oss show.
     """
@@ -471,11 +476,11 @@ def _activation_bytes(
     device: Device,
     parallel: ParallelConfig,
     rules: StackMemory,
-    tokens: int,
-    sequences: int,
+    largest: LargestBatch,
     *,
     last: bool,
 ) -> float:
+    tokens, sequences = largest
     if rules.share_of == "free before loading":
         # Activations and graphs live in what the share leaves.
         return 0.0
@@ -490,7 +495,7 @@ def _activation_bytes(
 
 
 def _padding_bytes(spec: ModelSpec, parallel: ParallelConfig, layers: range) -> float:
-    """Of mxfp4 experts in `PADDED_TO`, on one device."""
+    """The padding of mxfp4 experts in `PADDED_TO`, on one device."""
     experts = spec.experts
     if experts is None or spec.expert_precision != "mxfp4":
         return 0.0
@@ -519,8 +524,7 @@ def _used_by_the_stack(
     total: float,
     stage: int,
     layers: range,
-    tokens: int,
-    sequences: int,
+    largest: LargestBatch,
 ) -> _Used:
     spec, device, parallel = deployment.model, deployment.device, deployment.parallel
     context = rules.context_bytes if parallel.n_devices == 1 else rules.worker_bytes
@@ -535,7 +539,7 @@ def _used_by_the_stack(
     return _Used(
         budget_bytes=budget,
         cache_share=cache_share,
-        activation_bytes=_activation_bytes(spec, device, parallel, rules, tokens, sequences, last=last),
+        activation_bytes=_activation_bytes(spec, device, parallel, rules, largest, last=last),
         graph_bytes=rules.graph_bytes_per_layer * len(layers) if _captured(rules, device) else 0.0,
         context_bytes=context,
         communicator_bytes=communicator,
@@ -551,23 +555,21 @@ def memory_plan(
     deployment: Deployed,
     rules: StackMemory | None,
     *,
-    tokens: int,
-    sequences: int,
+    largest: LargestBatch,
     share: float | None = None,
     reserve_bytes: float = 0.0,
     block_tokens: int | None = None,
     draft: Deployed | None = None,
-    override: int | None = None,
     context_tokens: int | None = None,
 ) -> MemoryPlan:
-    """How the memory of *deployment*'s devices is divided under *rules*, with what is said here in place of their defaults.
+    """The division of the memory of *deployment*'s devices under *rules*, with what is said here in place of their defaults.
 
     *context_tokens* is the mean context of a sequence, which blocks are counted at where layers do not all keep every token
     (`hwmodels.cache`); None: the longest the model takes, as vLLM's log counts.
 
-    *tokens* and *sequences* are the most of one iteration (max_num_batched_tokens, max_num_seqs): the batch of the profile
-    run. A *draft* lies on the devices of the first stage, weights and cache. Without *rules* weights and cache share
-    0.9 of the memory as it is sold, and nothing else is counted. ValueError for a share outside (0, 1] and the like.
+    *largest* is the batch of the profile run. A *draft* lies on the devices of the first stage, weights and cache. Without
+    *rules* weights and cache share 0.9 of the memory as it is sold, and nothing else is counted.
+    ValueError for a share outside (0, 1] and the like.
     """
     spec, device, parallel = deployment.model, deployment.device, deployment.parallel
     if share is None:
@@ -591,7 +593,7 @@ def memory_plan(
         used = _Used(budget_bytes=share * total)
         if rules is not None:
             weights += _padding_bytes(spec, parallel, layers)
-            used = _used_by_the_stack(deployment, rules, share, total, i, layers, tokens, sequences)
+            used = _used_by_the_stack(deployment, rules, share, total, i, layers, largest)
         graphs = used.graph_bytes
         draft_weights = draft_token = 0.0
         if draft is not None and i == 0:
@@ -607,7 +609,7 @@ def memory_plan(
             if in_pages:
                 pages = paged(caches[i], block_tokens)
                 layer_groups = LayerGroups(
-                    len(pages.groups), pages.page_tokens, longest, pages.peak_blocks(longest, tokens)
+                    len(pages.groups), pages.page_tokens, longest, pages.peak_blocks(longest, largest.tokens)
                 )
                 # A draft's layers are counted with those of the target.
                 drafts = 1.0 + draft_token * block_tokens / block_bytes if block_bytes else 1.0
@@ -633,11 +635,9 @@ def memory_plan(
         rules=rules,
         share=share,
         block_tokens=block_tokens,
-        tokens=tokens,
-        sequences=sequences,
+        largest=largest,
         stages=tuple(stages),
         groups=parallel.data,
-        override=override,
         notes=() if alike else (note(spec, context_tokens, in_pages=in_pages),),
         layer_groups=layer_groups,
     )
@@ -667,7 +667,7 @@ def cache_text(facts: Mapping[str, Any]) -> str:
 
 
 def parts_text(facts: Mapping[str, Any]) -> str:
-    """What else takes memory on the GPU that decides, in GiB, from `MemoryPlan.facts`."""
+    """The other parts that take memory on the GPU that decides, in GiB, from `MemoryPlan.facts`."""
     parts = ", ".join(f"{name} {facts[key] / GIB:.2f}" for name, key in _PARTS if facts[key])
     return f"{facts['setting']} {facts['share']:g} of {facts['device_bytes'] / GIB:.2f} GiB, by {facts['account']}: {parts}"
 

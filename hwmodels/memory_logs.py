@@ -15,12 +15,12 @@ import numpy as np
 from hwmodels import memory
 from hwmodels.cache import paged
 from hwmodels.deployment import Deployment, deploy
-from hwmodels.memory import GIB, MemoryPlan, StackMemory, memory_plan, stack_memory
+from hwmodels.memory import GIB, LargestBatch, MemoryPlan, StackMemory, memory_plan, stack_memory
 from hwmodels.precision import precision
 from hwmodels.tables import packaged_rows
 
 TOLERANCE = 0.03
-"""Of the blocks, for a deployment whose flags are all published."""
+"""The tolerance as a share of the blocks, for a deployment whose flags are all published."""
 SOURCES = {
     "empirical": "llm-d-planner 0.3.3 (PyPI sdist, Apache-2.0), docs/empirical-vllm-memory-results.md",
     "accuracy": "llm-d-planner 0.3.3 (PyPI sdist, Apache-2.0), docs/accuracy/vllm-v0.19.0-accuracy-report.md",
@@ -39,7 +39,7 @@ class Log:
     source: str
     release: str
     formats: tuple[str, ...]
-    """Of weights and cache, where the log sets them."""
+    """The formats of weights and cache, where the log sets them."""
     rules: StackMemory
     deployment: Deployment
     share: float
@@ -54,7 +54,8 @@ class Log:
     kv_tokens: int | None
     device_gib: float
     printed: str
-    """What the number of blocks comes from: `kv_tokens`, `kv_gib`, `parts` (the share less all printed parts), or `hybrid`."""
+    """The figures that the number of blocks comes from: `kv_tokens`, `kv_gib`, `parts` (the share less all printed parts), or
+    `hybrid`."""
     assumed: str
     """Flags that the source does not state, and what is taken for them."""
 
@@ -63,14 +64,13 @@ class Log:
         return memory_plan(
             self.deployment,
             rules or self.rules,
-            tokens=self.tokens,
-            sequences=self.sequences,
+            largest=LargestBatch(self.tokens, self.sequences),
             share=self.share,
             block_tokens=self.block_tokens,
         )
 
     def predicted_blocks(self, rules: StackMemory | None = None) -> int:
-        """Of the first stage, whose parts the logs of pipelines print."""
+        """The blocks of the first stage, whose parts the logs of pipelines print."""
         plan = self.plan(rules)
         if self.printed == "hybrid":
             assert plan.logged is not None
@@ -219,7 +219,7 @@ def table() -> list[Row]:
 
 
 def within(rows: Sequence[Row]) -> str:
-    """How many of the deployments whose figures and flags are published are within `TOLERANCE`, in a sentence."""
+    """The number of deployments with published figures and flags that are within `TOLERANCE`, in a sentence."""
     sure = [row for row in rows if not row.log.assumed]
     own = [row for row in sure if row.log.printed != "parts"]
     good = [row for row in sure if abs(row.unseen_error) <= TOLERANCE]

@@ -25,7 +25,7 @@ class MtpCost:
     """`CostModel` of one pass of *layer*, with prompts going through *modules* such layers."""
 
     reads_whole_step = True
-    """The first pass of a round reads every token that the target verified (`sim.engine.pricing`)."""
+    """The first pass of a round reads every token that the target verified (`sim.engine.batch.pricing`)."""
 
     def __init__(self, layer: CostModel, modules: int, parallel: ParallelConfig) -> None:
         if modules < 1:
@@ -43,7 +43,7 @@ class MtpCost:
         )
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
-        """Of prompt chunks, or of one pass of decodes; the two are never asked for together."""
+        """The time of prompt chunks, or of one pass of decodes; the two are never asked for together."""
         return self._times(totals) * self.layer.iteration_s(totals)
 
     def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
@@ -63,10 +63,10 @@ class MtpCost:
 
 
 class MtpDraft(NamedTuple):
-    """What multi-token prediction adds to a target."""
+    """The parts that multi-token prediction adds to a target."""
 
     cost: MtpCost
-    """Of one pass."""
+    """The cost of one pass."""
     held: Deployment
     """All extra layers: their weights and cache are loaded and kept, whichever of them a round uses."""
 

@@ -39,12 +39,12 @@ class Linear:
     of_prompts: bool = False
 
     def flops(self, rows: Any) -> Any:
-        """Of all its layers."""
+        """The operations of all its layers."""
         return rows * (2.0 * self.n * self.k * self.layers)
 
     @property
     def weight_bytes(self) -> float:
-        """Of all its layers."""
+        """The bytes of all its layers' weights."""
         return self.n * self.k * self.layers * precision(self.precision).weight_bytes
 
 
@@ -63,13 +63,13 @@ class ExpertMlp:
     precision: str
     layers: int = 1
     load: ExpertLoad | None = None
-    """Who chooses which expert, and who holds it; None: as the tables of kernels were measured, even where there are none."""
+    """The experts' popularities and places; None: as the tables of kernels were measured, even where there are none."""
     redundant: int = 0
     """Copies beside one of each, over all devices."""
 
     @property
     def busiest_share(self) -> float:
-        """Of all (token, expert) pairs, those of the busiest device in the mean."""
+        """The share of all (token, expert) pairs that falls to the busiest device in the mean."""
         return 1.0 / self.expert if self.load is None else float(self.load.rank_slots.max()) / self.per_token
 
     def active_experts(self, rows: Any) -> Any:
@@ -83,7 +83,7 @@ class ExpertMlp:
         return rows * (6.0 * self.per_token * self.hidden * self.ffn * self.layers)
 
     def flops(self, rows: Any) -> Any:
-        """On the busiest device, of all its layers."""
+        """The operations on the busiest device, of all its layers."""
         return rows * (6.0 * self.per_token * self.busiest_share * self.hidden * self.ffn * self.layers)
 
     def read_bytes(self, rows: Any) -> Any:
@@ -114,7 +114,7 @@ class AttentionShape:
     kv_bytes: float
     """Cached bytes of one token in one layer on one device."""
     precision: str
-    """Of the arithmetic."""
+    """The format of the arithmetic."""
     layers: int = 1
     windowed: bool = False
     window_tokens: int | None = None
@@ -122,11 +122,11 @@ class AttentionShape:
     rope_dim: int = 0
     absorbed: bool = False
     expand_flops: float = 0.0
-    """To expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
+    """The operations that expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
 
     @property
     def decode_flops_per_pair(self) -> float:
-        """Of one query token and one KV token, one layer."""
+        """The operations of one query token and one KV token, one layer."""
         if self.kind == "mla":
             return 2.0 * self.n_heads * (2 * self.latent_dim + self.rope_dim)
         return 2.0 * self.n_heads * (self.qk_dim + self.v_dim)
@@ -140,7 +140,8 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadProducts:
-    """What absorbed latent attention multiplies head by head: queries into the latent before it, its result out of it after.
+    """The products that absorbed latent attention computes head by head: queries into the latent before it, its result out of it
+    after.
 
     Its matrices are those of the product that expands latents, which are counted there.
     """
@@ -148,12 +149,12 @@ class HeadProducts:
     heads: int
     """On one device."""
     shapes: tuple[tuple[int, int], ...]
-    """Of each product the widths (k, n) of a head's matrix."""
+    """The widths (k, n) of a head's matrix in each product."""
     precision: str
     layers: int
 
     def flops(self, rows: Any) -> Any:
-        """Of one layer."""
+        """The operations of one layer."""
         return rows * (2.0 * self.heads * sum(k * n for k, n in self.shapes))
 
 
@@ -165,7 +166,7 @@ class Elementwise:
     bytes_per_row: float
     """Read and written in one layer."""
     launches: int
-    """Of one layer."""
+    """The launches of one layer."""
     layers: int = 1
 
 
@@ -186,7 +187,7 @@ class Exchange:
     """Rows that go to the experts of other attention groups and come back, in `layers` layers, over `n` devices."""
 
     row_bytes: float
-    """Of one token's hidden state, in the 16 bits of activations."""
+    """The bytes of one token's hidden state, in the 16 bits of activations."""
     hidden: int
     n: int
     """Devices: `tensor * data`."""
@@ -196,14 +197,14 @@ class Exchange:
     """Groups of devices with different experts; 1: each device has a slice of every expert."""
     per_token: int
     n_experts: int
-    """With copies."""
+    """The number of experts, copies included."""
     load: ExpertLoad
-    """Who chooses which expert, and who holds it."""
+    """The experts' popularities and places."""
     layers: int = 1
     mode: str | None = None
     """One of `hwmodels.experts.EXCHANGES`; None: what the serving stack does unless told otherwise."""
     sent_bytes: float = 2.0
-    """Of one number on the way to the experts, where libraries quantise rows before they send them."""
+    """The bytes of one number on the way to the experts, where libraries quantise rows before they send them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,9 +220,9 @@ class Recurrence:
     value_dim: int
     conv_width: int
     state_bytes: float
-    """Of one element of the state."""
+    """The bytes of one element of the state."""
     conv_bytes: float
-    """Of one kept input of the convolution."""
+    """The bytes of one kept input of the convolution."""
     layers: int
 
     @property
@@ -236,19 +237,19 @@ class Recurrence:
 
     @property
     def flops_per_row(self) -> float:
-        """Of one token, all layers: read with the key, write the outer product, read with the query (Yang et al.,
+        """The operations of one token, all layers: read with the key, write the outer product, read with the query (Yang et al.,
         arXiv 2406.06484), two each for a cell; and a multiply-add for each tap of the convolution."""
         return (6.0 * self.cells + 2.0 * self.conv_width * self.channels) * self.layers
 
     @property
     def held_bytes(self) -> float:
-        """What one sequence keeps, all layers: states, and the inputs that the convolutions look back on."""
+        """The bytes that one sequence keeps, all layers: states, and the inputs that the convolutions look back on."""
         kept = self.channels * (self.conv_width - 1) * self.conv_bytes
         return (self.cells * self.state_bytes + kept) * self.layers
 
     @property
     def bytes_per_sequence(self) -> float:
-        """Of one sequence and iteration, all layers: what it keeps, read and written."""
+        """The bytes of one sequence and iteration, all layers: those that it keeps, read and written."""
         return 2.0 * self.held_bytes
 
 
@@ -265,9 +266,9 @@ class StageWork:
     resident_bytes: float
     """Weights on one device, embedding and biases included."""
     exchange: Exchange | None = None
-    """Between the groups of data-parallel attention."""
+    """The exchange between the groups of data-parallel attention."""
     head_products: HeadProducts | None = None
-    """Of decodes under latent attention, and of prompts where they are absorbed too."""
+    """The products of decodes under latent attention, and of prompts where they are absorbed too."""
 
 
 def expected_active_experts(rows: Any, n_experts: int, per_token: int) -> Any:

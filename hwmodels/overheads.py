@@ -1,4 +1,5 @@
-"""What a serving stack adds to its kernels: host work of a step, launches, sampling, and the front end's share of TTFT."""
+"""The times that a serving stack adds to its kernels: host work of a step, launches, sampling, and the front end's share of
+TTFT."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ class ServingStack:
     """The releases whose runs the terms were fitted to; empty where nothing was fitted."""
     overheads: Overheads
     kernels: str
-    """Whose kernel parameters stand for the stack's: vllm, sglang or trtllm; empty: the datasheet roofline."""
+    """The stack whose kernel parameters stand for the stack's: vllm, sglang or trtllm; empty: the datasheet roofline."""
     graph: bool
     """Decode steps replay a CUDA graph rather than launch kernel by kernel."""
     held_back: str
@@ -85,7 +86,7 @@ class ServingStack:
     sources: Mapping[str, str] = field(hash=False)
     """Where each term comes from."""
     fit: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Of terms that were fitted to one deployment's runs: to what, and how well (`hwmodels.stack_files`). Empty for the
+    """The origin of terms that were fitted to one deployment's runs, and how well they were (`hwmodels.stack_files`). Empty for the
     catalogue's."""
 
 
@@ -146,7 +147,7 @@ _RELEASE = re.compile(
 
 
 def at_or_before(release: str, known: Iterable[str]) -> str:
-    """Of *known* releases, the newest first, the first that is not after *release*, or else the oldest."""
+    """The first of the *known* releases, the newest first, that is not after *release*, or else the oldest."""
     known = tuple(known)
     wanted = _numbers(release)
     return next((each for each in known if _numbers(each) <= wanted), known[-1])

@@ -1,4 +1,4 @@
-"""How one replica of a model is spread over devices."""
+"""The layout of one replica of a model over devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ParallelConfig:
     expert: int = 1
     data: int = 1
     layout: ExpertLayout = field(default=ExpertLayout(), kw_only=True)
-    """How experts are chosen, placed and reached."""
+    """The way in which experts are chosen, placed and reached."""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "expert", "data"):

@@ -32,7 +32,7 @@ class PowerModel:
     """Shares of a device's power limit."""
 
     idle: float
-    """Of a device on which nothing runs: the least that was measured with tiny kernels running, so rather too much."""
+    """The power of a device on which nothing runs: the least that was measured with tiny kernels running, so rather too much."""
     memory: float
     memory_exponent: float
     compute: float
@@ -51,7 +51,7 @@ class PowerModel:
 
 
 def power_share(bandwidth_share: ArrayLike, arithmetic_share: ArrayLike) -> FloatArray:
-    """Of any device, as measured on one; see `PowerModel.share`."""
+    """The share of power of any device, as measured on one; see `PowerModel.share`."""
     return power_model(_MEASURED).share(bandwidth_share, arithmetic_share)
 
 
@@ -63,7 +63,7 @@ def power_model(device: str) -> PowerModel:
 
 
 def basis_of(devices: Iterable[str]) -> str:
-    """What the power of *devices* (catalogue names) rests on, for people."""
+    """The basis of the power of *devices* (catalogue names), for people."""
     borrowed = [name for name in dict.fromkeys(devices) if name != _MEASURED]
     return f"shares of TDP as measured on b200, not on {' and '.join(borrowed)}" if borrowed else "measured on b200"
 

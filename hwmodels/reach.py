@@ -1,4 +1,4 @@
-"""How far back a token sees, where that is not a number alone."""
+"""The reach of a token into the past, where that is not a number alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far off served runs were whose deployment, model or device no fit had seen: 90 % intervals for TPOT and TTFT.
+"""The errors of served runs whose deployment, model or device no fit had seen: 90 % intervals for TPOT and TTFT.
 
 The widths are in serving_intervals.toml, which `python -m sim.validation.fit_stacks --intervals` writes: for each stack the 5th and
 95th percentile of measured over predicted, on rows of which the fit had seen nothing of the deployment, of the model, or of the
@@ -25,7 +25,7 @@ KIND = "gpu"
 
 
 class Factors(NamedTuple):
-    """What a prediction is multiplied by for the ends of its 90 % interval."""
+    """The factors on a prediction for the ends of its 90 % interval."""
 
     low: float
     high: float
@@ -38,9 +38,9 @@ class ServingInterval:
     tpot: Factors
     ttft: Factors
     unseen: str
-    """Of what kind those deployments were: of whose deployment alone, or also model or device, the fit had seen nothing."""
+    """The kind of those deployments: of whose deployment alone, or also model or device, the fit had seen nothing."""
     basis: str
-    """Whose errors they are from, in words."""
+    """The runs whose errors they are from, in words."""
 
     @property
     def facts(self) -> dict[str, Any]:

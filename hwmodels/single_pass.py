@@ -22,7 +22,7 @@ from hwmodels.tables import packaged_rows
 from hwmodels.work import stage_work
 
 TOKENS = 2048
-"""Of one request to the models of the table (AlpaServe, section 6.1)."""
+"""The tokens of one request to the models of the table (AlpaServe, section 6.1)."""
 
 # Makes the roofline's two-device split of the 2.7B model take the measured 0.0985 / 0.1452 of one device, over the 1024 tokens
 # that were measured; a test computes it. XLA's all-reduces on those machines ran at a tenth of what NVLink could carry.
@@ -43,7 +43,7 @@ class SinglePass(Protocol):
 
     @property
     def latency_s(self) -> float:
-        """Of one request on one device."""
+        """The latency of one request on one device."""
         ...
 
     def stage_s(self, inter_op: int, intra_op: int, batch: int = 1) -> tuple[float, ...]:
@@ -66,7 +66,7 @@ class TableModel:
     hidden: int
     """0 where the architecture is not published: equal layer groups, which split over devices like the 1.3B model."""
     vocab: int
-    """Of the embedding, which weighs on the first stage and takes no time."""
+    """The vocabulary of the embedding, which weighs on the first stage and takes no time."""
     measured: Mapping[tuple[int, int], tuple[float, ...]] = field(hash=False, repr=False)
     """(inter_op, intra_op) -> stage times over the single-device latency."""
     batches: Mapping[int, float] = field(hash=False, repr=False)

@@ -13,7 +13,7 @@ from hwmodels.totals import Totals
 
 @dataclass(frozen=True)
 class Slowed:
-    """What *inner* takes, *factor* times as long."""
+    """The time that *inner* takes, *factor* times as long."""
 
     inner: CostModel
     factor: float
@@ -40,12 +40,12 @@ class Slowed:
 
     @property
     def parallel(self) -> Any:
-        """How a draft is spread, where *inner* is one."""
+        """The layout of a draft, where *inner* is one."""
         return getattr(self.inner, "parallel", None)
 
     @property
     def reads_whole_step(self) -> bool:
-        """Of a draft: whether its first pass reads what the target has verified."""
+        """Whether the first pass of a draft reads what the target has verified."""
         return getattr(self.inner, "reads_whole_step", False)
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:

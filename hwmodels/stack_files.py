@@ -23,10 +23,10 @@ _TABLES = ("terms", "fit", "errors", "posterior", "memory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackFile:
-    """What a file says."""
+    """The content of a file."""
 
     stack: ServingStack
-    """With the terms of the file, and in `fit` what they were fitted to."""
+    """The stack with the terms of the file, and in `fit` what they were fitted to."""
     release: str | None
     """That the scenario asked for, whose terms the fit began at."""
     kv_factor: float = 1.0

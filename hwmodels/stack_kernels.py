@@ -1,4 +1,5 @@
-"""What a serving stack makes of a device's kernels, whatever kind of device it is: host times, overlap, losses, links."""
+"""The changes that a serving stack makes to a device's kernels, whatever kind of device it is: host times, overlap, losses,
+links."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ class StackKernels:
     profile: Profile = field(repr=False, hash=False)
     stack: ServingStack
     layers: int
-    """Of one stage, for host work by the layer."""
+    """The layers of one stage, for host work by the layer."""
     expert_layers: int = 0
     """All of them where the model has experts, the few dense ones of DeepSeek's kind counted too; else none."""
     latent_layers: int = 0
@@ -80,7 +81,7 @@ class StackKernels:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Whose measured kernels stand for the stack's, the best first."""
+        """The stacks whose measured kernels stand for the stack's, the best first."""
         own = _MEASURED_STACKS.get(self.stack.kernels, self.stack.kernels)
         return tuple(dict.fromkeys((own, "vllm", "trtllm", "sglang", "vidur", "torch", "jax")))
 
@@ -124,7 +125,7 @@ class StackKernels:
         )
 
     def running(self, shape: AttentionShape) -> Running:
-        """How the stack runs the attention of *shape*."""
+        """The way in which the stack runs the attention of *shape*."""
         return Running(
             layers=float(shape.layers),
             start_share=1.0 - self._own.launch_overlap,

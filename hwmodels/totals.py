@@ -1,4 +1,4 @@
-"""What a cost model is told of one iteration: a few integers, summed over the batch."""
+"""The facts about one iteration that a cost model is given: a few integers, summed over the batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Totals(NamedTuple):
     rows: Any
     """Tokens through the linear layers: prompt tokens of this iteration plus decode query tokens."""
     prefill_rows: Any = 0
-    """Of `rows`, the prompt tokens."""
+    """The prompt tokens among `rows`."""
     prefill_chunks: Any = 0
     """Sequences that contribute prompt tokens."""
     prefill_pairs: Any = 0

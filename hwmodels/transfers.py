@@ -1,4 +1,4 @@
-"""What sending the KV of a request from machine to machine takes: a fixed cost, and its bytes over a share of the line rate."""
+"""The time of sending the KV of a request from machine to machine: a fixed cost, and its bytes over a share of the line rate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hwmodels.tables import ROOM, read_toml
 
 
 class TransferTerms(NamedTuple):
-    """Of a connector."""
+    """The terms of a connector."""
 
     share: float
-    """Of the adapters' line rate that bytes get."""
+    """The share of the adapters' line rate that bytes get."""
     fixed_s: float
-    """Of each transfer beside its bytes."""
+    """The time of each transfer beside its bytes."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -32,7 +32,7 @@ def connectors() -> tuple[str, ...]:
 
 
 def transfer_terms(connector: str) -> TransferTerms:
-    """What *connector* reached; KeyError for one that was not measured."""
+    """The terms that *connector* reached; KeyError for one that was not measured."""
     found = _catalogue()[connector]
     return TransferTerms(found["share"], found["fixed_s"])
 
@@ -53,5 +53,5 @@ def fitted(n_bytes: ArrayLike, seconds: ArrayLike, line_bytes_per_s: float) -> T
 
 
 def seconds(terms: TransferTerms, n_bytes: float, line_bytes_per_s: float) -> float:
-    """What a transfer alone on its link takes."""
+    """The time that a transfer alone on its link takes."""
     return terms.fixed_s + n_bytes / (terms.share * line_bytes_per_s)

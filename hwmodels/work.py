@@ -23,7 +23,7 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 
 _Matrices = list[tuple[str, int, int]]
-"""Of each matrix: name, columns n of the result, inner size k."""
+"""A row for each matrix: name, columns n of the result, inner size k."""
 
 
 _EXPAND = "kv_up"
@@ -31,11 +31,11 @@ _EXPAND = "kv_up"
 
 
 class _Layers(NamedTuple):
-    """How many layers of each kind a stage has."""
+    """The number of layers of each kind in a stage."""
 
     all: int
     softmax: int
-    """With softmax attention, windowed or not."""
+    """The number of layers with softmax attention, windowed or not."""
     windowed: int
     linear: int
     indexers: int
@@ -45,7 +45,7 @@ class _Layers(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """What layers of a kind put on one device: matrices, and bytes of weights that are none (biases, norms, tables)."""
+    """The weights that layers of a kind put on one device: matrices, and bytes of weights that are none (biases, norms, tables)."""
 
     linears: list[Linear]
     other_bytes: float
@@ -177,7 +177,7 @@ def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp 
 
 
 def _mtp_share(spec: ModelSpec) -> _Share:
-    """What joins state and embedding in front of each layer for multi-token prediction.
+    """The product that joins state and embedding in front of each layer for multi-token prediction.
 
     A plain product in the base format on every device, as vLLM loads it (`eh_proj` of model_executor/models/deepseek_mtp.py).
     """

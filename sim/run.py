@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.engine import Experiment, PolicyError, run
-from sim.engine.columns import sum_rounds
+from sim.engine.record.columns import sum_rounds
 from sim.errors import ScenarioError
 from sim.results import Result
 from sim.scenario import Scenario

@@ -9,9 +9,9 @@ import numpy as np
 
 from hwmodels.power import power_share
 from hwmodels.totals import Totals
-from sim.engine.clock import TICK_BITS
-from sim.engine.prices import StageTable
-from sim.engine.spill import in_blocks
+from sim.engine.batch.prices import StageTable
+from sim.engine.record.spill import in_blocks
+from sim.engine.time.clock import TICK_BITS
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel

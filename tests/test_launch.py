@@ -313,6 +313,22 @@ def test_what_is_exported_is_read_back_as_it_was(engine: str) -> None:
     assert again == wanted
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_model_that_a_server_loads_has_its_name_on_the_hub(engine: str) -> None:
+    decoding = {"method": "draft_model", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+    scenario = Scenario.from_mapping(
+        {
+            **{"model": "qwen3-32b", "hardware": "h200", "serving_stack": engine, "scheduler": {"policy": engine}},
+            **{"decoding": {**decoding, "draft": {"model": "qwen3-0.6b"}}},
+        }
+    )
+    text = export(Chosen(scenario=scenario, reasons=()), engine).text
+    command = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(("# qwen3-32b", "# as")))
+    assert "Qwen/Qwen3-32B" in command
+    assert "Qwen/Qwen3-0.6B" in command
+    assert "qwen3" not in command
+
+
 def test_what_an_export_cannot_say_is_said() -> None:
     scenario = Scenario.from_mapping(
         {

@@ -90,7 +90,7 @@ def a_scenario(rng: random.Random, engine: str) -> Scenario:
                     "method": "draft_model",
                     "num_speculative_tokens": 2,
                     "acceptance": {"alpha": 0.6},
-                    "draft": {"model": "qwen3-0.6b", "tensor": 1},
+                    "draft": {"model": "Qwen/Qwen3-0.6B", "tensor": 1},
                     "overhead_s": 0.001,
                 },
             ]

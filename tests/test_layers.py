@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import importlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -90,6 +91,24 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
     for path in files("sim/engine"):
         ours = {name for name in imports(path) if name.split(".")[0] in GROUND}
         wrong = {name for name in ours - allowed if not name.startswith("policies.view.")}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def rooms_of_the_engine() -> list[str]:
+    """The rooms of `sim/engine/` in the order of the table of docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `(\w+)` \|", text.partition("## Rooms of the engine")[2].partition("## ")[0], re.MULTILINE)
+
+
+def test_a_room_of_the_engine_knows_only_those_above_it_in_the_table() -> None:
+    order = rooms_of_the_engine()
+    assert set(order) == {path.parent.name for path in files("sim/engine")} - {"engine"}
+    for path in files("sim/engine"):
+        own = path.parent.name
+        if own == "engine":
+            continue
+        others = {name.split(".")[2] for name in imports(path) if name.startswith("sim.engine.")}
+        wrong = {other for other in others if order.index(other) > order.index(own)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
@@ -295,7 +314,7 @@ def test_what_is_derived_from_a_compiled_class_is_compiled() -> None:
         for node in tree(modules[name]).body
         if isinstance(node, ast.ClassDef)
     }
-    assert "sim.engine.machine.Machine" in classes
+    assert "sim.engine.machine.machine.Machine" in classes
     for name in set(modules) - compiled:
         names = {key.split()[0]: whole for key, whole in bound_in(modules[name]).items() if whole in classes}
         for node in tree(modules[name]).body if names else ():

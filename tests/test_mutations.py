@@ -39,6 +39,6 @@ def test_the_named_changes_fit_the_code():
 
 
 def test_the_mirror_of_a_file_are_those_of_its_room():
-    assert mirror_of("sim/engine/kv/runs.py") == mirror_of("sim/engine/runs.py") == ("tests/engine",)
+    assert mirror_of("sim/engine/kv/runs.py") == mirror_of("sim/engine/kv/block_runs.py") == ("tests/engine",)
     assert mirror_of("policies/vllm.py") == ("tests/policies",)
     assert mirror_of("rooftrace.py") == ("tests",)

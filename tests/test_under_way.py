@@ -67,7 +67,9 @@ def test_a_sweep_shows_its_runs_without_being_a_command(impatient: None, monkeyp
     terminal = Terminal(monkeypatch)
     monkeypatch.setattr(under_way._PROCESS, "wanted", False)
     sweep(Sweep(base=Scenario.default().with_set("workload.requests=50"), replications=3), jobs=1)
-    assert " of 3 runs" in terminal.heard()
+    heard = terminal.heard()
+    assert "Simulating" in heard.split(" of 3 runs")[0]  # before the first of them has ended
+    assert " of 3 runs" in heard
 
 
 def test_steps_within_steps_are_lines_of_their_own(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:

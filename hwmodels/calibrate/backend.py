@@ -45,7 +45,7 @@ class Operation:
 
     @property
     def flops(self) -> float:
-        """Of one run; 0 where arithmetic is not what limits it."""
+        """The operations of one run; 0 where arithmetic is not what limits it."""
         s = dict(self.shape)
         if self.kind == "gemm":
             return 2.0 * s["m"] * s["n"] * s["k"]
@@ -79,7 +79,7 @@ HOST = ("launch", "host", "graph")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is being timed: written into the profile, and compared before samples are added to those of a file."""
+    """The subject of the timing: written into the profile, and compared before samples are added to those of a file."""
 
     backend: str
     backend_version: str
@@ -102,12 +102,12 @@ class Facts:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What must be equal for samples to belong together."""
+        """The facts that must be equal for samples to belong together."""
         return (self.backend, self.backend_version, self.device, self.label, self.title, self.cores, self.clock)
 
 
 def cpu_facts(backend: str, version: str, dtypes: tuple[str, ...], threads: int, clock: str) -> Facts:
-    """Of this machine's processor, with *threads* of it."""
+    """The facts about this machine's processor, with *threads* of it."""
     title = machine.cpu_title()
     return Facts(
         backend=backend,

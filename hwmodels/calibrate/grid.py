@@ -28,7 +28,7 @@ _GPU_LONGEST_FLOPS = 2e13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """What of a model decides its kernels: (n, k) of its matrix products, attention heads, widths, layers."""
+    """The shapes of a model that decide its kernels: (n, k) of its matrix products, attention heads, widths, layers."""
 
     matrices: tuple[tuple[int, int], ...]
     heads: int

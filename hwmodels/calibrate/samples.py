@@ -92,7 +92,7 @@ class Log:
 
 
 def read_log(folder: str | Path) -> tuple[Facts, str, list[Sample]]:
-    """What was timed, the ISO date of the start, and the samples of a folder; ValueError where there are none."""
+    """The facts about what was timed, the ISO date of the start, and the samples of a folder; ValueError where there are none."""
     path = Path(folder) / LOG
     if not path.exists():
         raise CalibrationError(f"{path} does not exist; take samples first with rooftrace calibrate --out {folder}")

@@ -18,7 +18,7 @@ _HARDLY_REPEATED_S = 0.3  # runs longer than this are repeated three times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run has come: operations kept (earlier runs too), how many there are, and seconds of the budget left."""
+    """The progress of a run: operations kept (earlier runs too), how many there are, and seconds of the budget left."""
 
     taken: int
     of: int
@@ -28,7 +28,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a run has done: samples in all, why operations were left out (with how many), and whether time ran out."""
+    """The outcome of a run: samples in all, why operations were left out (with how many), and whether time ran out."""
 
     samples: tuple[Sample, ...]
     skipped: dict[str, int]

@@ -19,7 +19,7 @@ USUAL_MODELS = {"cpu": ("gpt2",), "accelerator": ("llama-3.1-8b",)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to time and for how long; None leaves the choice to the device."""
+    """The operations to time, and for how long; None leaves the choice to the device."""
 
     out: Path
     backend: str = "auto"

@@ -105,7 +105,7 @@ WIDE_HEADS = {"192": (128.0, 192.0), "256": (192.0, 256.0), "512": (256.0, np.in
 
 
 def kernel_source(source: str, sheet: Datasheet, *, prompts: bool, windowed: Any, head_dim: Any, group: Any) -> Any:
-    """Whose kernel *source* runs on the device of *sheet*: its own, but for two that have another beside it.
+    """The software whose kernel *source* runs on the device of *sheet*: its own, but for two that have another beside it.
 
     Before Blackwell TensorRT-LLM decodes by XQA, and head by head ("trtllm-single", its masked multi-head attention)
     where query heads share no KV head or more than 32 do (its dispatch, attentionOp.cpp). SGLang falls back on Triton
@@ -260,7 +260,7 @@ def decode_form(
     alone = resident or longest_kv is not None
 
     def of_batch(ops: Ops, seqs: Any, queries: Any) -> tuple[Any, Any, Any]:
-        """What does not depend on the KV tokens: seconds of each of them, of blocks, and of having several sequences."""
+        """The terms that do not depend on the KV tokens: seconds of each of them, of blocks, and of having several sequences."""
         each = queries / seqs
         turns = ops.minimum(_TURNS - 1.0, ops.maximum(0.0, seqs - 1.0))
         if resident:

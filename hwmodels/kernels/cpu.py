@@ -49,7 +49,7 @@ class CpuAttentionParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostParams:
-    """What a step costs beside its kernels (times in seconds)."""
+    """The costs of a step beside its kernels (times in seconds)."""
 
     step_s: float = parameter(1e-4, 0.0, 5e-2, "start and end of a step: inputs, masks, positions")
     layer_s: float = parameter(5e-5, 0.0, 5e-3, "interpreter and dispatch of a layer's operations")

@@ -167,7 +167,7 @@ def _checked(
 
 
 class _Solved(NamedTuple):
-    """What the solver found: parameters in units of their bounds, half the loss, residuals and their derivatives."""
+    """The solution that the solver found: parameters in units of their bounds, half the loss, residuals and their derivatives."""
 
     x: np.ndarray
     cost: float

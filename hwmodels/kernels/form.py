@@ -1,4 +1,4 @@
-"""A kernel's equation as one object: who fits it, prices with it, validates it or draws it takes the same one."""
+"""A kernel's equation as one object: fits, prices, validation and pictures take the same one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KernelForm(Generic[P]):
     """The seconds of one kernel as a function of parameters, a datasheet and a shape."""
 
     family: str
-    """What profiles call its parameter sets."""
+    """The name that profiles have for its parameter sets."""
     parameters: type[P]
     equation: Callable[..., Any]
     """(parameters, datasheet, **shape) -> seconds; says what a shape consists of."""

@@ -46,7 +46,7 @@ _SHORT_ROW = 512  # elements of k up to which the fp8 quantisation pass runs one
 
 
 def library_of(fmt: str, software: str, device: str) -> str:
-    """How the GEMMs of a format choose their tiles, in a piece of software on a device; one of `LIBRARIES`."""
+    """The way in which the GEMMs of a format choose their tiles, in a piece of software on a device; one of `LIBRARIES`."""
     if (fmt, software, device) in _LIBRARY_ON:
         return _LIBRARY_ON[fmt, software, device]
     library = _LIBRARY_OF.get((fmt, software), "search")
@@ -55,7 +55,7 @@ def library_of(fmt: str, software: str, device: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmParams:
-    """What a datasheet does not say about a GEMM library on a device (times in seconds)."""
+    """The parameters that a datasheet does not give of a GEMM library on a device (times in seconds)."""
 
     launch_s: float = parameter(
         2.6e-6, 3e-7, 6e-5, "one kernel start takes 1 to 5 us in a CUDA graph, more from eager code"

@@ -1,4 +1,4 @@
-"""How far off a prediction may be: 90 % intervals from errors on rows that a fit did not see."""
+"""The error that a prediction may have: 90 % intervals from errors on rows that a fit did not see."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ _REFUSED: Mapping[tuple[str, str], tuple[tuple[int, int, int], ...]] = {
 
 
 class ExpertFormat(NamedTuple):
-    """How experts of one format are multiplied, and whose tables may stand in for theirs."""
+    """The way in which experts of one format are multiplied, and whose tables may stand in for theirs."""
 
     dtype: str
     """The arithmetic: a key of `Datasheet.peak_flops_per_s`."""
     weight_bytes: float
-    """Of a weight with its share of the scales."""
+    """The bytes of a weight with its share of the scales."""
     activation_bytes: float
     stand_in: tuple[str, ...]
     """Formats whose fitted parameters may serve, the best first, itself included."""

@@ -51,11 +51,11 @@ def streamed_forms(row_s: float, sequence_s: float) -> tuple[PrefillForm, Decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """What becomes of a kernel that was timed alone in the layers of a served model; the defaults leave it alone."""
+    """The changes of a kernel that was timed alone, in the layers of a served model; the defaults leave it alone."""
 
     layers: float = 1.0
     start_share: float = 1.0
-    """Of the kernel's start, what the kernel before it does not hide."""
+    """The share of the kernel's start that the kernel before it does not hide."""
     pair_lost_s: float = 0.0
     """Seconds lost on each query-key pair of a prompt to sustained arithmetic."""
     window_tokens: Any = None

@@ -12,7 +12,7 @@ import numpy as np
 
 P = TypeVar("P")
 CYCLES: Mapping[str, float] = {"clock": -1.0}
-"""How a time scales that is a number of cycles."""
+"""The scaling of a time that is a number of cycles."""
 _SHARE: Mapping[str, float] = {}
 
 

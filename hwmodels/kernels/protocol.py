@@ -1,4 +1,5 @@
-"""What a cost model asks of a device's kernels: the one seam behind which datasheets, fits and kinds of device differ."""
+"""The interface that a cost model asks of a device's kernels: the one seam behind which datasheets, fits and kinds of device
+differ."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProduct
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """What an iteration costs on a stage beside its kernels, in seconds."""
+    """The costs of an iteration on a stage beside its kernels, in seconds."""
 
     step_s: float = 0.0
     """Host and launch overhead of an iteration."""
     sequence_s: float = 0.0
-    """Of each sequence in the batch."""
+    """The time of each sequence in the batch."""
     row_s: float = 0.0
-    """Of each token of the iteration."""
+    """The time of each token of the iteration."""
     prompt_floor_s: float = 0.0
     """Least time of an iteration with prompts of which more than a token each is left: they are launched kernel by kernel."""
     decode_floor_s: float = 0.0
@@ -26,9 +27,9 @@ class HostTimes:
     launch_floor_s: float = 0.0
     """Least time of one whose decodes are beyond the captured graphs."""
     compute_factor: float = 1.0
-    """What the device's arithmetic is multiplied by: what kernels take over their time for one row, and attention of prompts."""
+    """The factor on the device's arithmetic: on the time of kernels beyond that for one row, and on attention of prompts."""
     bandwidth_factor: float = 1.0
-    """What its reading of weights and cache is multiplied by: the kernels' time for one row, and attention of decodes."""
+    """The factor on its reading of weights and cache: on the kernels' time for one row, and on attention of decodes."""
 
 
 class Kernels(Protocol):
@@ -41,7 +42,7 @@ class Kernels(Protocol):
 
     @property
     def host(self) -> HostTimes:
-        """What an iteration costs beside these."""
+        """The costs of an iteration beside these."""
         ...
 
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
@@ -77,7 +78,7 @@ class Kernels(Protocol):
         ...
 
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
-        """Of one layer, both ways: *rows* of all groups to their experts, and what the experts made of them back."""
+        """The time of one layer, both ways: *rows* of all groups to their experts, and what the experts made of them back."""
         ...
 
     @property
@@ -91,7 +92,7 @@ class Kernels(Protocol):
         ...
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
-        """From one device to another."""
+        """The time from one device to another."""
         ...
 
     def sample_s(self, logit_rows: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Who computes what in a mixture of experts: slots, experts awake and tiles on the busiest rank, by how tokens choose."""
+"""The division of work in a mixture of experts: slots, experts awake and tiles on the busiest rank, by how tokens choose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUANTILES = np.array([-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.53
 
 
 class Routed(NamedTuple):
-    """What reaches the busiest rank of an expert-parallel group; arrays over tokens."""
+    """The rows that reach the busiest rank of an expert-parallel group; arrays over tokens."""
 
     slots: np.ndarray
     """(token, expert) pairs."""
@@ -78,7 +78,7 @@ def power_law_counts(tokens: np.ndarray, *, topk: int, experts: int, alpha: floa
 
 
 def _sums(counts: np.ndarray) -> Routed:
-    """Of the counts of one rank's experts, last axis; other axes but the first are averaged over."""
+    """The sums of the counts of one rank's experts, last axis; other axes but the first are averaged over."""
     over = tuple(range(1, counts.ndim - 1))
     tiles = np.stack([np.ceil(counts / rows).sum(axis=-1) for rows in TILE_ROWS], axis=-1)
     slots, awake = counts.sum(axis=-1), (counts > 0).sum(axis=-1).astype(float)
@@ -117,7 +117,7 @@ def _uniform(tokens: np.ndarray, topk: int, experts: int, ep: int) -> Routed:
 
 
 def routed(tokens: Any, *, topk: int, experts: int, ep: int = 1, distribution: str = "uniform") -> Routed:
-    """What `tokens` (one-dimensional) send to the busiest of `ep` ranks of consecutive experts.
+    """The rows that `tokens` (one-dimensional) send to the busiest of `ep` ranks of consecutive experts.
 
     "uniform": independent choices. "balanced": round robin. "power_law_A": skewed; over several ranks the expectation
     is taken over a fixed set of draws, and the rank with the most slots counts.
@@ -140,7 +140,7 @@ def routed(tokens: Any, *, topk: int, experts: int, ep: int = 1, distribution: s
 
 
 def routed_by(load: ExpertLoad, tokens: Any) -> Routed:
-    """What *tokens* (one-dimensional) send to the busiest of the ranks of *load*, expected values."""
+    """The rows that *tokens* (one-dimensional) send to the busiest of the ranks of *load*, expected values."""
     tokens = np.asarray(tokens, float)
     slots, mean = load.busiest_slots(tokens), load.rank_slots
     fullest = int(np.argmax(mean))

@@ -38,7 +38,7 @@ def _heads(c: Columns) -> Shape:
 
 
 def _formats(m: Measurement, fmt: str) -> Shape:
-    """How benchmarks of one layer differ from a served model; 8-bit queries are multiplied at the 8-bit rate."""
+    """The ways in which benchmarks of one layer differ from a served model; 8-bit queries are multiplied at the 8-bit rate."""
     kv_bytes = 2.0 if m.source in CALIBRATING else CACHE_BYTES[fmt]
     return {"resident": True, "kv_bytes": kv_bytes, **({"dtype": "fp8"} if fmt == "fp8q" else {})}
 

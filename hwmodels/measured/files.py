@@ -29,7 +29,7 @@ class Measurement:
     refused: Mapping[str, int] = field(default_factory=dict)
     """Reason -> rows of the file that were refused for it; they are in no column."""
     notes: tuple[str, ...] = ()
-    """What neither columns nor name say and was assumed."""
+    """The facts that neither columns nor name say and that were assumed."""
 
     @property
     def on_cpu(self) -> bool:
@@ -37,7 +37,7 @@ class Measurement:
 
     @property
     def number_bytes(self) -> float:
-        """Of one number where nothing is quantised."""
+        """The bytes of one number where nothing is quantised."""
         return 4.0 if self.dtype == "fp32" else 2.0
 
     def __len__(self) -> int:

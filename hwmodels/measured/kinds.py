@@ -1,4 +1,4 @@
-"""What kinds of measurements there are: the columns of each, and the pattern that names of files usually follow."""
+"""The kinds of measurements: the columns of each, and the pattern that names of files usually follow."""
 
 from __future__ import annotations
 

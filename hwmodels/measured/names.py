@@ -1,4 +1,4 @@
-"""What names of files and their labels mean: kind, device, model, format and software."""
+"""The meaning of names of files and of their labels: kind, device, model, format and software."""
 
 from __future__ import annotations
 

@@ -32,16 +32,16 @@ class _Field:
 
     name: str
     words: tuple[str, ...]
-    """What its column may be called, the unit left out where it has one."""
+    """The names that its column may have, the unit left out where it has one."""
     units: Mapping[str, float] | None = None
     """Unit -> what one of it is in the unit of *name*; None: a count or a word."""
     text: bool = False
     least: float = 1.0
     default: str | None = None
-    """What it is where the table does not say; None: a table must say."""
+    """Its value where the table does not say; None: a table must say."""
 
     def factor(self, column: str) -> float | None:
-        """What numbers of *column* are multiplied by if it is this quantity's; None if it is not, NaN where it lacks its unit."""
+        """The factor on numbers of *column* if it is this quantity's; None if it is not, NaN where it lacks its unit."""
         if self.units is None:
             return 1.0 if column in self.words else None
         if column in self.words:
@@ -71,7 +71,7 @@ _SOURCE = _Field("source", ("source", "backend", "framework", "stack", "engine",
 _VERSION = _Field("version", ("version", "backend_version", "software_version"), text=True, default="")
 _LABELS = (_DEVICE, _DTYPE, _SOURCE, _VERSION)
 _PROTOCOL = "genai-perf"
-"""How the clients of a serving table behave where it does not say: lengths are equal, and a warm-up is answered first."""
+"""The protocol of the clients of a serving table where it does not say: lengths are equal, and a warm-up is answered first."""
 _PASSED_OVER = "meta."
 """Begins the names of columns that a table keeps for itself."""
 
@@ -154,7 +154,7 @@ OWN: Mapping[str, _Kind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What is said beside the files, for those that do not say it."""
+    """The facts that are given beside the files, for those that do not say them."""
 
     device: str = ""
     dtype: str = ""
@@ -176,7 +176,7 @@ class Said:
 
     @staticmethod
     def notes(device: str, dtype: str) -> tuple[str, ...]:
-        """What was taken from beside the file, in words."""
+        """The facts that were taken from beside the file, in words."""
         taken = (("device", device), ("number format", dtype))
         return tuple(f"the file says no {what}: {value}, as given beside it" for what, value in taken if value)
 
@@ -188,7 +188,7 @@ def _less(note: str, assumed: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """How the columns of a table go with a kind."""
+    """The match of a table's columns with a kind."""
 
     kind: str
     columns: Mapping[str, tuple[str, float]] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class _Fit:
         return sum(f.default is None and f.name in self.columns for f in OWN[self.kind].fields)
 
     def sentence(self) -> str:
-        """What is wrong, after "for a table of this kind it"."""
+        """The fault, after "for a table of this kind it"."""
         parts = []
         if self.lacks:
             parts.append(f"lacks {' and '.join(self.lacks)}")

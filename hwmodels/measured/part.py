@@ -29,7 +29,7 @@ class Part:
     rows: np.ndarray
     columns: Columns
     shape: Callable[[Columns], Shape] = dict
-    """From the columns to what the form takes."""
+    """The function from the columns to what the form takes."""
     groups: tuple[str, ...]
     """Columns whose values make a shape: held back together."""
     strata: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Part:
     starts: tuple[Any, ...]
     fixed: tuple[str, ...] = ()
     calls: float = 1.0
-    """Of the kernel in one row's time."""
+    """The calls of the kernel in one row's time."""
 
     @property
     def family(self) -> str:

@@ -28,7 +28,7 @@ _TIMED_LAUNCHES = {("fp8_block", "vllm"): ("sglang", "trtllm")}
 
 
 def _gemm_options(dtype: str, source: str, device: str) -> dict[str, Any]:
-    """How a benchmark of this software and format ran its GEMMs."""
+    """The options with which a benchmark of this software and format ran its GEMMs."""
     number = precision(dtype)
     options: dict[str, Any] = {
         "dtype": _NARROW.get(dtype, dtype), "weight_bytes": number.weight_bytes, "activation_bytes": number.weight_bytes,

@@ -1,4 +1,4 @@
-"""What differs between two profiles, number by number."""
+"""The differences between two profiles, number by number."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hwmodels.tables import read_toml
 
 FORMAT = 1
 FOLDER = Path(__file__).parent
-"""Of the shipped profiles."""
+"""The folder of the shipped profiles."""
 
 
 def calibrated_devices() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What was not measured on a device, made from the measured devices that are the most like it.
+"""The parameters that were not measured on a device, made from the measured devices that are the most like it.
 
 A parameter says what it is a share of, or which numbers of the datasheet it follows (`scales_with`); a borrowed one is the
 donors' mean after that, each donor counting the more the nearer its datasheet is. Nothing borrowed is written down: it is
@@ -22,9 +22,9 @@ from hwmodels.profiles.profile import Kernel, Profile, Provenance, datasheet_of
 from hwmodels.tables import read_toml
 
 LOANS = FOLDER.with_name("loans.toml")
-"""How far off what is lent was on measured devices that were left out: see `hwmodels.left_out`."""
+"""The error of what is lent on measured devices that were left out: see `hwmodels.left_out`."""
 _KIND = {"NVIDIA": "gpu", "AMD": "gpu", "Google": "tpu"}
-"""What a maker's devices are: one kind lends to the other nothing."""
+"""The kind of a maker's devices: one kind lends to the other nothing."""
 _LINKS = ("collective", "exchange")
 """Families that run over the links between devices."""
 _BY_FORMAT = ("gemm", "moe")
@@ -33,7 +33,7 @@ _ARITHMETIC = {
     "fp16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "bf16", "mxfp4_mxfp8": "fp8", "int4": "bf16",
     "int4_fp8": "fp8",
 }  # fmt: skip
-"""Of formats that bear another name than their arithmetic."""
+"""The arithmetic of formats that bear another name than their arithmetic."""
 _ONE_LAYER = "bf16/lss"
 """Tables of one measured layer, which say nothing of another device."""
 _WORDS = {
@@ -122,7 +122,7 @@ class Loans:
         return tuple(_factor(family, self.distance(family, variant)) for variant in self.variants(family))
 
     def distance(self, family: str, variant: str) -> float:
-        """Mean distance of who lends a parameter set."""
+        """Mean distance of the devices that lend a parameter set."""
         return _shares(self.device, _owners(self.device, self.without, family, variant), family)[1]
 
     def variants(self, family: str) -> Sequence[str]:
@@ -157,7 +157,7 @@ def arithmetic_of(family: str, variant: str) -> str:
 
 
 def distance(device: Device, other: Device, family: str) -> float:
-    """How unlike two devices are for a kernel: 0 where their datasheets agree, about 1 at a factor e in all that counts."""
+    """The distance of two devices for a kernel: 0 where their datasheets agree, about 1 at a factor e in all that counts."""
     return _distance(device, other, family)
 
 
@@ -181,7 +181,7 @@ def _distance(device: Device, other: Device, family: str) -> float:
 
 
 def quantities(device: Device) -> dict[str, float]:
-    """What parameters may scale with; a device without a stated clock scales as if all clocks were alike."""
+    """The quantities that parameters may scale with; a device without a stated clock scales as if all clocks were alike."""
     sheet = datasheet_of(device)
     return {
         "sms": sheet.sm_count,
@@ -222,7 +222,7 @@ def _entry(name: str, family: str, variant: str) -> Kernel:
 
 
 def _owners(device: Device, without: tuple[str, ...], family: str, variant: str) -> tuple[str, ...]:
-    """Who has a parameter set to lend, the nearest first."""
+    """The devices that have a parameter set to lend, the nearest first."""
     owners = [name for name in Loans(device=device, without=without).donors if (family, variant) in _shelf(name)[0]]
     if not owners or variant == _ONE_LAYER:
         raise ValueError(f"nobody lends {family} {variant} to {device.name}; ask `variants` first")
@@ -233,7 +233,7 @@ def _owners(device: Device, without: tuple[str, ...], family: str, variant: str)
 
 
 def _shares(device: Device, owners: Sequence[str], family: str) -> tuple[tuple[float, ...], float]:
-    """What each donor counts, in shares of 1, and their mean distance."""
+    """The weight of each donor, in shares of 1, and their mean distance."""
     apart = [_distance(device, load_device(name), family) for name in owners]
     weights = [1.0 / (_NEAR + far) ** 2 for far in apart]
     whole = sum(weights)

@@ -70,7 +70,7 @@ class Lender(Protocol):
 
     @property
     def note(self) -> str:
-        """Who lends, and how far off what is lent may be."""
+        """The devices that lend, and the error that what is lent may have."""
         ...
 
     def note_of(self, factors: Mapping[str, Sequence[float]]) -> str:
@@ -88,7 +88,7 @@ class Lender(Protocol):
     def kernel(self, family: str, variant: str) -> Kernel: ...
 
     def distance(self, family: str, variant: str) -> float:
-        """How unlike the devices are that lend a parameter set."""
+        """The distance of the devices that lend a parameter set."""
         ...
 
 
@@ -126,7 +126,7 @@ class Profile:
     calibration: Calibration | None = None
 
     lender: Lender | None = field(default=None, repr=False, compare=False)
-    """What stands in for kernels that were not measured."""
+    """The lender that stands in for kernels that were not measured."""
 
     @property
     def kind(self) -> str:
@@ -139,7 +139,7 @@ class Profile:
         return self.has("collective")
 
     def variants(self, family: str) -> tuple[str, ...]:
-        """Of the kernels of a family, the device's own first and then what it can borrow."""
+        """The variants of the kernels of a family, the device's own first and then what it can borrow."""
         own = [kernel.variant for kernel in self.kernels if kernel.family == family]
         lent = self.lender.variants(family) if self.lender is not None else ()
         return tuple(dict.fromkeys((*own, *lent)))
@@ -220,7 +220,7 @@ def _cache_bytes(
 
 
 _READ_BYTES = {"gemm": _weight_bytes, "decode": _cache_bytes}
-"""What a kernel of a family cannot but read, from the shape that its equation takes."""
+"""The bytes that a kernel of a family must read, from the shape that its equation takes."""
 
 
 def _read_s(sheet: Datasheet, size_bytes: Any) -> Any:

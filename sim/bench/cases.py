@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from sim.bench.load import Load
     from sim.bench.measured import BenchRun
     from sim.engine import Experiment
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
     from sim.scenario import Scenario
     from sim.validation.frozen import Frozen
 
 Figure = Callable[["Columns"], tuple[NDArray[np.bool_], Mapping[str, float]]]
-"""Of a finished run: which requests count, and the figures over them in seconds by quantity."""
+"""The requests of a finished run that count, and the figures over them in seconds by quantity."""
 FULL = 0.95
 """Share of the KV cache in use from which its size matters."""
 
@@ -63,7 +63,7 @@ def priors_of(case: Case) -> dict[str, Prior]:
 
 @dataclass(frozen=True, slots=True, kw_only=False, eq=False)
 class _Moved:
-    """How the figures of a replay move while its schedule stays."""
+    """The change of a replay's figures while its schedule stays."""
 
     of: Replay
     before: Setting

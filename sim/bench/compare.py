@@ -35,7 +35,7 @@ class Errors:
 
     runs: int
     mean: float
-    """Of the errors' sizes."""
+    """The mean of the errors' sizes."""
     median: float
     worst: float
     """The farthest error, with its sign."""
@@ -49,7 +49,7 @@ class Compared:
     problems: tuple[str, ...] = ()
 
     def errors(self, *, saturated: bool = False) -> dict[str, Errors]:
-        """By quantity, over runs measured below saturation (closed loops among them), or over those beyond it."""
+        """The errors by quantity, over runs measured below saturation (closed loops among them), or over those beyond it."""
         found = {}
         for quantity in HEADLINES:
             values = [
@@ -115,7 +115,8 @@ def compared(
 
 
 def headline(found: Replayed, quantity: str) -> tuple[str, float | None, float | None, float | None]:
-    """Of a quantity: the figure's name, measured, predicted, and relative error; the first of its figures that was measured."""
+    """The headline of a quantity: the figure's name, measured, predicted, and relative error; the first of its figures that was
+    measured."""
     names = HEADLINES[quantity]
     name = next((each for each in names if each in found.measured), names[0])
     return name, found.measured.get(name), found.predicted.get(name), found.error(name)
@@ -136,7 +137,7 @@ def strange_model(scenario: Scenario, runs: Sequence[BenchRun]) -> list[str]:
 
 
 def load_text(run: BenchRun) -> str:
-    """What was offered, in a few letters: '31.4/s', '16 clients', '100/s ≤ 440', 'as sent'."""
+    """The offered load, in a few letters: '31.4/s', '16 clients', '100/s ≤ 440', 'as sent'."""
     offered = run.offered
     rate, limit = offered.rate_per_s, offered.concurrency
     if offered.ramped:
@@ -150,7 +151,7 @@ def load_text(run: BenchRun) -> str:
 
 
 def saturation_text(found: Replayed) -> str:
-    """What is said of saturation: '', 'saturated', or who differs."""
+    """The text about saturation: '', 'saturated', or which of measurement and simulation alone is."""
     theirs, ours = found.run.saturated, found.saturated
     if theirs and ours:
         return "saturated"

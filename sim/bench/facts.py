@@ -33,7 +33,7 @@ KEYS = (
     ),
     *("shared", "ramp", "warmup_s", "cooldown_s"),
 )
-"""What may be given; `docs/how-to/your-benchmark.md` says what each is."""
+"""The facts that may be given; `docs/how-to/your-benchmark.md` says what each is."""
 
 
 class FactError(RooftraceError, ValueError):

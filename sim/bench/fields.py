@@ -1,4 +1,4 @@
-"""What a result file holds, asked for by name and kind: numbers that are numbers, and one sentence where they are not."""
+"""The content of a result file, asked for by name and kind: numbers that are numbers, and one sentence where they are not."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def share(name: str) -> float:
 
 
 def config(**values: Any) -> dict[str, str | int | float | bool]:
-    """What is there of *values*, words and numbers alone."""
+    """The entries of *values* that are there, words and numbers alone."""
     return {key: value for key, value in values.items() if isinstance(value, str | int | float | bool) and value != ""}
 
 

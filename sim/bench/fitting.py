@@ -40,7 +40,7 @@ class Case:
 
     name: str
     measured_s: Mapping[str, float]
-    """By quantity; NaN and what is missing are not fitted."""
+    """The measured figures by quantity; NaN and what is missing are not fitted."""
     replay: Callable[[Setting], Replayed] = field(repr=False)
     noise: Mapping[str, float] = field(default_factory=dict)
     """Standard deviation of the log by quantity, of a measurement that is less sure than repeats are (`Errors.repeat`)."""
@@ -50,18 +50,18 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """How far apart a measurement and the simulation of it may be without telling a parameter: standard deviations of the log."""
+    """The distance that a measurement and its simulation may have without telling a parameter: standard deviations of the log."""
 
     repeat: Mapping[str, float]
-    """Of the same run, measured again."""
+    """The error of the same run, measured again."""
     model: Mapping[str, float]
-    """Of what no parameter of the fit explains, in most runs: what a fit weighs its residuals by."""
+    """The error that no parameter of the fit explains, in most runs, by which a fit weighs its residuals."""
     unseen: Mapping[str, float]
     """The same of runs that a fit did not see, those of deployments that fit badly included: what intervals are made of."""
     source: str
 
     def of(self, quantity: str) -> float:
-        """Of one measurement against its simulation, in most runs."""
+        """The error of one measurement against its simulation, in most runs."""
         return float(np.hypot(self.repeat[quantity], self.model[quantity]))
 
     def of_unseen(self, quantity: str) -> float:
@@ -83,9 +83,9 @@ OUTLIER = 4.0
 """Standard deviations beyond which a run contradicts the others and is set aside."""
 ROUNDS = 8
 _CLOSE = 0.1
-"""Of its own standard deviation: a parameter that would move less stays."""
+"""A share of a parameter's own standard deviation: a parameter that would move less stays."""
 _STEP = 0.05
-"""How far a parameter is moved, in widths of its prior, to see how figures move."""
+"""The distance that a parameter is moved, in widths of its prior, to see how figures move."""
 _REPLAY_STEP = 0.5
 """The same where another replay shows it, whose order of events may be another."""
 _REPLAYED = (KV, "admission_serial_s")
@@ -110,13 +110,13 @@ class Lines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
-    """What is known of parameters after a fit: normal in their logarithms, around `at`."""
+    """The knowledge of parameters after a fit: normal in their logarithms, around `at`."""
 
     names: tuple[str, ...]
     at: FloatArray
     covariance: FloatArray
     widths: FloatArray
-    """Of the priors."""
+    """The widths of the priors."""
     base: Setting
 
     @property
@@ -172,7 +172,7 @@ class Fit:
     posterior: Posterior
     cases: tuple[Case, ...]
     figures: tuple[Mapping[str, float], ...]
-    """Of each case, predicted with what was fitted."""
+    """The figures of each case, predicted with what was fitted."""
     before: tuple[Mapping[str, float], ...]
     """The same with the stack's own terms."""
     contradicting: tuple[int, ...]
@@ -181,7 +181,7 @@ class Fit:
     priors: Mapping[str, Prior]
     errors: Errors
     scale: float
-    """How many times the stated errors the residuals are."""
+    """The residuals over the stated errors."""
     replays: int
 
     def predict(self, case: Case) -> list[Prediction]:
@@ -214,7 +214,7 @@ def _compared(case: Case, figures: Mapping[str, float]) -> FloatArray:
 def slopes_of(
     case: Case, posterior_at: FloatArray, names: Sequence[str], widths: FloatArray, base: Setting, here: Replayed
 ) -> FloatArray:
-    """How the log figures of *case* move with each parameter; shape [quantities, parameters]."""
+    """The change of the log figures of *case* with each parameter; shape [quantities, parameters]."""
     found = np.zeros((len(QUANTITIES), len(names)))
     for j, name in enumerate(names):
         place = posterior_at.copy()

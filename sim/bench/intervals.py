@@ -1,4 +1,5 @@
-"""How far off a prediction may be: replays under terms drawn from what a fit left unknown, or from held-back errors without one.
+"""The error that a prediction may have: replays under terms drawn from what a fit left unknown, or from held-back errors without
+one.
 
 Each replay draws a deployment. Of a fitted stack (`serving_stack: my-stack.toml`) its parameters come from the fit's posterior, and
 what no parameter explains from the errors that fits of other deployments had. Of a stack by name all of it comes from deployments
@@ -57,7 +58,7 @@ class World:
 
     setting: Setting
     iteration_factor: float = 1.0
-    """How many times as long as its terms say each iteration takes."""
+    """The time of each iteration over the time that its terms give."""
     first_token_factor: float = 1.0
     """The same of what passes until a first token, beside that."""
 
@@ -67,7 +68,7 @@ class Interval:
     """Where a figure lies in nine replays of ten, and the farthest of the few in which only the seed differs."""
 
     middle: float
-    """With the middle terms and the scenario's own seed."""
+    """The figure with the middle terms and the scenario's own seed."""
     low: float
     high: float
     simulation_low: float
@@ -87,11 +88,11 @@ class Intervals:
     within: tuple[bool, ...] = ()
     """Whether each replay keeps the limits of means and percentiles; empty without any."""
     saturated: int = 0
-    """How many replays are."""
+    """The number of replays that are saturated."""
 
     @property
     def level(self) -> float:
-        """What share of further draws the intervals hold on average: 0.9, or less where the replays are too few for that."""
+        """The share of further draws that the intervals hold on average: 0.9, or less where the replays are too few for that."""
         return min(LEVEL, (self.replays - 1) / (self.replays + 1))
 
     def kept(self, share: float | None) -> float | None:
@@ -290,8 +291,8 @@ def intervals(scenario: Scenario, replays: int = REPLAYS, names: Sequence[str] =
 
 
 def _ends(values: Sequence[float], middle: float) -> tuple[float, float]:
-    """Between which values nine further draws of ten lie, on average over draws like *values*: those at rank 0.05 and 0.95 (n + 1),
-    the farthest where n is below 19. *middle* where none is finite."""
+    """The values between which nine further draws of ten lie, on average over draws like *values*: those at rank 0.05 and 0.95
+    (n + 1), the farthest where n is below 19. *middle* where none is finite."""
     known = [value for value in values if np.isfinite(value)]
     if not known:
         return middle, middle

@@ -1,4 +1,4 @@
-"""What the clients of a measured run send, as a workload of the simulator: the same load drawn anew for each seed."""
+"""The requests that the clients of a measured run send, as a workload of the simulator: the same load drawn anew for each seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.scenario import named
 from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, stream
 
 MOST_REQUESTS = 5_000_000
-"""In one run: what memory and an afternoon hold."""
+"""The most requests in one run: what memory and an afternoon hold."""
 _BLOCK_TOKENS = 16
 _WARM_S = 3600.0
 """Before the load of a warm run begins: time enough for every prompt to have been answered, and none to the simulator."""
@@ -35,7 +35,7 @@ class Load:
 
 
 def load_of(run: BenchRun, seed: int) -> Load:
-    """The load of *run* with the luck of *seed*.
+    """The load of *run*, drawn with *seed*.
 
     A recorded run is sent as it was, one with clients in a closed loop, one with a rate by gamma-distributed times, behind its
     clients' limit on requests in flight. `NotReplayable` names the facts that are missing.
@@ -139,7 +139,7 @@ def in_step(run: BenchRun) -> bool:
 
 
 def assumed(run: BenchRun) -> Iterator[str]:
-    """What a simulation of *run* takes for granted because its file does not say it, a sentence each."""
+    """The assumptions that a simulation of *run* makes because its file does not say it, a sentence each."""
     offered = run.offered
     if recorded_load(run) is not None:
         assert run.rows is not None
@@ -216,7 +216,7 @@ def _distribution(run: BenchRun, name: str, lengths: Lengths) -> LengthDistribut
 
 
 def _planned_ns(run: BenchRun, n: int, seed: int) -> np.ndarray:
-    """When each of *n* requests would be sent if nobody waited."""
+    """The times at which *n* requests would be sent if none waited for others."""
     offered = run.offered
     rate = offered.rate_per_s
     rng = stream(seed, Stream.ARRIVALS)

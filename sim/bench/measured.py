@@ -23,9 +23,9 @@ MEDIAN = 0.5
 FEWEST = 20
 """Requests of which the end of a run says whether a queue grew."""
 _LATE = 0.03
-"""Of the time of sending, by which a run may end late."""
+"""The share of the time of sending by which a run may end late."""
 _LUCK = 3.0
-"""Standard deviations of the time of sending that are no more than luck."""
+"""Standard deviations of the time of sending that are no more than chance."""
 _PLACES = 1000
 
 
@@ -111,7 +111,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrompts:
-    """What prompts have in common: groups with a beginning of their own, and how many different prompts each has."""
+    """The beginnings that prompts have in common: groups with a beginning of their own, and how many different prompts each has."""
 
     groups: int
     prefix_tokens: int
@@ -123,7 +123,8 @@ class SharedPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """What the clients did. An open load has a rate, a closed one requests in flight, and a limited open one has both."""
+    """The load that the clients offered. An open load has a rate, a closed one requests in flight, and a limited open one has
+    both."""
 
     rate_per_s: float | None = None
     """Requests a second; infinity: all are ready at once."""
@@ -134,18 +135,18 @@ class Offered:
     fills_time: bool = False
     """Whether times between requests are stretched so that all are sent in exactly requests / rate (vLLM, inference-perf)."""
     ramp: Mapping[str, Any] = field(default_factory=dict)
-    """How the rate grows over the run: strategy (linear, exponential), start_per_s, end_per_s; or how clients start: clients_s,
-    seconds over which they start one after another."""
+    """The way in which the rate grows over the run: strategy (linear, exponential), start_per_s, end_per_s; or how clients start:
+    clients_s, seconds over which they start one after another."""
     warmup_requests: int | None = None
     """Sent and answered before the run, and counted nowhere."""
     warmup_s: float | None = None
-    """Of the run's beginning that its figures leave out."""
+    """The time at the run's beginning that its figures leave out."""
     cooldown_s: float | None = None
-    """Of its end."""
+    """The time at its end that they leave out."""
     requests: int | None = None
-    """How many were sent, those that failed included."""
+    """The number of requests that were sent, those that failed included."""
     duration_s: float | None = None
-    """How long they were being sent, where that was asked for rather than a number of requests."""
+    """The time over which they were sent, where that was asked for rather than a number of requests."""
     prompt: Lengths = field(default_factory=Lengths)
     output: Lengths = field(default_factory=Lengths)
     shared: SharedPrompts | None = None
@@ -181,7 +182,7 @@ class RequestRows:
     """One row a request, columns of one length n; NaN (-1 for tokens) where a row does not say."""
 
     sent_s: FloatArray
-    """When each was sent, from the first of them."""
+    """The time at which each was sent, from the first of them."""
     ttft_s: FloatArray
     e2el_s: FloatArray
     prompt_tokens: IntArray
@@ -206,7 +207,7 @@ class RequestRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSide:
-    """What the server says of itself: gauges as scraped, counters since it started, shares between 0 and 1."""
+    """The figures that the server gives of itself: gauges as scraped, counters since it started, shares between 0 and 1."""
 
     ttft: Latency | None = None
     tpot: Latency | None = None
@@ -241,17 +242,17 @@ class BenchRun:
     """One measured run, as its file has it."""
 
     name: str
-    """Of the file, and which part of it where there are several."""
+    """The name of the file, and which part of it where there are several."""
     file: str
     format: str
-    """Of the file: the tool and what it wrote, such as 'vllm bench serve'."""
+    """The format of the file: the tool and what it wrote, such as 'vllm bench serve'."""
     offered: Offered = field(default_factory=Offered)
     duration_s: float | None = None
-    """From the first request sent to the last answer."""
+    """The time from the first request sent to the last answer."""
     completed: int | None = None
     failed: int | None = None
     input_tokens: int | None = None
-    """Of all that completed."""
+    """The prompt tokens of all that completed."""
     output_tokens: int | None = None
     requests_per_s: float | None = None
     """Completed."""
@@ -270,9 +271,9 @@ class BenchRun:
     rows: RequestRows | None = None
     server: ServerSide | None = None
     config: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    """What the file says of the deployment and of the tool: model, tokenizer, backend, tensor_parallel, date, ..."""
+    """The file's facts about the deployment and the tool: model, tokenizer, backend, tensor_parallel, date, ..."""
     notes: tuple[str, ...] = ()
-    """What was corrected, left out or looks wrong, a sentence each."""
+    """The points that were corrected, were left out or look wrong, a sentence each."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -402,7 +403,7 @@ def _has_times(rows: RequestRows | None) -> bool:
 
 
 def _sent_until_s(rows: RequestRows | None) -> float | None:
-    """When the last request was sent, where that is known of all that were answered."""
+    """The time at which the last request was sent, where that is known of all that were answered."""
     return float(np.nanmax(rows.sent_s)) if rows is not None and _has_times(rows) else None
 
 

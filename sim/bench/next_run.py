@@ -24,11 +24,11 @@ from sim.scenario.assembly import resolve
 from sim.scenario.assembly.deployment import deployment_of
 
 if TYPE_CHECKING:
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
     from sim.scenario import Scenario
 
 REQUESTS = (300, 1000, 3000)
-"""Of each candidate's simulation: as few as keep sending for `_ANSWERS` times as long as an answer takes."""
+"""The number of requests of each candidate's simulation: as few as keep sending for `_ANSWERS` times as long as an answer takes."""
 _ANSWERS = 3.0
 
 
@@ -40,17 +40,18 @@ class Candidate:
     prompt_tokens: int
     output_tokens: int
     half_width: float
-    """Of the 90 % interval of the answer after it, as a share of the answer; NaN where the server could not take it."""
+    """Half the width of the 90 % interval of the answer after it, as a share of the answer; NaN where the server could not take
+    it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What is known of the answer now, and what each run would make of it, the best first."""
+    """The answer as it is known now, and as each run would make it known, the best first."""
 
     quantity: str
     answer_s: float
     half_width: float
-    """Of the 90 % interval from parameters alone, as a share of the answer."""
+    """Half the width of the 90 % interval from parameters alone, as a share of the answer."""
     candidates: tuple[Candidate, ...]
     basis: str
 
@@ -61,7 +62,7 @@ class Advice:
 
 
 def known_of(scenario: Scenario) -> tuple[Posterior, Errors, str]:
-    """What is known of the parameters of *scenario*'s stack: the posterior of its file, or the priors of a stack by name."""
+    """The knowledge of the parameters of *scenario*'s stack: the posterior of its file, or the priors of a stack by name."""
     file = scenario.stack_file
     deployment = deployment_of(scenario)
     if not isinstance(deployment.made_by, Calibrated):
@@ -93,7 +94,7 @@ def advise(
     prompts: Sequence[int],
     outputs: Sequence[int],
 ) -> Advice:
-    """What runs of *rates* and lengths would tell about the mean TTFT or TPOT of *scenario*'s own workload.
+    """The advice that runs of *rates* and lengths would give about the mean TTFT or TPOT of *scenario*'s own workload.
 
     RooftraceError for another quantity, and where the workload has no answer.
     """
@@ -164,7 +165,7 @@ def _slopes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.nd
             seen.append((False, 0.0))
             return done, {"tpot_s": np.nan, "ttft_s": np.nan}
         sent, end = part["arrival_ns"], part["finish_ns"]
-        # Half of those who came first against half of those who came last: a queue that grows shows there.
+        # The first half of the arrivals against the last half: a queue that grows shows there.
         order = np.argsort(sent, kind="stable")
         half = len(order) // 2
         early, late = (np.median(ttft[some]) for some in (order[:half], order[half:])) if half else (1.0, 1.0)

@@ -81,7 +81,7 @@ def stack_text(fit: Fit, scenario: Scenario, files: Sequence[str], left_out: Seq
 
 
 def words_of(deployment: Deployment, stack: ServingStack) -> str:
-    """Of which deployment a fit is, in words that tell it from others."""
+    """The deployment that a fit is of, in words that tell it from others."""
     return f"{deployment.model.name} on {deployment.device.name}, tensor {deployment.parallel.tensor}, {stack.name}"
 
 
@@ -104,7 +104,7 @@ def errors_of(fit: Fit, left_out: Sequence[Prediction], quantity: str) -> dict[s
 
 
 def posterior_of(file: StackFile) -> Posterior:
-    """What the fit behind *file* left unknown."""
+    """The posterior that the fit behind *file* left."""
     given = file.posterior
     names = tuple(str(name) for name in given["names"])
     unknown = [name for name in names if name not in BY_NAME]

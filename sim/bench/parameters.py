@@ -1,4 +1,4 @@
-"""What of a serving stack is fitted to a deployment's runs: few terms, each with a prior from what is known of stacks.
+"""The terms of a serving stack that are fitted to a deployment's runs: few terms, each with a prior from what is known of stacks.
 
 A parameter is held as the logarithm of how it moved: 0 is the stack's own value, and the prior is normal around 0. Times that may
 be 0 move on a logarithm that is shifted by a scale (`Parameter.scale`), so that a term that the stack does not have can appear.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hwmodels.profiles import Profile
 
 KV = "kv_factor"
-"""How many times the KV blocks that the account of memory gives; no term of `Overheads`."""
+"""The KV blocks over those that the account of memory gives; no term of `Overheads`."""
 _COMPILED = ("vllm", "trtllm", "sglang")
 """Stacks whose releases say how far a term differs from one to another."""
 
@@ -33,7 +33,7 @@ class Parameter:
     title: str
     kind: Literal["time", "excess", "share", "factor"]
     scale: float = 0.0
-    """Of a time: seconds up to which it moves by adding rather than by multiplying."""
+    """The scale of a time: seconds up to which it moves by adding rather than by multiplying."""
 
     def value(self, at: float, own: float) -> float:
         """The value *at* so far from the stack's *own*, within the bounds of the term."""
@@ -51,7 +51,7 @@ class Parameter:
         return float(np.clip(found, low, high))
 
     def limits(self, own: float) -> tuple[float, float]:
-        """Between which places `value` is within its bounds, no farther than three widths of any prior takes it."""
+        """The places between which `value` is within its bounds, no farther than three widths of any prior takes it."""
         if self.name == KV:
             return -1.5, 1.5
         _, low, high = bounds(Overheads)[self.name]
@@ -131,7 +131,7 @@ Z90 = 1.6448536269514722
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a replay runs with: a stack, and how many times the KV blocks that are accounted for."""
+    """The setting that a replay runs with: a stack, and a factor on the KV blocks that are accounted for."""
 
     stack: ServingStack
     kv_factor: float = 1.0
@@ -148,5 +148,5 @@ def setting_at(base: Setting, names: Sequence[str], at: Sequence[float] | np.nda
 
 
 def own_value(base: Setting, name: str) -> float:
-    """What the stack has without a fit: the term's seconds or share, and of `KV` the factor on blocks."""
+    """The value that the stack has without a fit: the term's seconds or share, and of `KV` the factor on blocks."""
     return base.kv_factor if name == KV else float(getattr(base.stack.overheads, name))

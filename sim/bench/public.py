@@ -28,7 +28,7 @@ from sim.validation.runs import (
 )
 
 if TYPE_CHECKING:
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
 
 
 def deployments(folder: Path) -> dict[str, list[dict[str, Any]]]:

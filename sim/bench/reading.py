@@ -32,7 +32,7 @@ KNOWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What files hold: runs in their order, and a sentence for each file, or part of one, that is none."""
+    """The content of files: runs in their order, and a sentence for each file, or part of one, that is none."""
 
     runs: tuple[BenchRun, ...]
     problems: tuple[str, ...]

@@ -19,7 +19,7 @@ from sim.study.statistics import alike
 
 if TYPE_CHECKING:
     from sim.engine import Experiment
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
     from sim.scenario import Scenario
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -30,7 +30,7 @@ _NS = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What the simulation of a run says, in the words of the measurement.
+    """The figures of a run's simulation, in the words of the measurement.
 
     Figures are named `ttft_mean_s`, `tpot_p99_s`, `requests_per_s`, `duration_s`; `measured` has those that the file gives, and
     `predicted` the same and the mean and median of every latency.
@@ -158,7 +158,7 @@ def figures_of(columns: Columns, load: Load, run: BenchRun) -> dict[str, float]:
 
 
 def measured_figures(run: BenchRun) -> dict[str, float]:
-    """What the file of *run* gives, by the names of `Replayed`."""
+    """The figures that the file of *run* gives, by the names of `Replayed`."""
     found: dict[str, float] = {}
     for name in LATENCIES:
         latency: Latency | None = getattr(run, name)
@@ -174,7 +174,7 @@ def measured_figures(run: BenchRun) -> dict[str, float]:
 
 
 def _saturated(run: BenchRun, predicted: Mapping[str, float]) -> bool | None:
-    """By the rule of the measured run, on the simulated figures."""
+    """Whether the run is saturated by the rule of the measured run, on the simulated figures."""
     if not (run.offered.open or run.offered.ramped):
         return None
     first = [value for name, value in predicted.items() if name.startswith("ttft_") and "std" not in name]
@@ -201,7 +201,7 @@ def _statistic(values: np.ndarray, name: str) -> float:
 
 
 def _gap_statistics(columns: Columns, names: list[str]) -> dict[str, float]:
-    """Of the gaps between tokens."""
+    """The statistics of the gaps between tokens."""
     blocks = [(gaps, weights) for gaps, weights in columns.itl_blocks() if len(gaps)]
     if not blocks:
         return {}

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exits import USER_ERROR
-from sim.cli.measured_files import Before, Files, Where, read
-from sim.cli.options import Json
-from sim.cli.tables import print_json
+from sim.cli.measured_files import Before, Files, Where, print_assumed, read_both
+from sim.cli.options import Json, read_scenario
+from sim.cli.outputs import write_text
+from sim.cli.tables import print_facts, print_json, print_notes, print_table
+from sim.errors import OutputError, RooftraceError
+from sim.text import unknown
 
 if TYPE_CHECKING:
     from sim.bench import BenchRun
+    from sim.bench.cases import Case
     from sim.bench.fitting import Fit, Prediction
+    from sim.scenario import Scenario
 
 
 def fit(
@@ -44,66 +49,25 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Fit few physical terms of the serving stack to measured runs, and write them as a stack of one's own."""
-    from sim.bench.cases import cases_of, priors_of
-    from sim.bench.compare import strange_model
-    from sim.bench.facts import divided
-    from sim.bench.fitting import fit as fitted
     from sim.bench.load import shortened
     from sim.bench.overlay import stack_text
-    from sim.errors import OutputError, RooftraceError
-    from sim.scenario import Scenario
-    from sim.text import unknown
-    from workloads.write import write_whole
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out is a .toml file, for serving_stack tells files from names by it; got {out}")
     if not out.parent.is_dir():
         raise OutputError(f"cannot write {out}: {out.parent} is no folder")
-    settings, facts = divided(set_ or ())
-    chosen = Scenario.load(scenario).with_set(*settings)
-    runs = read(files, facts, where or (), before)
-    for sentence in strange_model(chosen, runs):
-        typer.echo(f"Note: {sentence}", err=True)
+    chosen, runs = read_both(scenario, files, set_, where, before)
     if chosen.stack_file is not None:
         raise RooftraceError(
             f"{scenario}: serving_stack is {chosen.serving_stack}, a fit already; name the stack that it was fitted over "
             f"(--set serving_stack={chosen.stack_name})"
         )
     runs = [shortened(run, requests) for run in runs]
-    for each in only or ():
-        if not any(run.is_called(each) for run in runs):
-            names = [run.name for run in runs]
-            raise RooftraceError(
-                unknown(f"--only {each}: no run is called so", each, names, hint=", and * stands for any text")
-            )
-    used = [run for run in runs if not only or any(run.is_called(each) for each in only)]
-    if only:
-        rest = [run.name for run in runs if run not in used]
-        typer.echo(f"Fitted: {', '.join(run.name for run in used)}; predicted: {', '.join(rest) or 'none'}", err=True)
-    problems: list[str] = []
-    cases, base = cases_of(chosen, used, problems=problems)
-    others, _ = cases_of(chosen, [run for run in runs if run not in used], problems=problems)
-    for problem in problems:
-        typer.echo(f"Left out: {problem}", err=True)
-    if not cases:
-        raise typer.Exit(USER_ERROR)
-    _print_assumed([run for run in runs if not any(problem.startswith(f"{run.name}: ") for problem in problems)])
-    names = None
-    if chosen.memory.kv_blocks is not None:
-        from sim.bench.parameters import KV, PARAMETERS
-
-        names = [each.name for each in PARAMETERS if each.name != KV]
-    try:
-        found = fitted(cases, base, priors_of(cases[0]), names=names)
-    except ValueError as error:
-        raise RooftraceError(str(error)) from None
-    left_out = found.left_out() if len(cases) > 1 else []
+    used = _used(runs, only)
+    found, others = _fitted(chosen, runs, used)
+    left_out = found.left_out() if len(found.cases) > 1 else []
     predicted = [each for case in others for each in found.predict(case)]
-    text = stack_text(found, chosen, [str(path) for path in files], [*left_out, *predicted])
-    try:
-        write_whole(out, text)
-    except OSError as error:
-        raise OutputError(f"cannot write {out}: {error.strerror}") from None
+    write_text(out, stack_text(found, chosen, [str(path) for path in files], [*left_out, *predicted]))
     if as_json:
         print_json(_facts(found, left_out, predicted, out))
     else:
@@ -116,17 +80,45 @@ def fit(
         )
 
 
-def _print_assumed(runs: Sequence[BenchRun]) -> None:
-    """Print what was read and taken for granted, on standard error: each sentence once, with how many runs it is of."""
-    from sim.bench.load import assumed
+def _used(runs: Sequence[BenchRun], only: Sequence[str] | None) -> list[BenchRun]:
+    """The runs to fit, which are those that --only names, or all; RooftraceError for a name that no run has."""
+    if not only:
+        return list(runs)
+    for each in only:
+        if not any(run.is_called(each) for run in runs):
+            names = [run.name for run in runs]
+            raise RooftraceError(
+                unknown(f"--only {each}: no run is called so", each, names, hint=", and * stands for any text")
+            )
+    used = [run for run in runs if any(run.is_called(each) for each in only)]
+    rest = [run.name for run in runs if run not in used]
+    typer.echo(f"Fitted: {', '.join(run.name for run in used)}; predicted: {', '.join(rest) or 'none'}", err=True)
+    return used
 
-    of: dict[str, list[str]] = {}
-    for run in runs:
-        for sentence in (*run.notes, *assumed(run)):
-            of.setdefault(sentence, []).append(run.name)
-    for sentence, names in of.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        typer.echo(f"Note: {names[0]}{more}: {sentence}", err=True)
+
+def _fitted(chosen: Scenario, runs: Sequence[BenchRun], used: Sequence[BenchRun]) -> tuple[Fit, list[Case]]:
+    """The fit to the *used* runs, and the cases of the other *runs*; exit code 2 where no run can be simulated."""
+    from sim.bench.cases import cases_of, priors_of
+    from sim.bench.fitting import fit as fitted
+
+    problems: list[str] = []
+    cases, base = cases_of(chosen, used, problems=problems)
+    others, _ = cases_of(chosen, [run for run in runs if run not in used], problems=problems)
+    print_notes(problems, head="Left out")
+    if not cases:
+        raise typer.Exit(USER_ERROR)
+    print_assumed([run for run in runs if not any(problem.startswith(f"{run.name}: ") for problem in problems)])
+    try:
+        return fitted(cases, base, priors_of(cases[0]), names=_terms(chosen)), others
+    except ValueError as error:
+        raise RooftraceError(str(error)) from None
+
+
+def _terms(scenario: Scenario) -> list[str] | None:
+    """The terms to fit, None for all: the size of the cache is none of them where the scenario states it."""
+    from sim.bench.parameters import KV, PARAMETERS
+
+    return None if scenario.memory.kv_blocks is None else [each.name for each in PARAMETERS if each.name != KV]
 
 
 def _facts(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Prediction], out: Path) -> dict[str, Any]:
@@ -188,7 +180,6 @@ def _plain(each: Prediction) -> dict[str, Any]:
 def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Prediction], out: Path) -> None:
     from sim.bench.overlay import TOLD, errors_of
     from sim.bench.parameters import BY_NAME, own_value
-    from sim.cli.tables import print_facts, print_table
     from sim.text import seconds_text
 
     of = {(each.name, each.quantity): each for each in left_out}
@@ -289,15 +280,13 @@ def next_run(
 ) -> None:
     """Name the run that would narrow the answer to a question most."""
     from sim.bench.next_run import advise
-    from sim.errors import RooftraceError
-    from sim.scenario import Scenario
 
     if ask not in ("tpot", "ttft"):
         raise RooftraceError(f"--ask is tpot or ttft; got {ask}")
     for name, values in (("--rate", rate), ("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
         if any(not value > 0 for value in values or ()):
             raise RooftraceError(f"{name} is a number above 0; got {', '.join(map(str, values or ()))}")
-    chosen = Scenario.load(scenario).with_set(*(set_ or ()))
+    chosen = read_scenario(scenario, set_)
     rates, prompts, outputs = _grid(chosen, rate, prompt_tokens, output_tokens)
     found = advise(chosen, quantity=f"{ask}_s", rates=rates, prompts=prompts, outputs=outputs)
     if as_json:
@@ -305,7 +294,6 @@ def next_run(
 
         print_json(asdict(found))
         return
-    from sim.cli.tables import print_facts, print_table
     from sim.text import seconds_text
 
     rows = [
@@ -338,7 +326,6 @@ def _grid(
     """The loads that may be run: those given, or around the scenario's own workload."""
     import numpy as np
 
-    from sim.errors import RooftraceError
     from sim.scenario.workload import workload_of
     from sim.study.rates import own_rate_per_s
 

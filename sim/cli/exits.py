@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import typer
 
 USER_ERROR = 2
@@ -27,3 +29,8 @@ def interrupted(error: KeyboardInterrupt, kept: str = "nothing was written.") ->
 
     typer.echo(f"{'Terminated' if isinstance(error, Terminated) else 'Interrupted'}; {kept}", err=True)
     return typer.Exit(code_of(error))
+
+
+def going_on(folder: Path) -> str:
+    """The sentence about a *folder* whose finished runs an interrupted command keeps."""
+    return f"what was finished is kept in {folder}/, and the same command goes on."

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.tables import print_facts, print_table
+
 if TYPE_CHECKING:
     from sim.bench.intervals import Interval, Intervals
     from sim.scenario import Scenario
@@ -112,7 +114,6 @@ def write_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | s
 
 def print_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | str]], folder: Path) -> None:
     """Mean TTFT and TPOT of each point with their intervals."""
-    from sim.cli.tables import print_facts, print_table
     from sim.results.trust import figure_text, level_facts
 
     keys = list(found[0][0]) if found else []
@@ -139,8 +140,7 @@ def change_facts(found: Mapping[str, Interval]) -> dict[str, Any]:
 
 
 def print_changes(found: Mapping[str, Interval], replays: int) -> None:
-    """How much B differs from A where both are as far off as they may be: shares in points, others relative to A."""
-    from sim.cli.tables import print_facts, print_table
+    """Print the difference of B from A where both are as far off as they may be: shares in points, others relative to A."""
     from sim.results.trust import level_facts
     from sim.text import is_share, points_text
 

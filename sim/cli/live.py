@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sim.cli.tables import print_json, print_table
 from sim.errors import RooftraceError
 
+if TYPE_CHECKING:
+    from sim.validation.live import LiveSettings
 
-def validate_live(
-    *,
+
+def live_settings(
     hardware: str | None,
+    *,
+    backend: str,
     device: str,
     scale: float | None,
     target: str | None,
     draft: str | None,
     alpha: float,
-    out: Path | None,
-    plots: Path | None,
-    as_json: bool,
-) -> None:
-    """Run, print measured beside simulated beside closed form, and write JSON to *out* and a picture into *plots*."""
-    from sim.cli.tables import print_json
-    from sim.validation.live import LiveSettings, run_live
-    from workloads.write import write_whole
+) -> LiveSettings:
+    """The settings of a live run as options give them; RooftraceError for what cannot be run or compared with."""
+    from sim.validation.live import LiveSettings
 
+    if backend != "torch":
+        raise RooftraceError(f"--live runs its models with torch; got --backend {backend}")
     if hardware is None or not hardware.endswith(".toml"):
         raise RooftraceError(
             "--live compares with a profile of this machine: take one with `rooftrace calibrate --backend torch --quick "
@@ -35,9 +37,16 @@ def validate_live(
         )
     if not 0.0 <= alpha <= 1.0:
         raise RooftraceError(f"alpha is a probability in [0, 1]; got {alpha:g}")
-    settings = LiveSettings(
+    return LiveSettings(
         profile=Path(hardware), device=device, scale=scale, target=target, draft=draft, alpha=alpha
     )  # fmt: skip
+
+
+def validate_live(settings: LiveSettings, *, out: Path | None, plots: Path | None, as_json: bool) -> None:
+    """Run, print measured beside simulated beside closed form, and write JSON to *out* and a picture into *plots*."""
+    from sim.validation.live import run_live
+    from workloads.write import write_whole
+
     result = run_live(settings, report=lambda text: typer.echo(f"... {text}", err=True))
     if as_json:
         print_json(result.as_json())
@@ -55,7 +64,6 @@ def validate_live(
 
 
 def _print(result: Any) -> None:
-    from sim.cli.tables import print_table
     from sim.validation.live import MEANINGLESS
 
     typer.echo(f"{result.target} and {result.draft} on {result.device}, {result.clock} clock. {MEANINGLESS}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sim.cli.exits import USER_ERROR
+from sim.cli.options import read_scenario
+from sim.cli.tables import print_notes
 
 if TYPE_CHECKING:
     from sim.bench import BenchRun
+    from sim.scenario import Scenario
 
 Files = Annotated[list[Path], typer.Argument(help="Result files of benchmark tools; which tool, their content says.")]
 Where = Annotated[
@@ -44,8 +47,7 @@ def read(
     from sim.errors import RooftraceError
 
     found = read_files(files, before=before)
-    for problem in found.problems:
-        typer.echo(f"Not read: {problem}", err=True)
+    print_notes(found.problems, head="Not read")
     runs = list(found.runs)
     for condition in where:
         key, equals, value = condition.partition("=")
@@ -60,3 +62,41 @@ def read(
             raise RooftraceError(f"--where {' '.join(where)}: none of {len(found.runs)} runs is so")
         raise typer.Exit(USER_ERROR)
     return all_with_facts(runs, facts)
+
+
+def read_both(
+    scenario: Path,
+    files: Sequence[Path],
+    set_: Sequence[str] | None,
+    where: Sequence[str] | None,
+    before: Path | None,
+) -> tuple[Scenario, list[BenchRun]]:
+    """The deployment and its measured runs, with the settings and facts that --set gives; a note says where models differ."""
+    from sim.bench.compare import strange_model
+    from sim.bench.facts import divided
+
+    settings, facts = divided(set_ or ())
+    chosen = read_scenario(scenario, settings)
+    runs = read(files, facts, where or (), before)
+    print_notes(strange_model(chosen, runs))
+    return chosen, runs
+
+
+def print_assumed(runs: Sequence[BenchRun]) -> None:
+    """Print what was read and taken for granted, on standard error."""
+    from sim.bench.load import assumed
+
+    print_notes(by_run((run.name, sentence) for run in runs for sentence in (*run.notes, *assumed(run))))
+
+
+def by_run(said: Iterable[tuple[str, str]]) -> list[str]:
+    """Sentences about runs, each once, behind the first run that it is about and the number of the others."""
+    names: dict[str, list[str]] = {}
+    for name, sentence in said:
+        names.setdefault(sentence, []).append(name)
+    return [f"{several(names)}: {sentence}" for sentence, names in names.items()]
+
+
+def several(names: Sequence[str]) -> str:
+    """The first of *names*, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,29 @@ ScenarioFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 SummaryJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
+
+
+def read_scenario(path: Path | None, settings: Sequence[str] | None = None) -> Scenario:
+    """The scenario of the file *path*, or the built-in default without one, with the *settings* that --set gives."""
+    from sim.scenario import Scenario
+
+    found = Scenario.default() if path is None else Scenario.load(path)
+    return found.with_set(*(settings or ()))
+
+
+def read_axes(given: Sequence[str] | None) -> dict[str, Any]:
+    """The values of each --axis by its key; RooftraceError where a key is given twice."""
+    from sim.errors import RooftraceError
+    from sim.study.points import read_axis
+
+    axes: dict[str, Any] = {}
+    for text in given or ():
+        key, values = read_axis(text)
+        if key in axes:
+            raise RooftraceError(f"--axis {key} is given twice; put its values into one list")
+        axes[key] = values
+    return axes
+
 
 Fetch = Annotated[
     bool,

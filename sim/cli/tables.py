@@ -1,4 +1,4 @@
-"""What commands print: tables and facts for people, readable in 80 columns and in a file alike, and the same as JSON."""
+"""The output of commands: tables and facts for people, readable in 80 columns and in a file alike, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ _WRAPPED = 20
 def print_json(value: Any) -> None:
     """Print *value* as indented JSON and nothing else: NaN as null, other numbers that JSON lacks and paths as text."""
     typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def print_notes(sentences: Iterable[object], *, head: str = "Note") -> None:
+    """Print each of *sentences* on standard error, behind *head*."""
+    for sentence in sentences:
+        typer.echo(f"{head}: {sentence}", err=True)
 
 
 def _plain(value: Any) -> Any:
@@ -127,7 +133,7 @@ class _Table:
 
     @staticmethod
     def width(columns: Iterable[int], widths: Sequence[int], *, gap: int) -> int:
-        """Of a line with *columns*, *gap* between two of them; a gap of 3 is framed by blanks."""
+        """The width of a line with *columns*, *gap* between two of them; a gap of 3 is framed by blanks."""
         mine = [widths[i] for i in columns]
         return sum(mine) + gap * (len(mine) - 1) + (2 if gap == 3 else 0)
 
@@ -152,7 +158,7 @@ class _Table:
         groups = [middle[i : i + together] for i in range(0, len(middle), together)] + [[i] for i in tail]
         narrow = list(self.narrow)
         everything = [*keys, *middle, *tail]
-        # Names give way first, between words, to a third of the room or what makes all columns fit.
+        # Names are narrowed first, between words, to a third of the room or what makes all columns fit.
         over = self.width(everything, narrow, gap=2) - room
         third = room // 3 // len(keys)
         rest = (room - max((narrow[i] for i in [*middle, *tail]), default=0)) // len(keys) - 2

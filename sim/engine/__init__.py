@@ -1,11 +1,20 @@
 """The event loop: knows no concrete policy and no concrete hardware model."""
 
-from sim.engine.cluster import run
-from sim.engine.columns import ABORTED, FINISHED, LOST, REJECTED, STATUS_NAMES, UNFINISHED, Columns, ReplicaColumns
-from sim.engine.errors import InvariantError, PolicyError, UnservedError
-from sim.engine.experiment import Experiment, MachineSpec, ReplicaSpec
-from sim.engine.live import Listener, LiveRun, Load, live_trace
-from sim.engine.prices import StageTable
+from sim.engine.batch.prices import StageTable
+from sim.engine.record.columns import (
+    ABORTED,
+    FINISHED,
+    LOST,
+    REJECTED,
+    STATUS_NAMES,
+    UNFINISHED,
+    Columns,
+    ReplicaColumns,
+)
+from sim.engine.simulation.cluster import run
+from sim.engine.simulation.online import Listener, LiveRun, Load, live_trace
+from sim.engine.spec.experiment import Experiment, MachineSpec, ReplicaSpec
+from sim.engine.time.errors import InvariantError, PolicyError, UnservedError
 
 __all__ = [
     "ABORTED",

@@ -15,7 +15,11 @@ from sim.scenario.tiers import Tier
 
 def model_name(scenario: Scenario) -> str:
     """The name that a server loads: the scenario's where it is the hub's or a folder, or else the hub's of the catalogue's."""
-    return scenario.model if "/" in scenario.model else hub_name(scenario.model) or scenario.model
+    return _to_load(scenario.model)
+
+
+def _to_load(model: str) -> str:
+    return model if "/" in model else hub_name(model) or model
 
 
 _CACHES = {"fp8": "fp8", "bf16": "bfloat16", "fp16": "float16"}
@@ -128,7 +132,7 @@ def _vllm_speculation(command: Writing) -> None:
     command.carries("decoding.method", "decoding.num_speculative_tokens")
     draft = decoding.draft
     if draft is not None and draft.model is not None:
-        config["model"] = draft.model
+        config["model"] = _to_load(draft.model)
         command.carries("decoding.draft.model")
         if draft.tensor is not None:
             config["draft_tensor_parallel_size"] = draft.tensor
@@ -186,7 +190,7 @@ def _sglang(command: Writing) -> None:
         command.flag("--speculative-eagle-topk", 1)
         command.flag("--speculative-num-draft-tokens", decoding.num_speculative_tokens + 1)
         if decoding.draft is not None and decoding.draft.model is not None:
-            command.flag("--speculative-draft-model-path", decoding.draft.model)
+            command.flag("--speculative-draft-model-path", _to_load(decoding.draft.model))
 
 
 def _sglang_tier(command: Writing, tier: Tier | None) -> None:
@@ -271,7 +275,7 @@ def _trtllm_file(command: Writing) -> dict[str, Any]:
         found["speculative_config"] = {"decoding_type": kind, drafted: decoding.num_speculative_tokens}
         command.carries("decoding.method", "decoding.num_speculative_tokens")
         if decoding.draft is not None and decoding.draft.model is not None:
-            found["speculative_config"]["speculative_model_dir"] = decoding.draft.model
+            found["speculative_config"]["speculative_model_dir"] = _to_load(decoding.draft.model)
             command.carries("decoding.draft.model")
     return found
 

@@ -64,7 +64,7 @@ def service_tokens(requests: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: 
 
 
 def jain(shares: FloatArray) -> float | None:
-    """Jain's index of fairness: 1 where all *shares* are equal, 1/n where one has everything; None where nobody has anything.
+    """Jain's index of fairness: 1 where all *shares* are equal, 1/n where one has everything; None where all are 0.
 
     Source: Jain, Chiu and Hawe, "A quantitative measure of fairness", DEC-TR-301, 1984.
     """

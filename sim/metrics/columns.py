@@ -1,4 +1,4 @@
-"""What a run leaves, as its metrics see it."""
+"""The results of a run, as its metrics see them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TRANSFER_NAMES = ("load", "store", "swap_out")
 
 
 def transfers_of(columns: Columns) -> Mapping[str, NDArray[Any]] | None:
-    """What crossed the links of KV tiers, one row a transfer; None where there are none, or they were not kept."""
+    """The transfers that crossed the links of KV tiers, one row a transfer; None where there are none, or they were not kept."""
     transfers = getattr(columns, "transfers", None)
     return None if transfers is None else transfers()
 
 
 class Columns(Protocol):
-    """What the engine returns; see `sim.engine.Columns`."""
+    """The columns that the engine returns; see `sim.engine.Columns`."""
 
     @property
     def requests(self) -> Mapping[str, NDArray[Any]]: ...

@@ -191,9 +191,9 @@ def _peak_seconds(meta: Mapping[str, Any], begin: int, end: int) -> tuple[float,
 
 
 def _prefix_cache(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What prompts found in the prefix cache when they were first admitted, in tokens, under vLLM's names: `queries` are all prompt
-    tokens that were looked up, `hits` those that were found. `evictions` are KV blocks whose content gave way, in the whole run.
-    Empty without a cache."""
+    """The prompt tokens that requests looked up and found in the prefix cache when they were first scheduled, under vLLM's names:
+    `queries` are all that were looked up, `hits` those that were found. `evictions` are KV blocks whose content was evicted, in
+    the whole run. Empty without a cache."""
     if "prefix_hit_tokens" not in requests:
         return {}
     looked_up = requests["scheduled_ns"] >= 0
@@ -224,7 +224,7 @@ def _counts(requests: Mapping[str, NDArray[Any]]) -> dict[str, int]:
 
 
 class _Groups(NamedTuple):
-    """What requests are told apart by: names by index, and of classes what is agreed of them."""
+    """The groups that requests are told apart by: names by index, and of classes what is agreed of them."""
 
     models: Sequence[str]
     classes: Sequence[Mapping[str, Any]]
@@ -238,7 +238,7 @@ def _by_group(
     span_s: float,
     last_ns: int,
 ) -> dict[str, Any]:
-    """What can be said of the requests for each model, of each class and of each tenant; rates are over *span_s*."""
+    """The figures of the requests for each model, of each class and of each tenant; rates are over *span_s*."""
     found: dict[str, Any] = {}
     for key, column, names in (
         ("models", "model_index", groups.models if len(groups.models) > 1 else ()),

@@ -16,8 +16,8 @@ OFF, STARTING, READY, DRAINING, FAILED = range(5)
 
 
 def stays(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> dict[str, NDArray[Any]]:
-    """Of each time that a machine was in a state between two instants: `machine`, `state`, `phase` (of one that starts), `begin_ns`
-    and `end_ns`, cut at the two."""
+    """A row for each time that a machine was in a state between two instants: `machine`, `state`, `phase` (of one that starts),
+    `begin_ns` and `end_ns`, cut at the two."""
     log = {name: np.asarray(column, np.int64) for name, column in fleet["log"].items()}
     order = np.lexsort((np.arange(len(log["at_ns"])), log["machine"]))
     at_ns, machine = log["at_ns"][order], log["machine"][order]

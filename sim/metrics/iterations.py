@@ -1,4 +1,4 @@
-"""What the iterations of a run, too many to be held at once, add up to: memory held, and when the last ended."""
+"""Sums over the iterations of a run, which are too many to be held at once: memory held, and when the last ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sim.metrics.columns import Columns, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationSums:
-    """What the metrics need of the iterations, which may be too many to be held at once."""
+    """The sums that the metrics need over the iterations, which may be too many to be held at once."""
 
     n: int
     last_end_ns: int
@@ -57,7 +57,7 @@ def kv_holdings(
 
 
 def last_iteration_end_ns(columns: Columns) -> int:
-    """When the last iteration ended; -1 without any."""
+    """The instant at which the last iteration ended; -1 without any."""
     return max(map(_last_end_ns, columns.iteration_blocks()), default=-1)
 
 
@@ -82,7 +82,7 @@ def iteration_sums(columns: Columns) -> IterationSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumsBetween:
-    """What the metrics of a part of a run need of its iterations."""
+    """The sums over iterations that the metrics of a part of a run need."""
 
     emitted: int
     """Tokens of iterations that end in it."""
@@ -95,7 +95,7 @@ class SumsBetween:
 
 
 def sums_between(columns: Columns, begin: int, end: int) -> SumsBetween:
-    """Of the iterations from instant *begin* to instant *end*, ns."""
+    """The sums over the iterations from instant *begin* to instant *end*, ns."""
     emitted, n, busy_ns = 0, 0, 0
     for block in columns.iteration_blocks():
         start_ns, end_ns = block["start_ns"], block["start_ns"] + block["duration_ns"]

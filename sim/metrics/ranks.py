@@ -1,4 +1,4 @@
-"""How evenly the ranks of machines were filled, step by step."""
+"""Figures of how evenly the ranks of machines were filled, step by step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rank_figures(columns: Columns, begin_ns: int | None = None, end_ns: int | No
 
 
 def _fullest_over_mean(amounts: IntArray, step: IntArray, n: int, n_ranks: int) -> np.ndarray:
-    """Of each of *n* steps in which any rank has some."""
+    """The fullest rank over the mean, for each of *n* steps in which any rank has some."""
     most, total = np.zeros(n, np.int64), np.zeros(n, np.int64)
     np.maximum.at(most, step, amounts)
     np.add.at(total, step, amounts)

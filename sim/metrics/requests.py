@@ -12,7 +12,8 @@ from sim.metrics.columns import FINISHED, FloatArray
 
 
 def first_arrival_ns(requests: Mapping[str, NDArray[Any]]) -> int:
-    """When the first request was sent, ns; those that their clients never sent (-1) do not count. 0 where none was sent."""
+    """The instant at which the first request was sent, ns; those that their clients never sent (-1) do not count. 0 where none was
+    sent."""
     arrival_ns = requests["arrival_ns"]
     sent_ns = arrival_ns[arrival_ns >= 0]
     return int(sent_ns.min()) if sent_ns.size else 0

@@ -75,7 +75,7 @@ def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray
     members, member_weights = np.concatenate(found), np.concatenate(found_weights)
     order = np.argsort(members, kind="stable")
     members, cumulative = members[order], np.cumsum(member_weights[order])
-    # Ranks among the members: those of bins that nobody asked for lie in between.
+    # Ranks among the members: those of bins that are not asked for lie in between.
     skipped = np.cumsum(np.where(np.isin(np.arange(n_bins), wanted), 0, counts))
 
     def at_rank(rank: int) -> float:

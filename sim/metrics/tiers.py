@@ -1,4 +1,4 @@
-"""What was loaded from the memory behind the KV cache, and written to it."""
+"""The tokens and bytes that were loaded from the memory behind the KV cache, and written to it."""
 
 from __future__ import annotations
 

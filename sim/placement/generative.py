@@ -1,8 +1,8 @@
 """Generative models in groups: continuous batching and KV limits on shared stages, scored by the same searches.
 
-Beyond AlpaServe. Each model that a group hosts has the scheduler of its own and an equal part of the KV memory that the
-group's weights leave; they take turns on the stages (`sim.engine.machine`). Nothing is rejected on arrival, since the length of
-an answer is not known then: a request counts as in time when it has finished by its deadline.
+Beyond AlpaServe. Each model that a group hosts has the scheduler of its own and an equal part of the KV memory that the group's
+weights leave; they take turns on the stages (`sim.engine.machine`). Nothing is rejected on arrival, since the length of an answer
+is not known then: a request counts as in time when it has finished by its deadline.
 """
 
 from __future__ import annotations

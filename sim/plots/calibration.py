@@ -94,7 +94,7 @@ def draw_live(result: LiveResult, path: Path) -> Path:
 
 
 def title_of(profile: Profile) -> str:
-    """What was calibrated, and with which library and threads."""
+    """The device that was calibrated, and with which library and threads."""
     own = profile.calibration
     if own is None:
         return profile.name

@@ -51,7 +51,7 @@ _MOST_NAMED = 20
 
 
 def label(key: str) -> str:
-    """What a dotted column is called on an axis, with its unit.
+    """The name of a dotted column on an axis, with its unit.
 
     >>> label("ttft_s.p99"), label("replicas")
     ('p99 time to first token, s', 'replicas')

@@ -1,4 +1,4 @@
-"""What a DataFrame of results says, drawn on an Axes: one function a kind of picture."""
+"""Pictures of a DataFrame of results, drawn on an Axes: one function a kind of picture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from sim.engine.columns import ReplicaColumns
+    from sim.engine.record.columns import ReplicaColumns
 
 _COLORS = (*(color for name, color in OKABE_ITO.items() if name != "yellow"), GREY)
 _TOP = 1.12

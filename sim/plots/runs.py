@@ -110,7 +110,7 @@ def _timeline_headline(result: Result) -> str:
         False: "The deployment keeps up with its arrivals",
     }.get(summary["saturated"], "Queue, batch and memory over the run")
     if _clients_wait(result.manifest):
-        # Who waits for an answer before asking again is kept up with by any deployment.
+        # Any deployment keeps up with clients that wait for an answer before they ask again.
         queue = "Clients ask again when they are answered"
     where = " of the fullest replica" if len(result.columns.meta["kv_blocks_total"]) > 1 else ""
     memory = "" if kv is None else f"; KV memory{where} peaks at {kv:.0%}"
@@ -198,7 +198,7 @@ def timeline_figure(
     axes = list(figure.subplots(5 if found_rate is None else 6, 1, sharex=True))
     if found_rate is not None:
         asked = prompt_rate + found_rate
-        # Where nobody is admitted there is no share; nothing is drawn.
+        # Where no request is admitted there is no share; nothing is drawn.
         share = np.divide(100 * found_rate, asked, out=np.full(_TIMELINE_BINS, np.nan), where=asked > 0)
         found_ax = axes.pop(3)
         plot_level(found_ax, edges_s, {"found": share}, label="prompt found, %", fill=True)

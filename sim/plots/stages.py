@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.engine.columns import ReplicaColumns
+    from sim.engine.record.columns import ReplicaColumns
 
 COLOURS: Mapping[str, str] = {
     "prompt only": OKABE_ITO["blue"],

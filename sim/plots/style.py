@@ -1,4 +1,4 @@
-"""How every picture looks: colours, the sheet it is drawn on, labels and grid, and how it is saved.
+"""The look of every picture: colours, the sheet it is drawn on, labels and grid, and how it is saved.
 
 matplotlib is imported where a figure is made, never when a module of this room is, and without pyplot: no global state.
 """
@@ -41,7 +41,7 @@ def figure(columns: int = 1, rows: int = 1, *, title: str = "", width: float = 5
 def sheet(
     width: float, height: float, *, title: str = "", layout: Literal["constrained"] | None = "constrained"
 ) -> Figure:
-    """An empty figure of a size in inches; without *layout* whoever draws on it places its Axes, which is faster."""
+    """An empty figure of a size in inches; without *layout* the caller places its Axes, which is faster."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), dpi=_DPI, layout=layout)

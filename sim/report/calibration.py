@@ -29,7 +29,7 @@ def write_report(folder: str | Path, profile: Profile, samples: Sequence[Sample]
 
 
 def scenario_line(path: Path) -> str:
-    """How to use a profile: the line for a scenario file and the option that does the same."""
+    """The ways to use a profile: the line for a scenario file and the option that does the same."""
     return f"hardware: {path}   (in a scenario, or: rooftrace run --set hardware={path})"
 
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.engine.columns import BUBBLES
+from sim.engine.record.columns import BUBBLES
 from sim.metrics.handover import STAGES
 from workloads.write import open_whole
 
 if TYPE_CHECKING:
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
 
 MOST_EVENTS = 2_000_000
 _REQUESTS = 1_000_000
 """Process number of the rows of requests; replicas count from 0."""
 _LINKS = 2_000_000
-"""Of the rows of transfers, a thread for each machine that sends."""
+"""The threads of the rows of transfers, a thread for each machine that sends."""
 
 
 def events(

@@ -1,4 +1,4 @@
-"""What a run leaves, in memory (`result`), in a folder (`folder`, `parquet`) and in words (`words`)."""
+"""The results of a run, in memory (`result`), in a folder (`folder`, `parquet`) and in words (`words`)."""
 
 from sim.results.folder import FILES, SOMETIMES, staging
 from sim.results.result import Result

@@ -34,7 +34,7 @@ _DEVICES = ("tensor", "pipeline", "data")
 
 
 def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a whole run costs; None for an experiment made by hand, and for models that are tables of latencies, of unknown work.
+    """The costs of a whole run; None for an experiment made by hand, and for models that are tables of latencies, of unknown work.
 
     The scenario's `costs` says what is other than in the catalogue. `usd_per_hour` is the mean over the run of what its machines
     cost while they are not off, and `usd_per_month` that for 730 hours.
@@ -123,7 +123,7 @@ def _by_class(columns: Columns, manifest: Mapping[str, Any], usd: float | None) 
 
 
 def _shares(tokens: FloatArray, attended: FloatArray, part: float) -> FloatArray:
-    """What each class has of a cost, *part* of which goes by what was attended to and the rest by tokens; none of a cost that
+    """The share of each class in a cost, *part* of which goes by what was attended to and the rest by tokens; none of a cost that
     nobody caused. They add up to 1."""
     if not tokens.sum():
         return np.zeros_like(tokens)
@@ -147,7 +147,7 @@ def _machines(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> l
 
 
 def _paid_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int, n: int) -> list[float]:
-    """Seconds of each machine that somebody pays for: the whole run, or all but the time for which it is off."""
+    """Seconds of each machine that are paid for: the whole run, or all but the time for which it is off."""
     if meta.get("fleet") is None:
         return [(end_ns - begin_ns) * 1e-9] * n
     by_state = seconds_by_state(meta["fleet"], begin_ns, end_ns)
@@ -155,7 +155,7 @@ def _paid_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int, n: int) -> list
 
 
 def usd_per_machine_hour(columns: Columns, manifest: Mapping[str, Any]) -> list[float] | None:
-    """Of each machine while it is not off; None where the price of one is not known."""
+    """The price of each machine while it is not off; None where the price of one is not known."""
     return _prices(_machines(manifest, columns.meta.get("fleet"))) or None
 
 

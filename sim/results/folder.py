@@ -23,9 +23,9 @@ FILES = (
     "latency.png",
     "timeline.png",
 )
-"""What every folder has, pictures last."""
+"""The files of every folder, pictures last."""
 SOMETIMES = ("kv_transfers.parquet", "fleet.png", "classes.png", "arrivals.csv", "replay.yaml")
-"""What a folder has where KV crossed links, where machines come and go, and where clients were served."""
+"""The files of a folder where KV crossed links, where machines come and go, and where clients were served."""
 _MARK = "manifest.json"
 
 

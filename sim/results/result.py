@@ -1,4 +1,4 @@
-"""What a run leaves: columns and a manifest in memory, and metrics, tables and files made of them when asked."""
+"""The results of a run: columns and a manifest in memory, and metrics, tables and files made of them when asked."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Result:
 
     @property
     def figures(self) -> Figures | None:
-        """What the scenario's protocol reports: its statistic over the requests that it counts; None without a protocol."""
+        """The figures that the scenario's protocol reports: its statistic over the requests that it counts; None without a
+        protocol."""
         asked = self.manifest.get("scenario", {}).get("workload", {})
         if asked.get("protocol") is None:
             return None
@@ -163,14 +164,14 @@ class Result:
 
     @property
     def rejections(self) -> dict[str, int]:
-        """How many requests were rejected for each reason."""
+        """The number of requests that were rejected for each reason."""
         reason = self.columns.requests["reason"]
         counts = np.bincount(reason[reason >= 0], minlength=len(self.columns.reasons)).tolist()
         return dict(zip(self.columns.reasons, counts, strict=True))
 
     @property
     def label(self) -> str:
-        """What was run, in a few words: model, hardware and scheduler."""
+        """The name of the run in a few words: model, hardware and scheduler."""
         return str(self.manifest.get("label", "")) or "run"
 
     @classmethod

@@ -1,4 +1,5 @@
-"""What a summary says of how far its figures can be trusted: intervals, what prices come from, memory, what a protocol reports.
+"""Statements of a summary about how far its figures can be trusted: intervals, what prices come from, memory, what a protocol
+reports.
 
 All of it is made of the manifest and of the other figures, once, for whoever shows or writes a summary.
 
@@ -108,7 +109,9 @@ def figure_text(name: str, value: float) -> str:
     """A figure of a summary for people, by its dotted name."""
     if name.split(".")[0].endswith("_s") and "per_s" not in name:
         return seconds_text(value)
-    return f"{value:.1%}" if is_share(name) else f"{value:,.4g}"
+    if is_share(name):
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _replay_rows(intervals: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -152,7 +155,7 @@ def trust_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def trust_text(trust: Mapping[str, Any]) -> str:
-    """What prices come from, for people."""
+    """The sources of the prices, for people."""
     text = f"{trust['tier']}; kernels {trust['kernels']}"
     if "measured_kernels" in trust:
         text += f" ({trust['measured_kernels']} sets of the device, {trust['borrowed_kernels']} lent)"
@@ -163,7 +166,7 @@ def trust_text(trust: Mapping[str, Any]) -> str:
 
 
 def _by_pool(found: Mapping[str, Any] | None, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What is said of the deployment, or of each pool with its name before it."""
+    """The text about the deployment, or about each pool with its name before it."""
     if not found:
         return
     if key in found:

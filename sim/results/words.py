@@ -1,4 +1,4 @@
-"""What is said of a summary for people: tables of latencies, facts, and the part of a run that figures are over."""
+"""The text of a summary for people: tables of latencies, facts, and the part of a run that figures are over."""
 
 from __future__ import annotations
 
@@ -65,15 +65,24 @@ def limit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def request_limits_text(group: Mapping[str, Any]) -> str:
     """Limits that each request of a summary, or of a class in it, is held to; empty without any."""
-    limits = group.get("request_limits", {})
-    return ", ".join(f"{key[:-2].upper()} at most {seconds_text(limit_s)}" for key, limit_s in limits.items())
+    return limits_text(group.get("request_limits", {}))
+
+
+def limits_text(limits: Mapping[str, float]) -> str:
+    """Limits by their keys in words: 'TTFT at most 1 s, TPOT p95 at most 40 ms'."""
+    return ", ".join(f"{_limited(key)} at most {seconds_text(limit_s)}" for key, limit_s in limits.items())
+
+
+def _limited(key: str) -> str:
+    """The figure that a limit is on: 'TTFT p95' of ttft_p95_s."""
+    measure, _, statistic = key.removesuffix("_s").partition("_")
+    return f"{measure.upper()} {statistic}".strip()
 
 
 def limit_text(key: str, limit: Mapping[str, Any]) -> str:
     """A limit of a mean or percentile in words: 'TTFT p95 0.81 s, within 1 s'."""
-    measure, statistic, _ = key.split("_")
     value = "of no request" if limit["value_s"] is None else seconds_text(limit["value_s"])
-    return f"{measure.upper()} {statistic} {value}, {'within' if limit['kept'] else 'above'} {seconds_text(limit['limit_s'])}"
+    return f"{_limited(key)} {value}, {'within' if limit['kept'] else 'above'} {seconds_text(limit['limit_s'])}"
 
 
 def window_text(window: Mapping[str, Any]) -> str:
@@ -190,7 +199,7 @@ def _kv_tiers(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _ranks(ranks: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """How evenly ranks were filled; nothing where there are none."""
+    """Facts about how evenly ranks were filled; nothing where there are none."""
     if ranks is None or not ranks["steps"]:
         return []
     text = f"the fullest has {ranks['token_imbalance']:.2f} times the mean tokens of a step"

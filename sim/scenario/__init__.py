@@ -1,4 +1,4 @@
-"""What to simulate, as a person writes it: strict settings, read from YAML, with errors that say the way out."""
+"""Scenarios as people write them: strict settings, read from YAML, with errors that say the way out."""
 
 from __future__ import annotations
 

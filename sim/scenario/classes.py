@@ -50,7 +50,7 @@ def classed(scenario: Scenario, workload: Trace | ClosedLoop) -> Trace | ClosedL
 
 
 def terms_of(scenario: Scenario) -> list[ServiceClass]:
-    """What the scenario agrees of its classes, limits of the top level included; empty without classes."""
+    """The terms that the scenario states for its classes, limits of the top level included; empty without classes."""
     top = scenario.slo.of_each
     return [
         ServiceClass(
@@ -66,7 +66,7 @@ def terms_of(scenario: Scenario) -> list[ServiceClass]:
 
 
 def check_classes(scenario: Scenario, schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> None:
-    """ScenarioError where a scheduler goes by what nobody says of the requests."""
+    """ScenarioError where a scheduler sorts by a fact that the requests do not have."""
     for each in (layer for scheduler in schedulers for layer in named.layers(scheduler)):
         by = getattr(each, "by", None)
         limits = [limit.ttft_s for limit in getattr(workload, "terms", ()) if limit.ttft_s is not None]

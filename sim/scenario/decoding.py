@@ -20,7 +20,7 @@ _SAME_NUMBER = {
     "speculative_num_steps": "SGLang's speculative_num_steps is",
     "speculative_num_draft_tokens": "SGLang's speculative_num_draft_tokens less one, without a tree, is",
 }
-"""What stacks call the tokens drafted in a round."""
+"""The names that stacks have for the tokens drafted in a round."""
 
 
 def _by_one_name(method: object) -> object:
@@ -78,7 +78,7 @@ class TreeShape(Section):
     """A tree of candidates verified at once, and how often the guesses of each head are right."""
 
     accuracies: list[list[float]]
-    """By head, then by rank of the guess, given that the guesses before it on the path were right."""
+    """Rates by head, then by rank of the guess, given that the guesses before it on the path were right."""
     nodes: Annotated[int, Field(ge=1)] | None = None
     """The best tree of that many nodes, root not counted."""
     branching: list[int] | None = None
@@ -88,7 +88,7 @@ class TreeShape(Section):
 
 
 class AcceptanceSettings(Section):
-    """How many drafted tokens a round accepts: exactly one of the kinds."""
+    """The number of drafted tokens that a round accepts, stated by exactly one of the kinds."""
 
     alpha: Probability | None = None
     """Every drafted token alike, given that those before it were accepted."""
@@ -143,7 +143,7 @@ class AcceptanceSettings(Section):
 
 
 class Draft(Section):
-    """What a draft pass costs: a model of its own, a share of the target's step, or a time."""
+    """The cost of a draft pass: a model of its own, a share of the target's step, or a time."""
 
     model: ModelName | None = None
     """Catalogue name or path to a config.json; its weights and KV cache take memory."""
@@ -180,11 +180,11 @@ class DecodingSettings(Section):
     """The most that adaptive may choose; 8 where it is left out."""
     acceptance: AcceptanceSettings | None = None
     rule: Literal["modified_rejection", "naive_match", "lenient"] | None = None
-    """How distributions lead to acceptance; modified_rejection where it is left out."""
+    """The rule by which distributions lead to acceptance; modified_rejection where it is left out."""
     b: Annotated[float, Field(gt=0)] | None = None
     """Upper end of the uniform number of rule lenient."""
     draft: Draft | None = None
-    """What drafts; with method mtp the target's own extra layers, where it is left out."""
+    """The drafter; with method mtp the target's own extra layers, where it is left out."""
     overhead_s: Annotated[float, Field(ge=0)] = 0.0
     """Fixed time of every step that verifies drafted tokens, beside target and draft."""
 

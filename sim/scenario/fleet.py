@@ -13,7 +13,7 @@ _Mean = Annotated[float, Field(gt=0)]
 
 
 class Autoscale(Section):
-    """How many machines there are, by a policy that is asked after each interval. `replicas` are those of the beginning."""
+    """The number of machines, by a policy that is asked after each interval. `replicas` are those of the beginning."""
 
     policy: Policy
     min: Annotated[int, Field(ge=0)] = 1
@@ -22,8 +22,9 @@ class Autoscale(Section):
     """Never more."""
     interval_s: _Mean = 15.0
     start: Annotated[str, Field(min_length=1)] | dict[str, _Time] | None = None
-    """What a machine goes through until it is ready: phases in order with their seconds ({image: 2, weights: 130}), or the name of
-    a measured start (qwen3-32b-h100-cold, qwen3-32b-h100-restore); where it is left out, it is ready at once, which a note says."""
+    """The phases that a machine goes through until it is ready: in order, with their seconds ({image: 2, weights: 130}), or
+    the name of a measured start (qwen3-32b-h100-cold, qwen3-32b-h100-restore); where it is left out, it is ready at once, which a
+    note says."""
     provision_s: _Time = 0.0
     """Getting the machine, a phase before those."""
     down_window_s: _Time | None = None
@@ -46,7 +47,7 @@ class OutageAt(Section):
     """A failure at a known time."""
 
     machine: Annotated[int, Field(ge=0)]
-    """From 0, through all pools."""
+    """The machine's number, from 0, through all pools."""
     at_s: _Time
     for_s: _Time | None = None
     """Where it is left out, the machine does not come back."""
@@ -59,9 +60,9 @@ class Degraded(Section):
     for_s: _Time | None = None
     """Where it is left out, to the end."""
     factor: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """On the bandwidth: 0.1 leaves a tenth, 0 stops the link and needs for_s. A transfer goes on at whatever there is."""
+    """A factor on the bandwidth: 0.1 leaves a tenth, 0 stops the link and needs for_s. A transfer goes on at whatever there is."""
     added_latency_s: _Time = 0.0
-    """What each transfer takes beside its bytes and latency whose last byte is sent in this time."""
+    """The time that each transfer takes beside its bytes and latency whose last byte is sent in this time."""
 
     @model_validator(mode="after")
     def _does_something(self) -> Self:
@@ -97,9 +98,10 @@ class Failures(Section):
     mean_up_s: _Mean | None = None
     """Mean time from when a machine is ready until it fails ..."""
     mean_down_s: _Mean | None = None
-    """... and until it is ready again."""
+    """Mean time from a failure until the machine is ready again."""
     shape: _Mean = 1.0
-    """Of the Weibull distribution of times until machines fail; 1 is exponential. Times until they are back are exponential."""
+    """Shape of the Weibull distribution of times until machines fail; 1 is exponential. Times until they are back are
+    exponential."""
     times: list[OutageAt] = Field(default_factory=list)
     """Failures at known times; a machine that does not serve then does not fail."""
     slow: list[SlowMachine] = Field(default_factory=list)
@@ -109,7 +111,7 @@ class Failures(Section):
     retries: Annotated[int, Field(ge=0)] | None = 3
     """A request whose machine fails once more than so often is lost; null: never."""
     when_none: Literal["wait", "lose"] = "wait"
-    """What becomes of requests that come when no machine is ready."""
+    """The fate of requests that come when no machine is ready."""
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:

@@ -36,8 +36,12 @@ KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
 _STACKS = get_args(ServingStack)
 BUILT_IN_TRACES = ("conversation",)
+# Keys of a workload that say one thing together.
+_LENGTHS = ("prompt_tokens", "output_tokens")
+_AMOUNTS = ("requests", "duration_s")
+_PROTOCOL = ("protocol", "concurrency")
 POPULARITIES = ("measured", "even")
-"""Of experts, by name."""
+"""The popularities of experts that have a name."""
 
 
 def _stack_or_file(value: str) -> str:
@@ -76,7 +80,7 @@ class Distribution(Named):
 
 
 class Parallel(Section):
-    """How one replica is spread over tensor x pipeline x data GPUs."""
+    """The layout of one replica over tensor x pipeline x data GPUs."""
 
     tensor: Annotated[int, Field(ge=1)] = 1
     """GPUs that share every layer; under `data`, those of a rank, which share its attention."""
@@ -104,7 +108,8 @@ class Parallel(Section):
 
 
 class PromptBalance(Section):
-    """When prompts of ranks may start: where every rank has some, as TensorRT-LLM's `attention_dp_config` with `enable_balance`."""
+    """The moment at which prompts of ranks may start: where every rank has some, as TensorRT-LLM's `attention_dp_config` with
+    `enable_balance`."""
 
     timeout_iters: Annotated[int, Field(ge=1)] = 50
     """Steps after which they start although not every rank has one."""
@@ -122,7 +127,7 @@ class ZipfPopularity(Section):
 
 
 class ExpertSettings(Section):
-    """How the experts of a mixture are chosen, placed and reached."""
+    """The way in which the experts of a mixture are chosen, placed and reached."""
 
     popularity: Annotated[str, Field(min_length=1), MayBeFile(names=POPULARITIES)] | ZipfPopularity = "measured"
     """`measured`: mildly skewed, as the tables of kernels were timed; `even`; `{zipf: EXPONENT}`; or a file with the weight of each
@@ -134,8 +139,8 @@ class ExpertSettings(Section):
     exchange: (
         Literal["allgather_reducescatter", "all_to_all", "deepep_high_throughput", "deepep_low_latency"] | None
     ) = None
-    """How rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every GPU
-    (vLLM's allgather_reducescatter)."""
+    """The way in which rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every
+    GPU (vLLM's allgather_reducescatter)."""
 
 
 class CudaGraphs(Section):
@@ -152,7 +157,7 @@ class CudaGraphs(Section):
 
 
 class Memory(Section):
-    """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
+    """The part of the GPUs' memory that holds the KV cache, and what happens when it runs out."""
 
     gpu_memory_utilization: Share | None = None
     """vLLM: share of each GPU's memory that the server may take, everything included. Where it is left out, the stack's default;
@@ -162,7 +167,8 @@ class Memory(Section):
     free_gpu_memory_fraction: Share | None = None
     """TensorRT-LLM: share of what weights, activations and buffers leave free that the KV cache takes."""
     release: Annotated[str, Field(min_length=1)] | None = None
-    """Of the serving stack, for its account of memory ("0.11", "0.19" or "0.32" of vLLM); where it is left out, the newest."""
+    """The release of the serving stack, for its account of memory ("0.11", "0.19" or "0.32" of vLLM); where it is left out, the
+    newest."""
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
     """Bytes on each GPU kept out of that share beyond what the stack sets aside: other programs, an encoder."""
     kv_blocks: Annotated[int, Field(ge=1)] | None = None
@@ -222,7 +228,7 @@ class SharedPrefix(Section):
     output_tokens: Annotated[int, Field(ge=0)]
     stages: Annotated[list[LoadStage], Field(min_length=1)]
     pause_s: Annotated[float, Field(ge=0)] = 1.0
-    """From the end of a stage's last request to the next stage."""
+    """The time from the end of a stage's last request to the next stage."""
     arrival: Literal["poisson", "constant"] = "poisson"
     """`poisson`: a Poisson number each second; `constant`: exponential gaps scaled to the stage, as in inference-perf."""
     block_tokens: Annotated[int, Field(ge=1)] = 16
@@ -235,12 +241,12 @@ class Conversations(Section):
     sessions: Annotated[int, Field(ge=1)]
     turns: Distribution
     user_tokens: Distribution
-    """What a person adds with each turn."""
+    """The tokens that a person adds with each turn."""
     answer_tokens: Distribution
     system_prompt_tokens: Annotated[int, Field(ge=0)] = 0
     """The same for all sessions."""
     mean_think_s: Annotated[float, Field(ge=0)] = 0.0
-    """From an answer to the next prompt, exponential."""
+    """The time from an answer to the next prompt, exponential."""
     block_tokens: Annotated[int, Field(ge=1)] = 16
     """Tokens that one id of the generated prompts and answers stands for."""
 
@@ -253,7 +259,7 @@ class ServeGen(Section):
     lengths: FilePath
     """Parquet file: model, client, window_start_s, field, value, probability."""
     model: Annotated[str, Field(min_length=1)]
-    """Of the files (m-small, deepseek-r1, mm-image), not of the scenario."""
+    """The model's name in the files (m-small, deepseek-r1, mm-image), not in the scenario."""
     start_s: Annotated[float, Field(ge=0)] = 0.0
     duration_s: Seconds = 86_400.0
     clients: Annotated[list[int], Field(min_length=1)] | None = None
@@ -263,7 +269,7 @@ class ServeGen(Section):
 
 
 class Predictor(Section):
-    """Somebody who guesses how long answers will be, for schedulers that go by it."""
+    """Predicted output lengths, for schedulers that sort by them."""
 
     error: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of the logarithm of guess over truth: 0 knows all, 0.7 is wrong by a factor of two one time in three."""
@@ -279,7 +285,7 @@ Moment = Annotated[Annotated[str, Field(min_length=1)] | float, BeforeValidator(
 
 
 class Workload(Section):
-    """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
+    """The requests that arrive: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
     trace: Annotated[str, Field(min_length=1), MayBeFile(names=BUILT_IN_TRACES, several=True)] | None = None
     """A file, a folder or a pattern such as logs/*.jsonl, or the name of a built-in workload (conversation)."""
@@ -300,11 +306,11 @@ class Workload(Section):
     drop_empty: bool = False
     """Leave out rows with neither prompt nor output tokens."""
     columns: dict[str, Annotated[str, Field(min_length=1)]] | None = None
-    """What is in which column of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
+    """The column of each field of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
     end, duration, max_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON. Behind the
     column of a time, `:ms` says its unit and `:%d.%m.%Y %H:%M:%S` how its dates are written."""
     missing_output: MissingOutput | None = None
-    """What becomes of requests of an exported trace without an output length: left out (drop, as where nothing is said), given as
+    """The fate of requests of an exported trace without an output length: left out (drop, as where nothing is said), given as
     many tokens as their client allowed (max_tokens), or lengths drawn from those of the others (draw)."""
     keep_failed: bool = False
     """Keep failed requests of an exported trace that have tokens."""
@@ -319,11 +325,11 @@ class Workload(Section):
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None
     requests: Annotated[int, Field(ge=1)] | None = None
-    """How many to generate."""
+    """The number of requests to generate."""
     duration_s: Seconds | None = None
-    """How long requests arrive, in place of how many `requests`."""
+    """The time over which requests arrive, in place of a number of `requests`."""
     protocol: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = None
-    """How the clients of a benchmark behave (inferencex, genai-perf, ...), by name or by its keys, in place of `arrivals` and
+    """The behaviour of a benchmark's clients (inferencex, genai-perf, ...), by name or by its keys, in place of `arrivals` and
     `requests`; the lengths are then the nominal ones, two numbers."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
     """Clients of the protocol."""
@@ -348,55 +354,27 @@ class Workload(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        lengths = {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
-        made = [name for name in ("shared_prefix", "conversations", "servegen") if getattr(self, name) is not None]
-        if made:
-            return self._made_by(made)
-        if self.sessions is not None:
-            others = {"trace": self.trace, **lengths, "requests": self.requests, "duration_s": self.duration_s}
-            others |= {"protocol": self.protocol, "concurrency": self.concurrency, **self.about_files()}
-            if misplaced := [name for name, value in others.items() if value is not None]:
-                raise ValueError(
-                    f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
-                )
-            if self.arrivals is None:
-                raise ValueError(
-                    "sessions have no common clock; say in arrivals when they start (poisson, deterministic, ...)"
-                )
-            return self
-        if self.protocol is not None:
-            return self._asked_by_protocol()
-        if self.concurrency is not None:
-            raise ValueError(
-                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: closed_loop, concurrency: ...}"
-            )
-        if self.block_tokens is not None:
-            raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")
-        if self.duration_s is not None:
-            self._lasting()
-        if self.trace is not None:
-            given = [name for name, value in lengths.items() if value is not None]
-            if given:
-                raise ValueError(
-                    f"trace already says the lengths, so {' and '.join(given)} cannot be given too; "
-                    "leave out one or replace the whole section (--set 'workload={...}')"
-                )
-            return self
-        needed = {"arrivals": self.arrivals, **lengths, "requests or duration_s": self.requests or self.duration_s}
-        missing = [name for name, value in needed.items() if value is None]
-        if missing == list(needed):
-            raise ValueError(
-                "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, or arrivals, prompt_tokens, "
-                "output_tokens and requests or duration_s"
-            )
-        if missing:
-            raise ValueError(f"a generated workload also needs {', '.join(missing)}")
-        if misplaced := self.about_files():
-            raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
+        """Check what the source of the requests needs and what it does not take; the first that is given is the source."""
+        if generators := [
+            name for name in ("shared_prefix", "conversations", "servegen") if getattr(self, name) is not None
+        ]:
+            self._check_generator(generators)
+        elif self.sessions is not None:
+            self._check_sessions()
+        elif self.protocol is not None:
+            self._check_protocol()
+        elif self.trace is not None:
+            self._check_trace()
+        else:
+            self._check_drawn()
         return self
 
+    def _given(self, *names: str) -> list[str]:
+        """Those of *names* that are set."""
+        return [name for name in names if getattr(self, name) is not None]
+
     def about_files(self) -> dict[str, Any]:
-        """What is set that is about reading a trace's file."""
+        """The settings about reading a trace's file that are not at their defaults."""
         names = (
             "format",
             "sort",
@@ -412,54 +390,89 @@ class Workload(Section):
             name: value for name in names if (value := getattr(self, name)) != type(self).model_fields[name].default
         }
 
-    def _lasting(self) -> None:
-        if self.requests is not None:
-            raise ValueError("give requests or duration_s, one of the two")
-        if self.trace is not None:
-            raise ValueError(
-                "duration_s is about generated arrivals; a trace says when its requests arrive, and limit shortens it"
-            )
-        if self.arrivals is not None and self.arrivals.process == "closed_loop":
-            raise ValueError(
-                "closed-loop clients send as fast as they are answered; give requests in place of duration_s"
-            )
-
-    def _made_by(self, generators: list[str]) -> Self:
-        """One of the generators whose prompts share their beginnings."""
+    def _check_generator(self, generators: list[str]) -> None:
+        """Check a generator whose prompts share their beginnings; a second generator is misplaced."""
         name = generators[0]
-        others = {
-            key: getattr(self, key) for key in ("trace", "sessions", "block_tokens", "prompt_tokens", "output_tokens")
-        }
-        others |= {key: getattr(self, key) for key in ("requests", "duration_s", "protocol", "concurrency")}
-        others |= {**self.about_files(), **dict.fromkeys(generators[1:], True)}
+        misplaced = self._given("trace", "sessions", "block_tokens", *_LENGTHS, *_AMOUNTS, *_PROTOCOL)
+        misplaced += [*self.about_files(), *generators[1:]]
         if name != "conversations":
-            others["arrivals"] = self.arrivals
-        if misplaced := [key for key, value in others.items() if value is not None]:
+            misplaced += self._given("arrivals")
+        if misplaced:
             raise ValueError(f"{name} already says what is sent, so {' and '.join(misplaced)} cannot be given too")
         if name == "conversations" and self.arrivals is None:
             raise ValueError("say in arrivals when conversations start (poisson, deterministic, ...)")
         if self.shared_prefix is not None and len(self.shared_prefix.stages) > 1 and self.rate_scale != 1.0:
             raise ValueError("rate_scale does not reach stages, which begin when others have ended; change their rates")
-        return self
 
-    def _asked_by_protocol(self) -> Self:
-        given = {"trace": self.trace, "arrivals": self.arrivals, "requests": self.requests, "limit": self.limit}
-        given |= {"duration_s": self.duration_s, **self.about_files()}
-        if misplaced := [name for name, value in given.items() if value is not None]:
+    def _check_sessions(self) -> None:
+        if misplaced := [*self._given("trace", *_LENGTHS, *_AMOUNTS, *_PROTOCOL), *self.about_files()]:
+            raise ValueError(
+                f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
+            )
+        if self.arrivals is None:
+            raise ValueError(
+                "sessions have no common clock; say in arrivals when they start (poisson, deterministic, ...)"
+            )
+
+    def _check_protocol(self) -> None:
+        misplaced = [*self._given("trace", "arrivals", "requests", "limit", "duration_s"), *self.about_files()]
+        if misplaced:
             raise ValueError(f"a protocol says who sends what when, so {' and '.join(misplaced)} cannot be given too")
-        needed = {
-            "concurrency": self.concurrency,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-        }
-        if missing := [name for name, value in needed.items() if value is None]:
+        needed = ("concurrency", *_LENGTHS)
+        given = self._given(*needed)
+        if missing := [name for name in needed if name not in given]:
             raise ValueError(f"a protocol also needs {', '.join(missing)}")
-        for name in ("prompt_tokens", "output_tokens"):
+        for name in _LENGTHS:
             if getattr(self, name).distribution != "fixed":
                 raise ValueError(
                     f"{name} of a protocol is a number, the nominal length; how it varies is the protocol's"
                 )
-        return self
+
+    def _check_trace(self) -> None:
+        self._check_no_clients_or_blocks()
+        if self.duration_s is not None:
+            self._check_one_amount()
+            raise ValueError(
+                "duration_s is about generated arrivals; a trace says when its requests arrive, and limit shortens it"
+            )
+        if given := self._given(*_LENGTHS):
+            raise ValueError(
+                f"trace already says the lengths, so {' and '.join(given)} cannot be given too; "
+                "leave out one or replace the whole section (--set 'workload={...}')"
+            )
+
+    def _check_drawn(self) -> None:
+        """Check lengths that are drawn under generated arrivals."""
+        self._check_no_clients_or_blocks()
+        self._check_one_amount()
+        if self.duration_s is not None and self.arrivals is not None and self.arrivals.process == "closed_loop":
+            raise ValueError(
+                "closed-loop clients send as fast as they are answered; give requests in place of duration_s"
+            )
+        given = self._given("arrivals", *_LENGTHS)
+        missing = [name for name in ("arrivals", *_LENGTHS) if name not in given]
+        missing += [] if self._given(*_AMOUNTS) else ["requests or duration_s"]
+        if len(missing) == 4:
+            raise ValueError(
+                "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, or arrivals, prompt_tokens, "
+                "output_tokens and requests or duration_s"
+            )
+        if missing:
+            raise ValueError(f"a generated workload also needs {', '.join(missing)}")
+        if misplaced := self.about_files():
+            raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
+
+    def _check_no_clients_or_blocks(self) -> None:
+        if self.concurrency is not None:
+            raise ValueError(
+                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: closed_loop, concurrency: ...}"
+            )
+        if self.block_tokens is not None:
+            raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")
+
+    def _check_one_amount(self) -> None:
+        if len(self._given(*_AMOUNTS)) > 1:
+            raise ValueError("give requests or duration_s, one of the two")
 
 
 SLO_MEASURES = ("ttft", "tpot", "e2el", "itl")
@@ -505,7 +518,7 @@ class Slo(Section):
 
 
 def _no_limit(key: str) -> str:
-    """What to say of a *key* that is no limit: the nearest percentile that is one, or the nearest name."""
+    """The error about a *key* that is no limit: the nearest percentile that is one, or the nearest name."""
     asked = re.match(rf"^({'|'.join(SLO_MEASURES)})_p(\d+)(_s)?$", key)
     if asked is None:
         names = [f"{measure}_{statistic}_s" for measure in SLO_MEASURES for statistic in SLO_STATISTICS]
@@ -516,18 +529,19 @@ def _no_limit(key: str) -> str:
 
 
 class ServiceClass(Section):
-    """What is agreed of a class of requests, and how many are of it."""
+    """The terms of a class of requests, and its share of the requests."""
 
     share: Annotated[float, Field(ge=0)] | None = None
-    """Of the requests, in proportion to the other classes' shares; left out where the trace has a column `class`."""
+    """Its share of the requests, in proportion to the other classes' shares; left out where the trace has a column `class`."""
     priority: int | None = None
     """Smaller goes first, as in vLLM, for schedulers that ask for it; where it is left out, the trace's, or 0."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Of its tokens among those of others, for `weighted_fair` and the index of fairness: twice the weight, twice the service."""
+    """The weight of its tokens among those of others, for `weighted_fair` and the index of fairness: twice the weight, twice the
+    service."""
     tenant: Annotated[str, Field(min_length=1)] | None = None
-    """Who sends them; where it is left out, the trace's column `tenant`, or the class by itself."""
+    """The tenant that sends them; where it is left out, the trace's column `tenant`, or the class by itself."""
     deadline_s: Seconds | None = None
-    """From arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
+    """The time from arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
     slo: Slo = Slo()
     """Limits of its requests, over those of the top level key by key; of a mean or percentile, over its requests alone. Schedulers
     see that of the first token."""
@@ -542,12 +556,12 @@ class ServiceClass(Section):
 
 
 class Costs(Section):
-    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
+    """The price of devices and of their power, for the summary's `costs` and `optimize --goal cost|energy`."""
 
     usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
-    """In place of list prices, for every device."""
+    """A price in place of list prices, for every device."""
     provider: Annotated[str, Field(min_length=1)] | None = None
-    """Whose list prices: aws, gcp, ...; where it is left out, the first that is listed for the device."""
+    """The provider whose list prices are taken: aws, gcp, ...; where it is left out, the first that is listed for the device."""
     prices: FilePath | None = None
     """A file of prices in the form of hwmodels/prices.toml, in place of those that are shipped."""
     pue: Annotated[float, Field(ge=1)] = 1.0
@@ -592,8 +606,8 @@ class Pool(Section):
     """Machines of one kind. What is left out is as at the top level; `parallel` and `memory` key by key."""
 
     role: Literal["both", "prefill", "decode"] = "both"
-    """What its machines do with a request: `prefill` computes its prompt and hands the KV over to machines that `decode`, across
-    one of `links`; `both` is all of it."""
+    """The part that its machines do with a request: `prefill` computes its prompt and hands the KV over to machines that `decode`,
+    across one of `links`; `both` is all of it."""
     model: ModelName | None = None
     models: Annotated[list[ModelName], Field(min_length=1)] | None = None
     """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
@@ -630,7 +644,7 @@ class Pool(Section):
 
 
 class KvLink(Section):
-    """What KV crosses from machines that prefill to machines that decode."""
+    """The link that KV crosses from machines that prefill to machines that decode."""
 
     sender: Annotated[str, Field(min_length=1)] | None = None
     """A pool with role prefill; where it is left out, the only one."""
@@ -639,14 +653,15 @@ class KvLink(Section):
     connector: Literal["mooncake_vllm", "mooncake_sglang"] | None = None
     """Fixed cost and share of the bandwidth as measured (docs/pools.md), in place of `latency_s` and of all of it."""
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the datasheets' networks:
-    an adapter for each GPU of the side that has fewer."""
+    """The bandwidth of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the
+    datasheets' networks: an adapter for each GPU of the side that has fewer."""
     latency_s: Annotated[float, Field(ge=0)] | None = None
-    """What each transfer takes beside its bytes, while the link is free for others; where it is left out, the connector's, or 0."""
+    """The time that each transfer takes beside its bytes, while the link is free for others; where it is left out, the connector's,
+    or 0."""
     concurrent_transfers: Annotated[int, Field(ge=1)] = 1
     """So many at once, each with the whole bandwidth; others wait, first come, first served."""
     shared: Literal["sender", "receiver", "pair", "pools"] = "sender"
-    """Whose transfers wait for each other: those of one sending machine, of one receiving, of the two, or of both pools."""
+    """The transfers that wait for each other: those of one sending machine, of one receiving, of the two, or of both pools."""
     sent: Literal["whole", "layers"] = "whole"
     """`layers`: each layer's KV goes while the next ones are computed, where there is room for it before (`handover.room`)."""
     degraded: list[Degraded] = Field(default_factory=list)
@@ -654,15 +669,16 @@ class KvLink(Section):
 
 
 class HandoverSettings(Section):
-    """How requests go from machines that prefill to machines that decode. What is left out is as in `like`."""
+    """The way in which requests go from machines that prefill to machines that decode. What is left out is as in `like`."""
 
     like: Literal["vllm", "sglang", "trtllm", "dynamo", "splitwise"] | None = None
-    """Whose way it is (docs/pools.md has the releases); where it is left out, that of the decode pools' serving stack."""
+    """The stack or paper whose way it is (docs/pools.md has the releases); where it is left out, that of the decode pools' serving
+    stack."""
     first_token: Literal["prefill", "arrival", "decode"] | None = None
     """`prefill`: clients have their first token when the prompt is computed; `arrival`: the same token, when the KV has arrived;
     `decode`: the token is dropped, and the decode machine computes the prompt's last token again."""
     room: Literal["after_prefill", "before_prefill"] | None = None
-    """When the decode machine takes room for the KV: when the prompt is computed, or before it is sent to be."""
+    """The moment at which the decode machine takes room for the KV: when the prompt is computed, or before it is sent to be."""
     local_prefill_tokens: Annotated[int, Field(ge=0)] = 0
     """A prompt of which the decode machine lacks no more tokens than these, being short or cached there, is computed there."""
     headroom_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -681,24 +697,24 @@ class Settings(Section):
     hardware: FilePath = "h100-sxm"
     """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml)."""
     precision: WeightPrecision | None = None
-    """Of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
+    """Format of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
-    """Of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
+    """Format of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
     serving_stack: StackOrFile = "vllm"
-    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none. A file (.toml) that
-    `rooftrace bench fit` wrote has those of a deployment that was measured."""
+    """The stack whose kernels and overheads are priced: host work of a step, sampling, launches, tokenisation. `ideal` has none. A
+    file (.toml) that `rooftrace bench fit` wrote has those of a deployment that was measured."""
     serving_release: Annotated[str, Field(min_length=1)] | None = None
-    """Of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is left
-    out, the newest there are."""
+    """Release of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is
+    left out, the newest there are."""
     cost_model: Literal["calibrated", "roofline"] = "calibrated"
     """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     parallel: Parallel = Parallel()
     experts: ExpertSettings | None = None
-    """Of a mixture of experts."""
+    """The experts of a mixture."""
     cuda_graphs: CudaGraphs | None = None
-    """Of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
+    """The graphs of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
-    """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
+    """Micro-batches in flight at once; where it is left out, one for each stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Policy = Policy(policy="round_robin")
     rank_router: Policy | None = None
@@ -718,9 +734,9 @@ class Settings(Section):
     """Machines of different kinds behind one router, by a name of your choice: each with settings of its own over those of the
     top level. A request goes to a machine that hosts its model."""
     links: dict[str, KvLink] | None = None
-    """Between pools that prefill and pools that decode, by a name of your choice."""
+    """The links between pools that prefill and pools that decode, by a name of your choice."""
     handover: HandoverSettings | None = None
-    """Between pools that prefill and pools that decode: who emits the first token, when room is taken, what stays."""
+    """The hand-over from pools that prefill to pools that decode: which emits the first token, when room is taken, what stays."""
     autoscale: Autoscale | None = None
     """Machines come and go; where it is left out, all of them are there from beginning to end."""
     failures: Failures | None = None

@@ -58,9 +58,9 @@ AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
 AUTO_VALUE = "auto"
 ITERATION_TOKENS = ("token_budget", "max_num_batched_tokens", "max_num_tokens", "chunked_prefill_size", "chunk")
-"""What schedulers call the most tokens of an iteration, for the batch of the profile run."""
+"""The names that schedulers have for the most tokens of an iteration, for the batch of the profile run."""
 SEQUENCES = ("max_sequences", "max_num_seqs", "max_running_requests", "max_batch_size", "batch_size")
-"""What they call the most sequences."""
+"""The names that they have for the most sequences."""
 ROUTERS: Mapping[str, str] = {
     "round_robin": "policies.routers:RoundRobin",
     "random": "policies.routers:Random",
@@ -125,7 +125,7 @@ class Clients:
 
 
 def load(path: str) -> Any:
-    """What package.module:Name stands for; ImportError or AttributeError where it is not there."""
+    """The object that package.module:Name stands for; ImportError or AttributeError where it is not there."""
     module_name, _, name = path.partition(":")
     found = importlib.import_module(module_name)
     for part in name.split("."):
@@ -192,7 +192,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "route": ("request", "replicas"),
     "wanted": ("seen",),
 }
-"""What a policy's method takes, and the function that may stand for it."""
+"""The arguments that a policy's method takes, and the function that may stand for it."""
 
 
 def _takes(function: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
@@ -260,8 +260,8 @@ def make(
     name: str,
     made: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What *factory* (a class or function) makes of *settings*, checked against the types of its parameters, and of what has
-    been *made* of some of them already.
+    """The policy that *factory* (a class or function) makes of *settings*, checked against the types of its parameters, and of what
+    has been *made* of some of them already.
 
     Raises ScenarioError naming `key.setting` for an unknown, missing or unfit one. A class may say in `moved_settings` where
     one that it had before has gone.

@@ -1,4 +1,4 @@
-"""What sections of a scenario have in common, and those that name something and give its settings: policies among them."""
+"""The base of the sections of a scenario, and those that name something and give its settings: policies among them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ _POLICIES = ("scheduler", "router", "rank_router", "inner")
 
 
 class Scenario(Settings):
-    """What to simulate. Built from keyword arguments, `Scenario.load(path)` or `Scenario.default()`.
+    """A deployment, its traffic and their settings, which are to be simulated. Built from keyword arguments, `Scenario.load(path)`
+    or `Scenario.default()`.
 
     Raises ScenarioError, in one sentence, for an unknown key, a value of the wrong type or out of bounds.
     Relative paths are looked up beside the scenario file, then in the current folder.
@@ -140,7 +141,7 @@ class Scenario(Settings):
         at[last] = value
 
     def _before(self, settings: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
-        """What a section at *path* is, of which nothing has been said: for a pool that of the top level."""
+        """The section at *path* where nothing has been set: for a pool that of the top level."""
         name = path[0]
         if len(path) == 3 and name == "pools":
             name = path[2]
@@ -166,7 +167,7 @@ class Scenario(Settings):
         return Scenario.from_mapping(settings, source=f"{self._source}: pools.{name}", folder=self._folder)
 
     def settings(self) -> dict[str, Any]:
-        """What was set, without the defaults, as plain values."""
+        """The settings that were given, without the defaults, as plain values."""
         return self.model_dump(exclude_unset=True)
 
     def resolved(self) -> dict[str, Any]:

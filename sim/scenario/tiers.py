@@ -34,7 +34,7 @@ class Tier(Section):
     write_gb_per_s: _Rate | None = None
     """Where it is left out, as it reads. Both directions share the link."""
     latency_ms: Annotated[float, Field(ge=0)] | None = None
-    """Of each load and store, beside its bytes; where it is left out, none, and for a `host` tier that of the datasheet."""
+    """Latency of each load and store, beside its bytes; where it is left out, none, and for a `host` tier that of the datasheet."""
     write: Literal["through", "eviction"] = "through"
     """`through`: prompt blocks are written when they have been computed, as vLLM's offloading and LMCache do; `eviction`: when the
     device, or the tier before this one, gives them up."""
@@ -45,9 +45,9 @@ class Tier(Section):
     concurrent_transfers: Annotated[int, Field(ge=1)] = 1
     """Transfers that the link does at once, each at its whole bandwidth."""
     staged: bool = False
-    """What is loaded comes to host memory first: the time of a copy from there to the GPUs is added, but no wait for its turn."""
+    """Loaded blocks come to host memory first: the time of a copy from there to the GPUs is added, but no wait for its turn."""
     store: str = "shared"
-    """Of a `remote` tier: which store; replicas that name the same one share it."""
+    """The store of a `remote` tier; replicas that name the same one share it."""
     degraded: list[Degraded] = Field(default_factory=list)
     """Times for which the link, of all replicas, has less bandwidth or takes longer; no two at once."""
 

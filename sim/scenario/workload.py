@@ -90,7 +90,7 @@ def _sessions(scenario: Scenario, settings: Workload) -> Trace:
 
 
 def _starts(scenario: Scenario, settings: Workload) -> Any:
-    """When sessions start."""
+    """The times at which sessions start."""
     assert settings.arrivals is not None
     starts = _process(scenario, settings.arrivals)
     if isinstance(starts, named.Clients):
@@ -125,7 +125,7 @@ def _servegen(scenario: Scenario, settings: keys.ServeGen) -> Trace:
 
 
 def _missing(name: str) -> str:
-    """What is said of *name* where no file is found."""
+    """The error about *name* where no file is found."""
     if Path(name).is_dir():
         return f"{name} is a folder, and no file that could be read is in it; give a file"
     return f"{name} does not exist, neither beside the scenario nor in this folder"

@@ -1,4 +1,4 @@
-"""What each change of a deployment would do for the same traffic: candidates run by a sweep, judged by the SLO, ranked by cost."""
+"""The effect of each change of a deployment for the same traffic: candidates run by a sweep, judged by the SLO, ranked by cost."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
 
 DEFAULT_SLO: Mapping[str, float] = {"slo.ttft_p95_s": 1.0, "slo.tpot_p95_s": 0.05}
-"""What is asked where the scenario has no SLO."""
+"""The limits where the scenario has no SLO."""
 MOST_DEVICES = 5
 """Devices that are tried beside the scenario's own where other changes are tried too."""
 MOST = 21
 """Candidates at most that are run, the scenario itself among them, where the groups do not propose more."""
 MOST_TIMES = 16
-"""How many times the scenario's machines are tried, where fewer do not keep the SLO."""
+"""The largest multiple of the scenario's machines that is tried, where fewer do not keep the SLO."""
 HOST_GIB = 200.0
 """Host memory of a machine, where it is tried as a tier."""
 
@@ -73,7 +73,7 @@ class Row:
     figures: Mapping[str, Any]
     """Its summary by dotted keys, as `rooftrace run` gives it."""
     half_widths: Mapping[str, float | None]
-    """By the same keys, of the interval of the mean over replications; None where these do not differ."""
+    """Half the width of the interval of the mean over replications, by the same keys; None where these do not differ."""
     as_now: bool
     """Whether all its figures are those of the scenario as it is."""
 
@@ -107,7 +107,7 @@ class Advice:
     """All that ran: those that keep the SLO first, by cost an hour; the others after them, by cost too."""
     refused: tuple[Refused, ...]
     said: tuple[str, ...]
-    """What was not tried, and why."""
+    """The candidates that were not tried, and why."""
     notes: tuple[Noted, ...]
     replications: int
 
@@ -303,7 +303,7 @@ class _Found:
         self.sources[name] = source
 
     def assumptions(self, rows: Sequence[Row]) -> tuple[Noted, ...]:
-        """What is assumed of the acceptance of candidates that ran."""
+        """The assumptions of the acceptance of candidates that ran."""
         ran = [row.candidate.name for row in rows if row.candidate.name in self.sources]
         return tuple(
             Noted(

@@ -115,7 +115,7 @@ def _metric_name(metric: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What differs between A and B, metric by metric, and how the pairs were made."""
+    """The differences between A and B, metric by metric, and how the pairs were made."""
 
     a: str
     b: str
@@ -185,7 +185,7 @@ def compare(
     jobs: int | None = None,
     level: float = st.LEVEL,
 ) -> Comparison:
-    """How *b* differs from *a*, with intervals over pairs that share their random numbers.
+    """The difference of *b* from *a*, with intervals over pairs that share their random numbers.
 
     Both are of one kind. Scenarios (or their files) are run *replications* times each with the same seeds. Sweeps (or
     their folders) are paired point by point and seed by seed. A change is mean(B) / mean(A) - 1 over the pairs, and is
@@ -310,7 +310,7 @@ def _sweeps(a: SweepResult, b: SweepResult, metrics: Sequence[str] | None, level
 
 
 def _unmatched(a: SweepResult, b: SweepResult) -> str:
-    """What to say of points that only one of two sweeps has a finished run of."""
+    """A note about points that only one of two sweeps has a finished run of."""
     shared = [key for key in a.axes if key in b.axes]
     places = [
         {tuple(row[key] for key in shared) for row in each.runs.to_dict("records") if not _known(row["error"])}
@@ -406,7 +406,7 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
 
 
 def _stretches(result: Result, order: np.ndarray) -> float:
-    """What `queue_stretches` says of the requests *order*; clients that wait for answers keep no queue of their own."""
+    """The answer of `queue_stretches` for the requests *order*; clients that wait for answers keep no queue of their own."""
     workload = result.manifest.get("scenario", {}).get("workload", {})
     if (workload.get("arrivals") or {}).get("process") == "closed_loop":
         return math.inf

@@ -1,4 +1,4 @@
-"""How many sequences of one length a deployment holds in memory."""
+"""The number of sequences of one length that a deployment holds in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BatchPlan:
 
     @property
     def pool_bytes(self) -> float:
-        """What is left for the KV cache."""
+        """The bytes that are left for the KV cache."""
         return self.memory_bytes - self.weight_bytes - self.reserve_bytes
 
 

@@ -1,4 +1,4 @@
-"""What many runs note, each sentence once, with the runs that it holds for."""
+"""The notes of many runs, each sentence once, with the runs that it holds for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Noted:
     where: tuple[str, ...]
     """The first of the places that it holds for, `replicas=2` of a sweep."""
     n: int
-    """How many places it holds for."""
+    """The number of places that it holds for."""
     of: int
-    """How many there are."""
+    """The number of places that there are."""
 
     def __str__(self) -> str:
         if self.n == self.of or not all(self.where):

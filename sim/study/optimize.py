@@ -32,7 +32,7 @@ GOALS: Mapping[str, str] = {
     "devices": "gpus",
     "latency": "e2el_s.p50",
 }
-"""What `cheapest` can make least of, and its column."""
+"""The goals that `cheapest` can minimise, and the column of each."""
 _TIES = 3
 """Candidates that are named beside one that has as little."""
 
@@ -122,7 +122,7 @@ class Choice:
 
     @property
     def asked(self) -> str:
-        """What a candidate has to keep, in words."""
+        """The limits that a candidate has to keep, in words."""
         share = self.target.attainment
         return "the limits of the SLO" if share is None else f"{share:.1%} of requests within the SLO"
 
@@ -184,7 +184,7 @@ def cheapest(
 
 
 def judged(result: SweepResult, target: Target) -> list[Judgement | None]:
-    """What the runs of each point say of *target*, in the order of the table; None where one of them failed."""
+    """The judgements of the runs of each point about *target*, in the order of the table; None where one of them failed."""
     found: list[Judgement | None] = []
     for runs in result.summaries():
         whole = [each for each in runs if each is not None]
@@ -204,7 +204,7 @@ def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) ->
             f"no price of {base.hardware} is known; give costs.usd_per_device_hour, costs.provider or --goal gpu-seconds"
         )
     table = table.assign(keeps=[found is not None and found.met is True for found in judged(result, target)])
-    # What misses the SLO is nobody's choice; where all do, the front still says what there is.
+    # Candidates that miss the SLO are not chosen; where all do, the front still says what there is.
     kept = table["keeps"].to_numpy(dtype=bool)
     table["on_front"] = pareto_front(
         table, "tokens_per_s_per_user", "tokens_per_s_per_gpu", among=kept if kept.any() else None

@@ -1,4 +1,4 @@
-"""How much a latency changes between two runs of the same requests, from those two runs alone."""
+"""The change of a latency between two runs of the same requests, from those two runs alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.study import statistics as st
 LEAST_STRETCHES = 12
 """Independent stretches below which there is no interval: the variance of fewer is a guess, whatever one does with it."""
 ENOUGH_STRETCHES = 20
-"""What a longer run should aim for, the number being an estimate."""
+"""The number that a longer run should aim for, since the number is an estimate."""
 LEAST_BEYOND, ENOUGH_BEYOND = 2, 4
 """Independent excursions beyond a quantile: the same two numbers. With fewer than two, all that is known of the tail is
 one episode."""
@@ -22,7 +22,7 @@ _LEAST_IN_LINE = 30
 STATISTICS: Mapping[str, float | None] = {
     "mean": None, "median": 0.5, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99,
 }  # fmt: skip
-"""What `latency_change` can compare, and the quantile that it is; None for the mean."""
+"""The statistics that `latency_change` can compare, and the quantile of each; None for the mean."""
 
 
 def latency_change(
@@ -80,7 +80,7 @@ def latency_change(
 def queue_stretches(
     arrival_ns: NDArray[np.int64], scheduled_ns: NDArray[np.int64], replica: NDArray[np.int64]
 ) -> float:
-    """How many independent stretches of its queue a run holds; infinite where requests hardly wait for one another.
+    """The number of independent stretches of its queue that a run holds; infinite where requests hardly wait for one another.
 
     A queue forgets after about 2 (c_a^2 + c_s^2) / (1 - load)^2 requests, c_a and c_s being the coefficients of variation
     of gaps between arrivals and of service: Whitt, "Planning queueing simulations", Management Science 35 (1989). Here
@@ -110,7 +110,7 @@ def queue_stretches(
 
 
 def _independent_beyond(values: NDArray[Any], probability: float) -> float:
-    """How many independent values the series of being beyond its quantile is worth."""
+    """The number of independent values that the series of being beyond its quantile is worth."""
     at = np.quantile(values, probability)
     beyond = values > at
     return st.independent_values(beyond if beyond.any() else values >= at)

@@ -71,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What to run: every combination of the *axes*' values for every row of *points*, each *replications* times.
+    """A plan of runs: every combination of the *axes*' values for every row of *points*, each *replications* times.
 
     *axes*: dotted key to values. *points*: a CSV file, or rows as mappings; keys are dotted settings, or begin with
     `meta.` and are only carried along. Replication r of every point runs with the base seed plus r: common random
@@ -139,7 +139,7 @@ class Sweep:
         return _csv_rows(self.points) if isinstance(self.points, Path) else self.points
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of the sweep."""
+        """The manifest's facts about the sweep."""
         points: Any = None
         if isinstance(self.points, Path):
             points = {"file": self.points.name, "sha256": hashlib.sha256(self.points.read_bytes()).hexdigest()}
@@ -250,7 +250,7 @@ def _section(annotation: Any) -> type[Section] | None:
 
 
 def load_sweep(path: str | os.PathLike[str]) -> Sweep | Scenario:
-    """What the YAML file at *path* holds: a sweep where it has axes, points or replications, else a scenario."""
+    """The content of the YAML file at *path*: a sweep where it has axes, points or replications, else a scenario."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")

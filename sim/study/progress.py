@@ -15,7 +15,7 @@ from sim.under_way import rate_text, under_way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a sweep is. *reused* runs were found finished; *key* and *error* are of the run that has just ended."""
+    """The progress of a sweep. *reused* runs were found finished; *key* and *error* are of the run that has just ended."""
 
     total: int
     done: int
@@ -80,6 +80,7 @@ def _bar() -> Iterator[Report]:
         latest = progress
 
     with under_way(
+        "Simulating",
         done=lambda: 0 if latest is None else latest.done,
         total=lambda: None if latest is None else latest.total,
         said=lambda: "" if latest is None else _text(latest),

@@ -29,7 +29,8 @@ _GIVE = "give slo.ttft_s, slo.tpot_s or slo.e2el_s, or limits of percentiles suc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a run must reach to count, beside a queue that is steady and the limits of means and percentiles in its `slo`."""
+    """The limits that a run must keep to count, beside a queue that is steady and the limits of means and percentiles in its
+    `slo`."""
 
     attainment: float | None = ATTAINMENT
     """Share of requests that meet the scenario's `slo`."""
@@ -125,7 +126,7 @@ class Rate:
 
 
 def judge(summaries: Sequence[Mapping[str, Any]], target: Target, rate_per_s: float, *, level: float) -> Judgement:
-    """What runs at one rate say about *target*.
+    """The judgement of runs at one rate about *target*.
 
     Of one run, whether it misses a limit. Of several: missed where most of them miss a limit beside the attainment, or where
     the whole interval of their attainment lies below; met where all of it lies at or above; open otherwise. Where every

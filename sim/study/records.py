@@ -1,4 +1,4 @@
-"""What one run of a study leaves: a record of its settings and summary, or of its error."""
+"""The result of one run of a study: a record of its settings and summary, or of its error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sim.study.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one run ended. *record* is its JSON text where it is still to be stored."""
+    """The end of one run. *record* is its JSON text where it is still to be stored."""
 
     key: str
     error: str
@@ -51,7 +51,7 @@ def run_batch(batch: Sequence[tuple[str, Scenario]], folder: str | None, owner: 
 
 
 def run_record(key: str, scenario: Scenario) -> dict[str, Any]:
-    """What is stored of one run: its summary, or the error that it ended with."""
+    """The stored record of one run: its summary, or the error that it ended with."""
     record: dict[str, Any] = {"key": key, "seed": scenario.seed, "settings": scenario.settings()}
     try:
         built = resolve(scenario)
@@ -80,7 +80,7 @@ def gpus(scenario: Scenario) -> int:
 
 
 def _fleet(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What all pools together draw at most; empty without pools."""
+    """The most power that all pools together draw; empty without pools."""
     if "pools" not in manifest:
         return {}
     parts = [(pool["gpus"], pool["hardware"]) for pool in manifest["pools"].values()]

@@ -24,7 +24,7 @@ from sim.theory.speculative import SPECDECODE_BENCH, LinearServer
 from workloads import ClosedLoop, Trace
 
 if TYPE_CHECKING:
-    from sim.engine.running import Decoding
+    from sim.engine.batch.decoding import Decoding
 
 FloatArray = NDArray[np.float64]
 Z_99 = 2.5758
@@ -53,7 +53,7 @@ class AloneRun:
     seconds_per_token: float
     query_tokens_per_token: float
     rounds: NDArray[np.int64]
-    """How many rounds put out 1, 2, ... tokens."""
+    """The numbers of rounds that put out 1, 2, ... tokens."""
 
 
 def alone(
@@ -143,7 +143,7 @@ def _rate_per_s(
     target: Any, decoding: Decoding | None, draft: Any, batch: int, context: int, rounds: int,
     length: float, seed: int,
 ) -> float:  # fmt: skip
-    """Tokens per second over *rounds* decode iterations in which nobody finishes."""
+    """Tokens per second over *rounds* decode iterations in which no sequence finishes."""
     ahead = round(rounds * length)
     prompt = max(1, context - ahead // 2)
     most = rounds * (1 if decoding is None else decoding.max_query_tokens) + 2
@@ -217,14 +217,14 @@ class PromptsForFree(_BesideIterations):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """From the paper's speed-up to that of a deployment: *speedups[i]* holds with all effects up to labels[i]."""
+    """The steps from the paper's speed-up to that of a deployment: *speedups[i]* holds with all effects up to labels[i]."""
 
     labels: tuple[str, ...]
     speedups: tuple[float, ...]
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """What each effect takes off, in the order of labels from the second on; negative where it adds."""
+        """The loss by each effect, in the order of labels from the second on; negative where it adds."""
         return tuple(before - after for before, after in zip(self.speedups, self.speedups[1:], strict=False))
 
 
@@ -359,7 +359,7 @@ def _ratio_of_mean(numerator: float, values: FloatArray) -> Measured:
 def grid(
     alphas: Sequence[float], ks: Sequence[int], cs: Sequence[float], *, requests: int = 30, output_tokens: int = 4001
 ) -> list[tuple[float, int, float, AloneRun]]:
-    """`alone` at every combination, each on luck of its own."""
+    """`alone` at every combination, each with a seed of its own."""
     points = [(a, k, c) for a in alphas for k in ks for c in cs]
     return [
         (a, k, c, alone(a, k, draft_s=c, requests=requests, output_tokens=output_tokens, seed=1000 + i))

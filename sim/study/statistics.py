@@ -1,4 +1,4 @@
-"""How sure a simulated number is: intervals over replications and batches, warm-up, ratios of pairs, quantiles.
+"""The uncertainty of a simulated number: intervals over replications and batches, warm-up, ratios of pairs, quantiles.
 
 Levels are two-sided: 0.95 leaves 2.5 % on each side. Notation follows Law, "Simulation Modeling and Analysis",
 5th edition (2015), chapters 9 and 10.
@@ -239,7 +239,7 @@ def batch_ratio(
 
 
 def _arms(residuals: FloatArray, level: float) -> tuple[float, float]:
-    """How far an interval of the mean of independent *residuals* (of mean 0) reaches down and up.
+    """The reach, down and up, of an interval of the mean of independent *residuals* (of mean 0).
 
     Student's t, and on the side of the skewness Johnson's correction inverted as by Hall (1992) and Willink, Comm. Stat.
     Theory and Methods 34 (2005), with SKEW_FACTOR times the skewness, where that is longer. The other side is not
@@ -268,7 +268,7 @@ def skewness(values: ArrayLike) -> float:
 
 
 def independent_values(values: ArrayLike) -> float:
-    """How many independent values would give a mean as sure as this correlated series does. Shape [n], n at least 16.
+    """The number of independent values whose mean is as sure as that of this correlated series. Shape [n], n at least 16.
 
     n over the sum of its autocorrelations, by the initial monotone sequence of Geyer, Statistical Science 7 (1992), over
     means of neighbours where there are more than 512 values. A series much shorter than its correlation seems surer

@@ -110,16 +110,12 @@ def ngram_acceptance(
     text: str | None = None,
     level: Level = "character",
     max_vocabulary: int | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
 ) -> AcceptanceStatistics:
     """Exact acceptance of a *draft_n*-gram draft by a *target_n*-gram target, both trained on *text* (the bundled one).
 
-    Temperature and filters apply to both, as in a server.
+    `Markov.filtered` gives models temperature and filters, which a `Speculator` takes as they are.
     """
-    models = ngram_models((target_n, draft_n), text=text, level=level, max_vocabulary=max_vocabulary)
-    target, draft = (m.filtered(temperature=temperature, top_k=top_k, top_p=top_p) for m in models)
+    target, draft = ngram_models((target_n, draft_n), text=text, level=level, max_vocabulary=max_vocabulary)
     return Speculator(target, draft).statistics(k)
 
 

@@ -19,8 +19,8 @@ from hwmodels.parallel import ParallelConfig
 from policies.routers import RoundRobin
 from sim.engine import Experiment
 from sim.engine import run as simulated
-from sim.engine.links import LinkSpec
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec
 from sim.protocols import Figures, Protocol, protocol
 from sim.validation.machines import Speculation, Unmodelled, devices_of, machine_of, stream_of
 from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, surely_speculates, whole
@@ -30,15 +30,15 @@ from sim.validation.speculated import speculation_of
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.model import ModelSpec
-    from sim.engine.columns import Columns
-    from sim.engine.roles import Role
+    from sim.engine.record.columns import Columns
+    from sim.engine.spec.roles import Role
 
 SAME_MODEL = {"deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3"}
 """Names of one model."""
 PREFILL_TOKENS, PREFILL_SEQUENCES = 16384, 16
-"""Of an iteration of a prefill rank."""
+"""The most tokens and sequences of an iteration of a prefill rank."""
 LINK_BYTES_PER_S = 50e9
-"""Of one GPU's network card: 400 Gbit/s."""
+"""The bandwidth of one GPU's network card: 400 Gbit/s."""
 ASSUMED = """\
 * Workers are chosen in turn, for prefill and for decode. The decode worker gets a request when its prompt has been computed, and
   sends the first token to the client after the KV has crossed one 400 Gbit/s card for each GPU that sends.
@@ -66,7 +66,7 @@ class Workers:
     number: int
     parallel: ParallelConfig
     settings: ServerSettings
-    """Of each rank."""
+    """The settings of each rank."""
 
     @property
     def ranks(self) -> int:
@@ -98,13 +98,13 @@ def concurrency_of(row: Mapping[str, Any]) -> int:
 
 
 def layout_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What rows of one recipe have in common: model, devices, layout and lengths."""
+    """The facts that rows of one recipe have in common: model, devices, layout and lengths."""
     model = str(row["model_path"])
     return (SAME_MODEL.get(model, model), *(str(row.get(name, "")) for name in _LAYOUT))
 
 
 def deployment_of(row: Mapping[str, Any]) -> str:
-    """What is held back together: model, devices, stack, format and layout."""
+    """The deployment whose rows are held back together: model, devices, stack, format and layout."""
     model = str(row["model_path"])
     return "|".join([SAME_MODEL.get(model, model), *(str(row.get(name, "")) for name in _DEPLOYMENT)])
 
@@ -257,7 +257,7 @@ def experiment_of(
 
 
 def apart(run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Columns:
-    """The simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
+    """The simulated run; `Unmodelled` where it cannot be priced, does not fit or completes no request."""
     columns = simulated(experiment_of(run, stack=stack, profile=profile))
     if not (columns.requests["finish_ns"] >= 0).any():
         raise Unmodelled("no request finishes: its KV cache does not fit")

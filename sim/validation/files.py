@@ -64,7 +64,7 @@ class Comparison:
     """Reason -> rows that it leaves without a prediction."""
     notes: tuple[str, ...] = ()
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Of serving rows: what each is of, by `family`, `stack`, `model`, `device`, `precision`, `load` (requests in flight) and
+    """The groups of each serving row, by `family`, `stack`, `model`, `device`, `precision`, `load` (requests in flight) and
     `half` (of the deployments: fitted or held back, where `sim.validation.fit_acceptance` fits something)."""
 
     @property
@@ -117,7 +117,7 @@ class Folder:
 
     @property
     def verdict(self) -> str:
-        """What was left out in one sentence; empty where nothing was."""
+        """The things that were left out, in one sentence; empty where nothing was."""
         if not self.left_out:
             return ""
         parts = [(self.files_left_out, "file"), (self.rows_left_out, "row")]
@@ -327,7 +327,7 @@ def _silicon(
 def _settings(
     _measurement: Measurement, _hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    """What servers were started with: no measurement, read where the rows beside it are."""
+    """The settings that servers were started with: no measurement, read where the rows beside it are."""
     yield from ()
 
 

@@ -106,11 +106,11 @@ class Point:
     """The deployment."""
     model: str = ""
     device: str = ""
-    """Of the catalogue."""
+    """The name of the device in the catalogue."""
     release: str = ""
-    """Whose terms price it."""
+    """The release whose terms price it."""
     folder: Path | None = None
-    """Of the servers' settings."""
+    """The folder of the servers' settings."""
     recorded: Measurement | None = None
     """A run replayed request by request; its prediction is the median ratio times the measured median."""
     weight: float = 1.0
@@ -122,8 +122,8 @@ class Point:
 
 
 STRANGE = (("Qwen/Qwen3-235B-A22B-FP8", "vllm"), ("nvidia/DeepSeek-R1-NVFP4", "trtllm"))
-"""Models and stacks of internal-gap-analysis whose token times are two to four times what kernels take, at every load, as those who
-gathered the rows say (README of the measurements, on the protocol of these rows)."""
+"""Models and stacks of internal-gap-analysis whose token times are two to four times what kernels take, at every load, as the
+README of the measurements says (on the protocol of these rows)."""
 
 
 def left_out(row: Mapping[str, Any]) -> str:
@@ -241,7 +241,7 @@ def predict_and_slopes(point: Point, stack: ServingStack, steps: Mapping[str, fl
         found[0] = figures.tpot_s, figures.ttft_s
         for i, term in enumerate(steps):
             if term in _ADMISSION:
-                # It changes whom a request finds running, so that the schedule is another.
+                # It changes which requests run when one arrives, so that the schedule is another.
                 found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
                 continue
             ttft_s, tpot_s = schedule.moved_s(deployment.cost, deployed(run, moved(term)).cost)
@@ -252,7 +252,7 @@ def predict_and_slopes(point: Point, stack: ServingStack, steps: Mapping[str, fl
 
 
 def _names_of(versions: Versions, terms: Sequence[str]) -> list[str]:
-    """What is fitted: *terms*, and `release/term` for those that older releases have of their own."""
+    """The names of the terms that are fitted: *terms*, and `release/term` for those that older releases have of their own."""
     older = list(versions)[1:]
     return [*terms, *(f"{release}/{term}" for release in older for term in terms if term in RELEASED)]
 
@@ -304,14 +304,14 @@ def on_bound(name: str, value: float, low: float, high: float) -> str:
 
 
 def residuals(points: Sequence[Point], predicted: np.ndarray) -> np.ndarray:
-    """What the fit makes small: weighted log ratios, two a point; nothing for what cannot be priced."""
+    """The residuals that the fit makes small: weighted log ratios, two a point; nothing for what cannot be priced."""
     measured = np.log([p.measured_s for p in points])
     weight = np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
     return np.nan_to_num((np.log(predicted) - measured) * weight, nan=0.0).ravel()
 
 
 def behind(point: Point, versions: Versions) -> ServingStack:
-    """Whose terms price *point*."""
+    """The release whose terms price *point*."""
     return versions[point.release] if point.release in versions else next(iter(versions.values()))
 
 

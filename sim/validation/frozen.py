@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from hwmodels.totals import Totals
-from sim.engine.clock import TICK_BITS
+from sim.engine.time.clock import TICK_BITS
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel, RankedCostModel
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
 
 _ROUNDING_NS = 2
 
@@ -25,12 +25,12 @@ class Frozen(NamedTuple):
     """The spans of a run, and what a second more in each of their iterations adds to the means."""
 
     ranks: tuple[Totals, ...]
-    """Of the middle of each span, what each rank of the replica has in it; a replica without ranks is one."""
+    """The work that each rank of the replica has in the middle of each span; a replica without ranks is one."""
     ttft: np.ndarray
     tpot: np.ndarray
 
     def moved_s(self, before: CostModel, after: CostModel) -> tuple[float, float]:
-        """How much longer TTFT and TPOT get where *after* prices the iterations in place of *before*."""
+        """The time by which TTFT and TPOT grow where *after* prices the iterations in place of *before*."""
         longer_s = self._priced_s(after) - self._priced_s(before)
         return float(longer_s @ self.ttft), float(longer_s @ self.tpot)
 
@@ -68,7 +68,7 @@ def frozen(columns: Columns, counted: np.ndarray) -> Frozen:
 
 
 def _weights(columns: Columns, counted: np.ndarray, end_ns: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What a second more in each of the *n* iterations of a span adds to the mean TTFT and TPOT."""
+    """The seconds that one more second in each of the *n* iterations of a span adds to the mean TTFT and TPOT."""
     sent, first, finish, output = (
         columns.requests[name] for name in ("arrival_ns", "first_token_ns", "finish_ns", "output_tokens")
     )
@@ -76,7 +76,7 @@ def _weights(columns: Columns, counted: np.ndarray, end_ns: np.ndarray, n: np.nd
     several = some[output[some] > 1]
 
     def after(at_ns: np.ndarray) -> np.ndarray:
-        """How many spans had ended by then."""
+        """The number of spans that had ended by then."""
         return np.searchsorted(end_ns, at_ns + _ROUNDING_NS, side="right")
 
     def between(begins: np.ndarray, ends: np.ndarray, each: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ def _weights(columns: Columns, counted: np.ndarray, end_ns: np.ndarray, n: np.nd
 
 
 def _totals(spans: np.ndarray, step: np.ndarray, n_steps: int) -> Totals:
-    """What one rank has in the middle iteration of each of *n_steps* spans; *step* says which of them its *spans* are."""
+    """The work of one rank in the middle iteration of each of *n_steps* spans; *step* says which of them its *spans* are."""
     middle = (spans["n"].astype(np.int64) - 1) // 2
     decode = spans["decode_seqs"].astype(np.int64)
     queries = decode * spans["query_tokens"]

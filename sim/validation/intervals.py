@@ -17,14 +17,14 @@ from hwmodels.profiles import Profile, calibrated_devices, load_profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What intervals of one family hold, in percent; NaN where there is nothing to count."""
+    """The coverage of the intervals of one family, in percent; NaN where there is nothing to count."""
 
     family: str
     rows: int
     inside_pct: float
-    """Of all rows, which the fits may have seen, inside their intervals."""
+    """The share of all rows, which the fits may have seen, inside their intervals."""
     held_pct: float
-    """Of rows that fits did not see, inside intervals that other such rows give: as the profiles state."""
+    """The share of rows that fits did not see inside intervals that other such rows give: as the profiles state."""
 
 
 def coverage(measurements: Iterable[Measurement], profile: Profile | None = None) -> list[Coverage]:

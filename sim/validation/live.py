@@ -43,7 +43,7 @@ MEANINGLESS = (
     "back for real, and takes each round's acceptances from draws at the given probability."
 )
 CPU_SCALE = 0.08
-"""Of GPT-2 XL's parameters: about GPT-2 small, which a CPU steps through in tens of milliseconds."""
+"""The share of GPT-2 XL's parameters: about GPT-2 small, which a CPU steps through in tens of milliseconds."""
 MODELS = {"cpu": ("gpt2-xl", "gpt2"), "cuda": ("llama-3.1-8b", "llama-3.2-1b")}
 _TINY_HIDDEN = 64
 _REPEATS, _ENOUGH_S = 5, 0.8
@@ -51,7 +51,7 @@ _REPEATS, _ENOUGH_S = 5, 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSettings:
-    """What to run; None leaves the choice to the device."""
+    """The models to run and where; None leaves the choice to the device."""
 
     profile: Path
     device: str = "auto"
@@ -280,7 +280,7 @@ class _Runner:
         return Calibrated(stack=stack, profile=str(self.settings.profile))(spec, device_of(self.profile))
 
     def _host(self) -> HostParams:
-        """What the stack adds to its kernels: steps of models of hardly any arithmetic, less what the profile says."""
+        """The time that the stack adds to its kernels: steps of models of hardly any arithmetic, less what the profile says."""
         seconds = []
         depths = (2, 8)
         for layers in depths:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hwmodels.memory import engine_defaults, memory_plan, stack_memory
+from hwmodels.memory import LargestBatch, engine_defaults, memory_plan, stack_memory
 from hwmodels.mtp import mtp_draft
 from hwmodels.parallel import ParallelConfig
 from policies.decoding import Speculative
 from policies.routers import rank_router_of
 from sim.engine import MachineSpec, ReplicaSpec
-from sim.engine.streaming import Stream
+from sim.engine.record.streaming import Stream
 from sim.errors import RooftraceError
 from sim.validation.servers import ServerSettings
 
@@ -37,7 +37,8 @@ class Speculation:
 
 
 def devices_of(model: ModelSpec, *, tensor: int, pipeline: int, data: int, expert: int) -> ParallelConfig:
-    """How a row says that *model* is split; of groups of experts as many as divide the devices. `Unmodelled` where it cannot be."""
+    """The split of *model* that a row states; of groups of experts as many as divide the devices. `Unmodelled` where it cannot
+    be."""
     try:
         if model.experts is None:
             parallel = ParallelConfig(tensor=tensor, pipeline=pipeline)
@@ -120,8 +121,7 @@ def _memory(
     return memory_plan(
         deployment,
         stack_memory(stack.name, release if stack.name == "vllm" else None),
-        tokens=settings.token_budget or min(8192, defaults.max_num_batched_tokens),
-        sequences=sequences,
+        largest=LargestBatch(settings.token_budget or min(8192, defaults.max_num_batched_tokens), sequences),
         share=settings.memory_share,
         draft=draft,
     )

@@ -36,7 +36,7 @@ from workloads import Trace
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
-    from sim.engine.columns import Columns
+    from sim.engine.record.columns import Columns
     from workloads import ClosedLoop
 
 _FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
@@ -68,7 +68,7 @@ class ServedRun:
     protocol: Protocol
     settings: ServerSettings
     release: str | None = None
-    """Of the stack; None: the row does not say, and the terms are those of the newest."""
+    """The release of the stack; None: the row does not say, and the terms are those of the newest."""
     speculation: Speculation | None = None
 
 
@@ -104,7 +104,7 @@ def _own_protocol(row: Mapping[str, Any]) -> str:
 
 
 def protocol_of(row: Mapping[str, Any], folder: Path | None = None) -> Protocol:
-    """How the clients of a serving row's family behave; one for each family, whatever the row.
+    """The protocol of the clients of a serving row's family; one for each family, whatever the row.
 
     Families are benchmarks: InferenceX, before and since it warms its servers up, and the one behind internal-gap-analysis
     (fixed lengths, a generator's servers). A row that names its protocol has that one.
@@ -268,7 +268,8 @@ def served_s(run: ServedRun, *, stack: ServingStack | None = None, profile: str 
 def served(
     run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None
 ) -> tuple[Deployment, Columns]:
-    """What *run* ran on, and its simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
+    """The deployment that *run* ran on, and its simulated run; `Unmodelled` where it cannot be priced, does not fit or
+    completes no request."""
     stack = stack or serving_stack(run.stack, run.release)
     deployment = deployed(run, stack, profile)
     workload = run.protocol.workload(
@@ -290,7 +291,7 @@ def served(
 
 
 def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) -> Deployment:
-    """What *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
+    """The deployment that *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
     graphs = run.settings.graphs(stack.name)
     if run.speculation is not None and graphs.largest is not None and stack.name != "vllm":
         # They count sequences, each of which has as many rows as it verifies tokens.

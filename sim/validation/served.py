@@ -186,7 +186,7 @@ def served_markdown(found: Sequence[Comparison]) -> str:
 
 
 HALVES = (("half",), ("half", "stack"))
-"""What the page groups the rows of `OWN_FILES` by; `write_groups` has models and loads too."""
+"""The keys by which the page groups the rows of `OWN_FILES`; `write_groups` has models and loads too."""
 
 OWN_FILES = (
     ("e2e_silicon_speculative_agg.csv", "Multi-token prediction"),

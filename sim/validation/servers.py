@@ -1,4 +1,4 @@
-"""What the servers behind published serving rows were told: a table beside the rows, and each row's own line of it.
+"""The settings that the servers behind published serving rows were given: a table beside the rows, and each row's own line of it.
 
 The settings of a row become the settings of the stack's own scheduler (`policies.vllm`, `sglang`, `trtllm`), the share and the
 limits of its memory, and the format of its cache. What the table leaves blank is the stack's default of the time.
@@ -40,18 +40,19 @@ ANOTHER_DAY = "script of another day"
 GAP_ANALYSIS = "internal-gap-analysis"
 """The provenance whose servers were started by a generator (`generated`)."""
 GENERATED_SPARE_TOKENS = 1500
-"""Of its token budgets: C + ISL + 1500 (ai-dynamo/aiconfigurator, cli/backends/trtllm.py and the rule files of its generator)."""
+"""The spare tokens of its token budgets: C + ISL + 1500 (ai-dynamo/aiconfigurator, cli/backends/trtllm.py and the rule files of its
+generator)."""
 BALANCE = (60, 0)
-"""Of TensorRT-LLM's ranks in InferenceX: `attention_dp_config` with enable_balance, timeout_iters 60 and batching_wait_iters 0, as
-its launch scripts of DeepSeek write it (from knowledge, to be checked there; the settings table has no column for it). Taken for
-all of its rows with data-parallel attention."""
+"""The balance of TensorRT-LLM's ranks in InferenceX: `attention_dp_config` with enable_balance, timeout_iters 60 and
+batching_wait_iters 0, as its launch scripts of DeepSeek write it (from knowledge, to be checked there; the settings table has no
+column for it). Taken for all of its rows with data-parallel attention."""
 _RELEASE_WITH_OVERLAP = (0, 14)
-"""Of vLLM: the first that schedules asynchronously by itself."""
+"""The first release of vLLM that schedules asynchronously by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What a server was started with; None: its stack's default."""
+    """The settings that a server was started with; None: its stack's default."""
 
     known_from: str
     """script: the launch script of the row's day; script of another day; script of another format; generator; defaults."""
@@ -79,12 +80,12 @@ class ServerSettings:
     prompts_per_iteration: int | None = None
     """Whole prompts that an iteration computes at most; None: as many as its budget holds."""
     prompt_balance: PromptBalance | None = None
-    """Between ranks of data-parallel attention."""
+    """The balance of prompts between ranks of data-parallel attention."""
     asynchronous: bool = True
     """Iterations are planned while the one before runs."""
 
     def graphs(self, stack: str) -> GraphSettings:
-        """What it was told of its CUDA graphs, for *stack*; the default of those that are none of a server."""
+        """The settings that it was given for its CUDA graphs, for *stack*; the default of those that are none of a server."""
         return GraphSettings(largest=self.graph_sequences) if stack in STACKS else DEFAULT_GRAPHS
 
     def scheduler(self, stack: str, device: Device, *, tensor: int, concurrency: int, ranks: int = 1) -> Scheduler:

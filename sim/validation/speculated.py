@@ -42,7 +42,7 @@ def acceptances() -> Mapping[str, Mapping[int, Mapping[str, Any]]]:
 
 
 def speculation_of(model: str, stack: str, *, ranks: int) -> Speculation:
-    """How the servers of *stack* speculated with *model*; `Unmodelled` where that is not known."""
+    """The way in which the servers of *stack* speculated with *model*; `Unmodelled` where that is not known."""
     depth = depth_of(stack, ranks=ranks)
     if depth is None:
         raise Unmodelled(f"ran with multi-token prediction, and how many tokens {stack} drafted is not known")

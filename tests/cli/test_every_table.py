@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -160,8 +161,10 @@ def printed(name: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPat
         facts.extend(rows)
         print_facts(rows)
 
-    monkeypatch.setattr(tables, "print_table", table)
-    monkeypatch.setattr(tables, "print_facts", pairs)
+    for module in [module for key, module in sys.modules.items() if key.startswith("sim.cli.")]:
+        for called, replaced in (("print_table", table), ("print_facts", pairs)):
+            if hasattr(module, called):
+                monkeypatch.setattr(module, called, replaced)
     shown = rooftrace(name, *arguments)
     assert shown.exit_code in (0, 1), shown.output
     assert given or facts or name == "theory"

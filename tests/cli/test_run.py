@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sim import metrics
 from sim.cli import build_app
-from sim.engine.handovers import Handovers
+from sim.engine.disaggregation.handovers import Handovers
 from sim.results import FILES, Result
 from sim.scenario import Scenario
 from tests.engine.build import patches_the_engine
@@ -147,6 +147,19 @@ def test_only_single_pass_requests_leave_token_latencies_empty():
     assert summary["ttft_s"]["mean"] > 0
 
 
+@pytest.mark.parametrize(
+    "command", [("run", "--no-plots"), ("sweep", "--axis", "workload.rate_scale=1", "--jobs", "1")]
+)
+def test_a_limit_joins_those_of_the_slo(command):
+    Path("mine.yaml").write_text("workload: {trace: conversation, limit: 20}\nslo: {ttft_s: 1}\n")
+    limits = ("--limit", "ttft_p95=2s", "--limit", "tpot=40ms")
+    result = rooftrace(command[0], "mine.yaml", *command[1:], *limits, "--out", "out")
+    assert result.exit_code == 0
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    slo = (manifest.get("scenario") or manifest["base"])["slo"]
+    assert {key: value for key, value in slo.items() if value} == {"ttft_s": 1.0, "ttft_p95_s": 2.0, "tpot_s": 0.04}
+
+
 def test_what_a_run_leaves_out_of_the_trace_is_said():
     trace("arrival_s,prompt_tokens,output_tokens,model\n0,10,1,small\n1,20,1,large\n")
     result = rooftrace("run", "--json", "--no-plots", "--set", "workload.trace=trace.csv", "--out", "out")
@@ -244,9 +257,9 @@ def test_a_disk_that_records_of_iterations_fill_is_a_sentence(monkeypatch):
     def full(*_arguments, **_settings):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("sim.engine.spill.IN_MEMORY_BYTES", 1)
-    monkeypatch.setattr("sim.engine.spill._LEAST_BYTES", 1)
-    monkeypatch.setattr("sim.engine.spill.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("sim.engine.record.spill.IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr("sim.engine.record.spill._LEAST_BYTES", 1)
+    monkeypatch.setattr("sim.engine.record.spill.tempfile.TemporaryFile", full)
     assert_refused(rooftrace("run", *TINY, "--out", "deep/out"), "No space left on device; choose another --out")
 
 

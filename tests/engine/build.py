@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.engine import tenant
+from sim.engine.serve import tenant
 
 COMPILED = not str(tenant.__file__).endswith(".py")
 

@@ -1,4 +1,4 @@
-"""The engine's rules written a second time, from docs/architecture.md and with nothing of `sim.engine`: every iteration is an
+"""The engine's rules written a second time, from docs/exactness.md and with nothing of `sim.engine`: every iteration is an
 event of its own, every sequence an object, every sum made anew.
 
 Costs are whole ticks, linear in what an iteration does, so that both models can be compared to the nanosecond.

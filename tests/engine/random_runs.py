@@ -37,10 +37,10 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
-from sim.engine.links import LinkSpec, Slowdown
-from sim.engine.lives import Failing, FleetSpec, Life, Outage, Scaling
-from sim.engine.roles import HandoverSpec, KvPath, Role, Room
-from sim.engine.tiers import TierKind, TierSpec, WriteRule
+from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
+from sim.engine.spec.roles import HandoverSpec, KvPath, Role, Room
+from sim.engine.tiers.links import LinkSpec, Slowdown
+from sim.engine.tiers.tiers import TierKind, TierSpec, WriteRule
 from tests.engine.costs import Linear, Ranked
 from workloads import ClosedLoop, Follows, Trace
 

@@ -11,7 +11,7 @@ from policies.sarathi import DecodeMaximal
 from policies.schedulers import Sarathi
 from policies.view import Scheduler
 from sim.engine import Columns, Experiment, ReplicaSpec, run
-from sim.engine.columns import BUBBLES
+from sim.engine.record.columns import BUBBLES
 from tests.engine.costs import Linear
 from workloads import Trace
 

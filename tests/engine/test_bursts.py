@@ -27,8 +27,8 @@ from policies.routers import (
 )
 from policies.vllm import Vllm
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
-from sim.engine.links import LinkSpec
-from sim.engine.roles import HandoverSpec, KvPath, Role, Room
+from sim.engine.spec.roles import HandoverSpec, KvPath, Role, Room
+from sim.engine.tiers.links import LinkSpec
 from tests.engine.costs import Ranked
 from tests.routers import ROUTERS, Around, may_be_of_ranks
 from workloads import Trace

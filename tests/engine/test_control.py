@@ -10,7 +10,7 @@ import pytest
 from policies.control import PoolSeen, Seen
 from policies.routers import RoundRobin
 from sim.engine import Experiment, run
-from sim.engine.lives import DRAINING, OFF, STARTING, Outage, Scaling
+from sim.engine.spec.lifecycle import DRAINING, OFF, STARTING, Outage, Scaling
 from tests.engine.test_fleet import S, Says, changes, fleet_of, one_at_a_time
 from workloads import Trace
 

@@ -17,11 +17,11 @@ from policies.trtllm import TrtLlm
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, MachineSpec, PolicyError, ReplicaSpec
-from sim.engine.events import Clock
-from sim.engine.invariants import Watch
-from sim.engine.machine import Machine
-from sim.engine.requests import RequestState
-from sim.engine.tenant import InCommon, columns_of
+from sim.engine.machine.machine import Machine
+from sim.engine.requests.state import RequestState
+from sim.engine.serve.tenant import InCommon
+from sim.engine.simulation.invariants import Watch
+from sim.engine.time.events import Clock
 from tests.engine.costs import Linear
 
 MS = 1_000_000
@@ -69,7 +69,7 @@ class Alone:
         Watch(self.state, [self.machine], self.clock).run(None)
 
     def iterations(self) -> Any:
-        return Columns(requests={}, reasons=(), replicas=(columns_of(self.tenant),)).iterations()
+        return Columns(requests={}, reasons=(), replicas=(self.tenant.columns(),)).iterations()
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def test_a_sequence_whose_kv_exists_joins_the_decodes_and_takes_its_blocks(sched
     assert found["kv_blocks_used"].tolist() == [2, 2, 3, 3]
     assert (alone.state.first_token[0], alone.state.finish[0], alone.state.left[0]) == (0, 4 * MS, 0)
     assert alone.tenant.sequences.kv.free == 100
-    gaps, weights = Columns(requests={}, reasons=(), replicas=(columns_of(alone.tenant),)).itl()
+    gaps, weights = Columns(requests={}, reasons=(), replicas=(alone.tenant.columns(),)).itl()
     assert (gaps == MS).all()
     assert weights.sum() == 4
 
@@ -210,7 +210,7 @@ def test_stopping_hands_back_every_request_once_and_frees_all_memory() -> None:
         assert (alone.machine.waiting, alone.machine.running, alone.machine.kv_blocks_used) == (0, 0, 0)
         assert alone.machine.abort(alone.clock.now_ns) == []
         emitted = sum(alone.state.output) - sum(alone.state.left)
-        records = columns_of(alone.tenant)
+        records = alone.tenant.columns()
         if alone.state.bubbles:
             # Of micro-batches that were in flight nothing is left in the record, in any stage.
             assert len(records.stages) == len(records.spans) * len(alone.machine.stages)

@@ -15,8 +15,8 @@ from policies.routers import LeastOutstanding, RoundRobin
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
 from sim.engine import FINISHED, UNFINISHED, Experiment, PolicyError, ReplicaSpec, run
-from sim.engine.columns import ABORTED, LOST, REJECTED
-from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, Failing, FleetSpec, Life, Outage, Scaling
+from sim.engine.record.columns import ABORTED, LOST, REJECTED
+from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, Failing, FleetSpec, Life, Outage, Scaling
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, apart, assert_same, with_fleet, with_ranks, with_tiers
 from tests.sample import some

@@ -18,11 +18,11 @@ from policies.schedulers import Sarathi
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import FINISHED, UNFINISHED, Experiment, ReplicaSpec, UnservedError, run
-from sim.engine.columns import ABORTED, LOST, Columns
-from sim.engine.handovers import Handovers
-from sim.engine.links import LinkSpec
-from sim.engine.lives import DRAINING, OFF, READY, STARTING, FleetSpec, Outage, Scaling
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.disaggregation.handovers import Handovers
+from sim.engine.record.columns import ABORTED, LOST, Columns
+from sim.engine.spec.lifecycle import DRAINING, OFF, READY, STARTING, FleetSpec, Outage, Scaling
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.random_runs import assert_same

@@ -9,9 +9,10 @@ import pytest
 
 from policies.routers import RoundRobin
 from policies.vllm import Vllm
-from sim.engine import Columns, Experiment, ReplicaSpec, loading, run
-from sim.engine.lives import DRAINING, OFF, FleetSpec, Outage, Scaling
-from sim.engine.tiers import TierSpec
+from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine.serve import loading
+from sim.engine.spec.lifecycle import DRAINING, OFF, FleetSpec, Outage, Scaling
+from sim.engine.tiers.tiers import TierSpec
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.random_runs import assert_same

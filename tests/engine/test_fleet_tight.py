@@ -18,10 +18,10 @@ from policies.view import Scheduler
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import FINISHED, REJECTED, UNFINISHED, Experiment, MachineSpec, ReplicaSpec, run
-from sim.engine.columns import LOST
-from sim.engine.links import LinkSpec
-from sim.engine.lives import FleetSpec, Outage, Scaling
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.record.columns import LOST
+from sim.engine.spec.lifecycle import FleetSpec, Outage, Scaling
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import assert_same, some_slowdowns
 from workloads import Trace

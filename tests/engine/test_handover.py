@@ -19,15 +19,15 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, MachineSpec, ReplicaSpec, run
-from sim.engine.columns import Columns
-from sim.engine.exchange import Exchange
-from sim.engine.experiment import LeftBehind
-from sim.engine.links import LinkSpec, Slowdown
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.record.columns import Columns
+from sim.engine.serve.kv_exchange import Exchange
+from sim.engine.spec.experiment import LeftBehind
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec, Slowdown
 from sim.metrics.handover import handover_figures
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
-from tests.engine.random_runs import apart, assert_same, with_tiers
+from tests.engine.random_runs import apart, assert_same, with_ranks, with_tiers
 from tests.sample import some
 from workloads import Trace
 
@@ -493,6 +493,30 @@ def assert_pools_hold(cases: Iterable[int], speculative: bool) -> None:
 def test_spans_equal_stepping_and_the_invariants_hold_with_pools_and_links(speculative: bool) -> None:
     # The last have trees, and clients who go before there is room for them.
     assert_pools_hold((*range(8), *(() if speculative else (69, 231, 288))), speculative)
+
+
+@pytest.mark.parametrize("case", [1580, 1584, 2236])
+def test_steps_of_ranks_end_when_news_brings_a_prompt_that_may_start(case: int) -> None:
+    # Trees, and prompts that start together: KV lands while a plan is made that does not show it yet.
+    experiment = with_ranks(apart(case, speculative=False), case)
+    assert_same(run(experiment), run(experiment, fast_forward=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 4000, 500))
+def test_spans_equal_stepping_where_ranks_compute_and_decode(first: int) -> None:
+    for case in some(range(first, first + 500)):
+        experiment = with_ranks(apart(case, speculative=case % 4 == 1), case)
+        assert_same(run(experiment), run(experiment, fast_forward=False))
+
+
+@pytest.mark.parametrize("n_stages", [1, 2])
+def test_a_machine_at_rest_reads_news_with_all_that_the_instant_brings(n_stages: int) -> None:
+    # The client goes in the instant in which its request comes, before any machine has had its turn.
+    trace = Trace(arrival_ns=[0], prompt_tokens=[16], output_tokens=[2], abort_ns=[0])
+    decode = ReplicaSpec(cost=Linear(n_stages=n_stages), scheduler=EvictNewest(Sarathi()), kv_blocks=1000)
+    found = run(two(trace, decode=decode, room="before_prefill"))
+    assert (found.requests["status"][0], found.requests["room_ns"][0]) == (ABORTED, -1)
 
 
 @pytest.mark.parametrize("case", [2, 26, 29])

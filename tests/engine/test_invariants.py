@@ -8,10 +8,11 @@ import pytest
 from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from policies.wrappers import EvictNewest
-from sim.engine import Experiment, InvariantError, ReplicaSpec, cluster, run
-from sim.engine.kv import KvPool
-from sim.engine.requests import RequestState
-from sim.engine.sequences import Sequences
+from sim.engine import Experiment, InvariantError, ReplicaSpec, run
+from sim.engine.kv.pool import KvPool
+from sim.engine.requests.state import RequestState
+from sim.engine.serve.sequences import Sequences
+from sim.engine.simulation import cluster
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment

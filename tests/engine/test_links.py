@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from sim.engine.links import Link, LinkSpec, Slowdown
+from sim.engine.tiers.links import Link, LinkSpec, Slowdown
 
 
 def test_an_idle_link_adds_bytes_over_bandwidth_and_its_latency() -> None:

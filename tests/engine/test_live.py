@@ -10,8 +10,8 @@ import pytest
 
 from sim import Scenario
 from sim.engine import Experiment, LiveRun, live_trace, run
-from sim.engine.content import contents_of
-from sim.engine.grown import GrownContents
+from sim.engine.kv.content import contents_of
+from sim.engine.kv.growing_content import GrownContents
 from sim.scenario.assembly import resolve
 
 

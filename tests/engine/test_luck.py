@@ -14,7 +14,7 @@ from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from policies.wrappers import EvictNewest
 from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.taped import TapedSet
+from sim.engine.batch.speculative_set import TapedSet
 from tests.engine.costs import Linear
 from workloads import Trace
 

@@ -19,8 +19,8 @@ from policies.view import Scheduler
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import Experiment, MachineSpec, ReplicaSpec, run
-from sim.engine.links import LinkSpec
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec
 from tests.engine.costs import Ranked
 from tests.engine.random_runs import DECODINGS, assert_same, beginnings, with_fleet
 from tests.routers import ROUTERS, Around

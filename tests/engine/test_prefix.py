@@ -16,11 +16,12 @@ from policies.schedulers import Sarathi
 from policies.view import Plan, ReplicaView, Scheduler
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
-from sim.engine import Columns, Experiment, ReplicaSpec, content, run
-from sim.engine.content import contents_of
-from sim.engine.experiment import LeftBehind
-from sim.engine.kv import KvPool, OutOfBlocks
-from sim.engine.prefix import BlockCache
+from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine.cache.block_cache import BlockCache
+from sim.engine.kv import content
+from sim.engine.kv.content import contents_of
+from sim.engine.kv.pool import KvPool, OutOfBlocks
+from sim.engine.spec.experiment import LeftBehind
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.lru import found_blocks

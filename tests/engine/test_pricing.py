@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from hwmodels.totals import Totals
-from sim.engine import Columns, Experiment, pricing, run
-from sim.engine.clock import TICKS_PER_S, to_ticks
-from sim.engine.columns import Table
-from sim.engine.front_end import FrontEnd
-from sim.engine.pricing import Line, LineAt, Pricing
+from sim.engine import Columns, Experiment, run
+from sim.engine.batch import pricing
+from sim.engine.batch.pricing import Line, LineAt, Pricing
+from sim.engine.record.columns import Table
+from sim.engine.simulation.front_end import FrontEnd
+from sim.engine.time.clock import TICKS_PER_S, to_ticks
 from sim.scenario import Scenario
 from sim.scenario.assembly import build
 from tests.engine.build import patches_the_engine

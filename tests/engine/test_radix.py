@@ -17,8 +17,8 @@ from policies.view import Looks, Scheduler
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, run
-from sim.engine.content import contents_of
-from sim.engine.radix import RadixCache
+from sim.engine.cache.radix_cache import RadixCache
+from sim.engine.kv.content import contents_of
 from tests.engine.costs import Linear
 from tests.engine.radix import found_tokens
 from tests.engine.random_runs import an_experiment, assert_same

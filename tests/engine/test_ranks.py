@@ -6,6 +6,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -15,23 +16,14 @@ from policies.ranks import PromptBalance
 from policies.routers import LeastOutstanding, LlmD, RoundRobin, Router
 from policies.schedulers import Sarathi
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
-from sim.engine import (
-    Columns,
-    Experiment,
-    InvariantError,
-    MachineSpec,
-    PolicyError,
-    ReplicaSpec,
-    StageTable,
-    ranks,
-    run,
-)
-from sim.engine.columns import FINISHED, LOST
-from sim.engine.common import IDLE, CommonPrices
-from sim.engine.lane import Lane
-from sim.engine.lives import FleetSpec, Outage
-from sim.engine.pricing import Pricing
-from sim.engine.tenant import Tenant
+from sim.engine import Columns, Experiment, InvariantError, MachineSpec, PolicyError, ReplicaSpec, StageTable, run
+from sim.engine.batch.lane import Lane
+from sim.engine.batch.pricing import Pricing
+from sim.engine.batch.rank_prices import IDLE, CommonPrices
+from sim.engine.machine import ranks
+from sim.engine.record.columns import FINISHED, LOST
+from sim.engine.serve.iterations import Iterations
+from sim.engine.spec.lifecycle import FleetSpec, Outage
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
 from tests.engine.independent import TICKS, Model, Request, Rules
@@ -367,12 +359,12 @@ def test_a_policy_that_lies_about_how_long_its_plan_holds_is_caught_on_ranks() -
 
 @patches_the_engine
 def test_ranks_that_do_not_end_together_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = ranks.launch
+    launch, lengths = Iterations.launch, count()
 
-    def longer(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
-        launch(tenant, lane, ticks, duration + tenant.number)
+    def longer(iterations: Iterations, lane: Lane, ticks: int, duration: int) -> None:
+        launch(iterations, lane, ticks, duration + next(lengths))
 
-    monkeypatch.setattr(ranks, "launch", longer)
+    monkeypatch.setattr(Iterations, "launch", longer)
     spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
     machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin())
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 40], output_tokens=[3, 3])

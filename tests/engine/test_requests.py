@@ -13,8 +13,8 @@ from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.columns import UNFINISHED
-from sim.engine.requests import RequestState
+from sim.engine.record.columns import UNFINISHED
+from sim.engine.requests.state import RequestState
 from tests.engine.costs import Linear
 from workloads import Trace
 

@@ -24,7 +24,7 @@ from policies.routers import (
 )
 from policies.vllm import Vllm
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
-from sim.engine.routing import SentTo
+from sim.engine.gateway.routing import SentTo
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import assert_same
 from workloads import Conversations, Deterministic, Fixed, LoadStage, Poisson, SharedPrefix, Trace, Uniform
@@ -311,13 +311,13 @@ def test_routers_find_what_was_emitted_in_the_span_in_flight(
 
 
 def test_replicas_of_one_kind_are_priced_once() -> None:
-    from sim.engine.cluster import _Cluster
+    from sim.engine.simulation.cluster import Cluster
 
     one, other = (ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=99) for _ in range(2))
-    cluster = _Cluster(
+    cluster = Cluster(
         Experiment(workload=a_trace((0, [1])), replicas=(one,) * 50 + (other,), router=RoundRobin()), True, False
     )
-    prices = [machine.tenants[0].prices for machine in cluster._machines]
+    prices = [machine.tenants[0].iterations.prices for machine in cluster._machines]
     assert [each is prices[0] for each in prices] == [True] * 50 + [False]
 
 
@@ -340,14 +340,14 @@ def test_iterations_of_many_replicas_are_told_in_one_pass() -> None:
 
 def test_plain_routers_are_told_nothing_and_pay_nothing() -> None:
     trace = a_trace((0, [1]), (1, [1]))
-    from sim.engine.cluster import _Cluster
+    from sim.engine.simulation.cluster import Cluster
 
     replica = ReplicaSpec(
         cost=Linear(), scheduler=Vllm(async_scheduling=False), kv_blocks=99, prefix_cache="blocks", block_tokens=4
     )
     experiment = Experiment(workload=trace, replicas=(replica, replica), router=RoundRobin())
-    assert _Cluster(experiment, True, False)._routing is None
-    assert _Cluster(replace(experiment, router=Prefix()), True, False)._routing is not None
+    assert Cluster(experiment, True, False)._routing is None
+    assert Cluster(replace(experiment, router=Prefix()), True, False)._routing is not None
 
 
 def test_a_stage_begins_when_the_one_before_has_ended() -> None:

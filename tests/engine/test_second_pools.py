@@ -10,8 +10,8 @@ import pytest
 
 from policies.routers import LeastOutstanding, RoundRobin
 from sim.engine import Columns, Experiment, run
-from sim.engine.links import LinkSpec
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec
 from tests.engine.independent import Request
 from tests.engine.second_pools import Between, Trip, serve_apart
 from tests.engine.test_independent import difference, some_rules, spec_of

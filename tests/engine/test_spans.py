@@ -14,10 +14,10 @@ from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
 from policies.view import ALWAYS_NS
 from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.pricing import Pricing
-from sim.engine.span import BentSpan
-from sim.engine.taped import TapedSet
-from sim.engine.uniform import UniformSet
+from sim.engine.batch.decode_set import UniformSet
+from sim.engine.batch.pricing import Pricing
+from sim.engine.batch.span import BentSpan
+from sim.engine.batch.speculative_set import TapedSet
 from tests.engine.costs import Linear
 from tests.engine.random_runs import assert_same
 from workloads import Trace

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import sim.engine.spill as spill
+import sim.engine.record.spill as spill
 from hwmodels.totals import Totals
 from sim.engine import Columns, Experiment, run
-from sim.engine.clock import TICK_BITS
-from sim.engine.columns import SPAN, Recorder
-from sim.engine.streaming import Stream
+from sim.engine.record.columns import SPAN, Recorder, Tally
+from sim.engine.record.streaming import Stream
+from sim.engine.time.clock import TICK_BITS
 from sim.work import work_done
 from tests.engine.random_runs import an_experiment, apart, with_fleet, with_ranks, with_tiers
 
@@ -94,8 +94,7 @@ def test_spans_in_flight_stay_where_they_can_be_forgotten(little_memory: Callabl
     recorder = Recorder(file, n_recent=5, n_stages=2)
     kept: list[int] = []
     for start_ns in range(400):
-        iteration = (Totals(*[0] * 10), 0, 1, 0, 0, 0, 0, 0, start_ns, 0, 0, 0, 0, 0)
-        recorder.add_iteration(start_ns << TICK_BITS, 1 << TICK_BITS, 0, *iteration)
+        recorder.add_iteration(start_ns << TICK_BITS, 1 << TICK_BITS, Totals(*[0] * 10), Tally())
         for stage in range(2):
             recorder.stages.add(start_ns, stage, start_ns, 1, 0, 0)
         kept.append(start_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.engine.stores import Key, SharedStore, Store
+from sim.engine.tiers.stores import Key, SharedStore, Store
 
 ONE: Key = ((0, 4, 1), 1)
 """A chain of contents whose blocks are a byte each."""

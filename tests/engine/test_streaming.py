@@ -13,8 +13,8 @@ from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView, Scheduler
 from sim.engine import Columns, Experiment, ReplicaSpec, run
-from sim.engine.lives import FleetSpec, InFlight, Outage
-from sim.engine.streaming import Stream, streamed_gaps
+from sim.engine.record.streaming import Stream, streamed_gaps
+from sim.engine.spec.lifecycle import FleetSpec, InFlight, Outage
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, apart, gap_counts, with_fleet
 from tests.sample import some

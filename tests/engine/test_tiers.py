@@ -13,10 +13,10 @@ from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
 from sim.engine import UNFINISHED, Columns, Experiment, InvariantError, ReplicaSpec, run
-from sim.engine.columns import LOAD
-from sim.engine.experiment import LeftBehind
-from sim.engine.stores import Store
-from sim.engine.tiers import TierSpec
+from sim.engine.record.columns import LOAD
+from sim.engine.spec.experiment import LeftBehind
+from sim.engine.tiers.stores import Store
+from sim.engine.tiers.tiers import TierSpec
 from sim.metrics.tiers import kv_tiers
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear

@@ -13,7 +13,7 @@ from hwmodels.device import load_device
 from hwmodels.gpu import GpuKernels
 from hwmodels.kernels.linear_attention import linear_decode_s, linear_prefill_s
 from hwmodels.kernels.ops import SCALARS
-from hwmodels.memory import memory_plan, stack_memory
+from hwmodels.memory import LargestBatch, memory_plan, stack_memory
 from hwmodels.model import load_model
 from hwmodels.parallel import ParallelConfig
 from hwmodels.reach import Chunk
@@ -133,7 +133,7 @@ def test_what_layers_need_is_their_reach():
 
 def test_a_pool_holds_as_many_mean_sequences_as_the_stack():
     deployment = deploy(model="gpt-oss-20b", hardware="h200")
-    settings = {"tokens": 8192, "sequences": 1024}
+    settings = {"largest": LargestBatch(tokens=8192, sequences=1024)}
     found = memory_plan(deployment, stack_memory("vllm"), **settings, context_tokens=4000)
     page = 12 * 16 * 2 * 8 * 64 * 2
     # 4,001 tokens in the full layers, 127 and the next in the others, which begin within a block.

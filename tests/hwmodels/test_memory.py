@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hwmodels.deployment import deploy
 from hwmodels.device import load_device
 from hwmodels.memory import (
     GIB,
+    LargestBatch,
     cache_text,
     engine_defaults,
     forward_bytes,
@@ -29,7 +31,7 @@ from hwmodels.parallel import ParallelConfig
 
 H100 = load_device("h100-sxm")
 LLAMA = load_model("llama-3.1-8b")
-SERVER = {"tokens": 8192, "sequences": 1024}
+SERVER = {"largest": LargestBatch(tokens=8192, sequences=1024)}
 
 
 def plan(model="llama-3.1-8b", *, stack="vllm", release=None, hardware="h100-sxm", parallel=None, **settings):
@@ -141,7 +143,7 @@ def test_a_stack_that_is_no_server_sets_nothing_aside():
 
 
 def test_blocks_can_be_given():
-    found = plan(override=100)
+    found = replace(plan(), override=100)
     assert (found.device_blocks, found.kv_blocks) == (100, 99)
 
 
@@ -192,7 +194,7 @@ def test_what_does_not_fit_says_what_is_missing():
     with pytest.raises(ValueError, match="leaves nothing"):
         deployment.fitted(memory_plan(deployment, stack_memory("vllm"), **SERVER, reserve_bytes=80e9))
     with pytest.raises(ValueError, match="kv_blocks 1 leaves no block for a sequence; give at least 2"):
-        deployment.fitted(memory_plan(deployment, stack_memory("vllm"), **SERVER, override=1))
+        deployment.fitted(replace(memory_plan(deployment, stack_memory("vllm"), **SERVER), override=1))
 
 
 def test_every_constant_names_a_document():
@@ -264,7 +266,8 @@ def test_the_texts_say_what_a_log_says():
 
 def test_layers_in_groups_have_the_tokens_that_vllms_log_prints():
     """18 of gpt-oss-120b's layers keep all of 131,072 tokens, and 18 a window of 128 with what is in flight, and a block more."""
-    settings = {"model": "gpt-oss-120b", "hardware": "h200", "tokens": 16384, "block_tokens": 128, "share": 0.95}
+    settings = {"model": "gpt-oss-120b", "hardware": "h200", "block_tokens": 128, "share": 0.95}
+    settings["largest"] = LargestBatch(tokens=16384, sequences=1024)
     logged = plan(**settings).logged
     assert logged is not None
     longest_blocks = 1024 + (16384 + 127) // 128 + 1 + 1
@@ -296,7 +299,7 @@ def test_what_the_log_counts_does_not_depend_on_how_long_contexts_are(release):
         )
         assert f"groups of layers = {logged['tokens']:,} tokens" in text
         # Blocks that are given in place of what fits are as many bytes.
-        given = plan(name, **settings, context_tokens=500, override=short.device_blocks).logged
+        given = replace(short, override=short.device_blocks).logged
         assert given is not None
         assert given["blocks"] == pytest.approx(logged["blocks"], rel=1e-3)
 

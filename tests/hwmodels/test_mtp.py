@@ -11,8 +11,8 @@ from hwmodels.model import load_model, spec_from_config
 from hwmodels.mtp import mtp_draft
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
-from sim.engine.common import CommonPrices
-from sim.engine.pricing import Pricing
+from sim.engine.batch.pricing import Pricing
+from sim.engine.batch.rank_prices import CommonPrices
 
 
 def decodes(n: int, tokens: int = 1, kv: int = 1000) -> Totals:
@@ -118,7 +118,7 @@ def test_the_first_pass_reads_what_the_target_verified():
 
 
 def pricing_bits() -> int:
-    from sim.engine.clock import TICK_BITS
+    from sim.engine.time.clock import TICK_BITS
 
     return TICK_BITS
 

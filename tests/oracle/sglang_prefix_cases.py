@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import sim.engine.prefix
+import sim.engine.cache.block_cache
 from policies.routers import RoundRobin
 from policies.sglang import Sglang
 from policies.view import Plan, ReplicaView
 from sim.engine import Experiment, ReplicaSpec
-from sim.engine.cluster import _Cluster
-from sim.engine.errors import PolicyError
-from sim.engine.radix import RadixCache
-from sim.engine.tenant import Tenant
+from sim.engine.cache.radix_cache import RadixCache
+from sim.engine.serve.tenant import Tenant
+from sim.engine.simulation.cluster import Cluster
+from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
 from workloads import Trace
 
@@ -155,8 +155,8 @@ def ours(workload: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any
     )
     experiment = Experiment(workload=trace, replicas=(replica,), router=RoundRobin())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sim.engine.prefix, "RadixCache", Counted)
-        cluster = _Cluster(experiment, fast_forward=False, check_invariants=False)
+        patch.setattr(sim.engine.cache.block_cache, "RadixCache", Counted)
+        cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
     (tenant,) = cluster._machines[0].tenants
     scheduler.tenants.append(tenant)
     with contextlib.suppress(PolicyError):

@@ -28,7 +28,7 @@ from policies.routers import RoundRobin
 from policies.sglang import Sglang
 from policies.view import Plan, ReplicaView
 from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.errors import PolicyError
+from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
 from tests.oracle import sglang_prefix_cases
 from workloads import Trace

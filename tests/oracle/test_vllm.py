@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from sim.engine.errors import PolicyError
+from sim.engine.time.errors import PolicyError
 from tests.oracle import vllm_prefix_cases
 from tests.oracle.vllm_cases import a_case, our_decisions, with_more_limits
 from tests.oracle.vllm_prefix_cases import a_prefix_case

@@ -14,8 +14,8 @@ from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
 from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec
-from sim.engine.cluster import _Cluster
-from sim.engine.tenant import Tenant
+from sim.engine.serve.tenant import Tenant
+from sim.engine.simulation.cluster import Cluster
 from tests.engine.costs import Linear
 from workloads import Trace
 
@@ -171,7 +171,7 @@ def our_decisions(case: dict[str, Any]) -> list[Any]:
         draft_slots=case["draft_slots"],
     )
     experiment = Experiment(workload=trace, replicas=(spec,), router=RoundRobin(), seed=case["seed"])
-    cluster = _Cluster(experiment, fast_forward=False, check_invariants=False)
+    cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
     scheduler.tenants.extend(cluster._machines[0].tenants)
     columns = cluster.run()
     assert set(columns.requests["status"].tolist()) <= {FINISHED, ABORTED}, columns.reasons

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-import sim.engine.prefix
+import sim.engine.cache.block_cache
 from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
 from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec
-from sim.engine.cluster import _Cluster
-from sim.engine.prefix import BlockCache
-from sim.engine.tenant import Tenant
+from sim.engine.cache.block_cache import BlockCache
+from sim.engine.serve.tenant import Tenant
+from sim.engine.simulation.cluster import Cluster
 from tests.engine.costs import Linear
 from tests.oracle.vllm_cases import SETTINGS, STEP_NS, a_case
 from workloads import Trace
@@ -145,12 +145,12 @@ class Logged:
 
 @contextmanager
 def counted() -> Iterator[None]:
-    kept = sim.engine.prefix.BlockCache
-    sim.engine.prefix.BlockCache = Counted  # type: ignore[misc]
+    kept = sim.engine.cache.block_cache.BlockCache
+    sim.engine.cache.block_cache.BlockCache = Counted  # type: ignore[misc]
     try:
         yield
     finally:
-        sim.engine.prefix.BlockCache = kept  # type: ignore[misc]
+        sim.engine.cache.block_cache.BlockCache = kept  # type: ignore[misc]
 
 
 def our_decisions(case: dict[str, Any]) -> list[Any]:
@@ -175,7 +175,7 @@ def our_decisions(case: dict[str, Any]) -> list[Any]:
     )
     experiment = Experiment(workload=trace_of(case), replicas=(spec,), router=RoundRobin(), seed=case["seed"])
     with counted():
-        cluster = _Cluster(experiment, fast_forward=False, check_invariants=False)
+        cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
     (tenant,) = cluster._machines[0].tenants
     scheduler.tenants.append(tenant)
     kv = tenant.sequences.kv

@@ -36,7 +36,7 @@ from policies.view import Plan, PlanFunction, ReplicaView, Scheduler, evicts, pl
 from policies.vllm import VllmV0
 from policies.wrappers import Cap, EvictNewest, Order, Pad, RejectLate
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
-from sim.engine.lives import FleetSpec, Scaling
+from sim.engine.spec.lifecycle import FleetSpec, Scaling
 from sim.scenario.named import CONTROLS, ROUTERS, SCHEDULERS, load
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import (

@@ -20,8 +20,8 @@ from policies.view import UNTIL_CHANGE, PartialSeq, Plan, RunningSeq, Terms, Wai
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest, Order, RejectLate
 from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.errors import PolicyError
-from sim.engine.requests import RequestState
+from sim.engine.requests.state import RequestState
+from sim.engine.time.errors import PolicyError
 from sim.metrics import summary
 from tests.engine.costs import Linear
 from tests.engine.random_runs import a_trtllm, a_vllm, an_experiment, assert_same, with_scheduler

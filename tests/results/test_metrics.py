@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sim import engine, metrics
-from sim.engine import lives
+from sim.engine.spec import lifecycle as lives
 from sim.metrics import columns as metric_columns
 from sim.metrics import fleet as metric_fleet
 from sim.metrics.spread import block_quantile

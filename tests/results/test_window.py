@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sim import RooftraceError, Scenario, metrics, simulate
 from sim.cli import build_app
-from sim.engine.lives import READY
+from sim.engine.spec.lifecycle import READY
 from sim.metrics.fleet import _levels
 from sim.results import Result, over, window_text
 from tests.results.fakes import FakeColumns, iterations, plausible, requests

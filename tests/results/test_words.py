@@ -3,8 +3,9 @@
 import pytest
 
 from sim import Scenario, simulate
-from sim.results import LATENCY_HEADS, fact_rows, latency_rows
+from sim.results import LATENCY_HEADS, fact_rows, figure_text, latency_rows
 from sim.results.trust import interval_text, trust_rows
+from sim.results.words import limits_text
 from sim.text import seconds_text
 
 
@@ -53,3 +54,23 @@ def test_a_run_that_answered_nobody_still_has_its_price():
     found = simulate(Scenario.from_mapping({"scheduler": "vllm", **asked})).summary
     assert found["costs"]["usd_per_m_output"] is None
     assert dict(fact_rows(found))["Cost"] == "$0 for 0 device-hours"
+
+
+def test_limits_are_said_by_the_names_of_the_table():
+    assert limits_text({"ttft_s": 1.0, "tpot_p95_s": 0.04, "e2el_mean_s": 30}) == (
+        "TTFT at most 1 s, TPOT p95 at most 40 ms, E2EL mean at most 30 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("costs.usd_per_month", 10044.8, "10,045"),
+        ("output_tokens_per_s", 1234567.0, "1,234,567"),
+        ("costs.usd_per_m_output", 3.8542, "3.854"),
+        ("ttft_s.p99", 0.204, "204 ms"),
+        ("slo_attainment", 0.97, "97.0%"),
+    ],
+)
+def test_figures_are_written_out(name, value, said):
+    assert figure_text(name, value) == said

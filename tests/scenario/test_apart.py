@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.engine.links import Slowdown
+from sim.engine.tiers.links import Slowdown
 from sim.errors import ScenarioError
 from sim.report.timeline import events
 from sim.results import Result, stage_rows

@@ -12,7 +12,7 @@ from policies.trtllm import TrtLlm
 from policies.wrappers import EvictNewest
 from sim import Scenario, simulate
 from sim.engine import Experiment
-from sim.engine.streaming import Stream
+from sim.engine.record.streaming import Stream
 from sim.errors import ScenarioError
 from sim.scenario.assembly import build, resolve
 from sim.scenario.assembly.memory import memory_plan_of

@@ -13,7 +13,7 @@ import pytest
 import sim
 from hwmodels.cold_starts import cold_start, cold_starts
 from sim import ScenarioError
-from sim.engine.lives import Outage
+from sim.engine.spec.lifecycle import Outage
 from sim.scenario import Scenario
 from sim.scenario.assembly import build
 from sim.scenario.assembly.fleet import _known_arrivals_s

@@ -20,8 +20,8 @@ pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[
 pytest.importorskip("starlette", reason="needs the serve extra (pip install -e '.[serve]')")
 
 from sim import Scenario, simulate  # noqa: E402
-from sim.engine.lives import READY  # noqa: E402
-from sim.engine.streaming import Stream  # noqa: E402
+from sim.engine.record.streaming import Stream  # noqa: E402
+from sim.engine.spec.lifecycle import READY  # noqa: E402
 from sim.errors import RooftraceError  # noqa: E402
 from sim.serve.app import Limits  # noqa: E402
 from sim.serve.bodies import Refusal, asked_of  # noqa: E402

@@ -70,7 +70,9 @@ def test_words_work_as_well_as_characters():
 
 
 def test_a_narrow_nucleus_changes_acceptance():
-    assert ngram_acceptance(3, 2, 4, top_p=0.8).alpha != pytest.approx(ngram_acceptance(3, 2, 4).alpha, abs=1e-3)
+    target, draft = (model.filtered(top_p=0.8) for model in ngram_models((3, 2)))
+    narrow = Speculator(target, draft).statistics(4)
+    assert narrow.alpha != pytest.approx(ngram_acceptance(3, 2, 4).alpha, abs=1e-3)
 
 
 def test_generated_text_keeps_the_targets_words_likely():

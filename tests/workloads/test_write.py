@@ -109,7 +109,7 @@ ELSEWHERE = {
     ("hwmodels/model/hub.py", "fetch_config"): "in a cache folder of our own, in which nothing else is written",
     ("hwmodels/left_out.py", "write_widths"): "a table that ships",
     ("sim/cli/app.py", "_mute"): "/dev/null in the place of standard output",
-    ("sim/engine/spill.py", "write"): "a temporary file without a name",
+    ("sim/engine/record/spill.py", "write"): "a temporary file without a name",
     ("sim/study/table.py", "__init__"): "a temporary file without a name",
 }
 CALLS = {

@@ -42,7 +42,7 @@ _NAMES = {
     "total_input_sequence_length": "total_isl", "total_output_sequence_length": "total_osl", "total_isl": "total_isl",
     "total_osl": "total_osl", "ttft": "ttft",
 }  # fmt: skip
-"""What a figure is called in JSON of either tool, or in words as CSV heads have it -> its tag."""
+"""The name of a figure in JSON of either tool, or in words as CSV heads have it -> its tag."""
 
 
 def is_aggregate(document: Any) -> bool:

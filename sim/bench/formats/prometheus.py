@@ -1,4 +1,5 @@
-"""What vLLM and SGLang expose to Prometheus, as text: histograms, KV use, queue, preemptions, cache hits, accepted drafts.
+"""The metrics that vLLM and SGLang expose to Prometheus, as text: histograms, KV use, queue, preemptions, cache hits, accepted
+drafts.
 
 Counters and histograms run since the server started. Quantiles are interpolated within buckets, as histogram_quantile of PromQL
 does; those in the last, open bucket are not known.

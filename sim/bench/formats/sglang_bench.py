@@ -109,7 +109,7 @@ def _lengths(fields: Fields, side: str, completed: int) -> Lengths:
 
 
 def _server(fields: Fields) -> dict[str, str | int | float | bool]:
-    """What newer releases keep of the server's own arguments."""
+    """The server's own arguments, as newer releases keep them."""
     info = fields.values.get("server_info")
     if not isinstance(info, Mapping):
         return {}

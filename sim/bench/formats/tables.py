@@ -140,7 +140,8 @@ def _first(row: dict[str, str], names: Sequence[str]) -> tuple[str | None, float
 
 
 def _figure(head: str) -> tuple[bool, str, str, float] | None:
-    """Of a column: whether it is the server's, the quantity, the statistic and the unit in seconds; None for any other."""
+    """The parts of a column's name: whether it is the server's, the quantity, the statistic and the unit in seconds; None for any
+    other."""
     match = _BEFORE.match(head)
     if match:
         server, quantity, statistic, unit = match.groups()

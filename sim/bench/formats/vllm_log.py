@@ -32,7 +32,7 @@ _DRAFTS = re.compile(
 )
 _TIME = re.compile(r"\b(\d{2})-(\d{2}) (\d{2}):(\d{2}):(\d{2})\b")
 _EVERY_S = 10.0
-"""Between lines (VLLM_LOG_STATS_INTERVAL), where they have no times."""
+"""The time between lines (VLLM_LOG_STATS_INTERVAL), where they have no times."""
 _SATURATED = 0.05
 """Requests waiting over requests running, from which the rate that came out is not what was offered."""
 _ENGINE = re.compile(r"\bEngine (\d{1,6}): Avg prompt")
@@ -47,7 +47,7 @@ def is_one(text: str) -> bool:
 
 
 def read(text: str, name: str, file: str) -> list[BenchRun]:
-    """What the busy lines of *text* have on average: those with requests running or waiting."""
+    """The averages of the busy lines of *text*: those with requests running or waiting."""
     lines = [(match, line) for line in text.splitlines() if (match := _LINE.search(line))]
     if not lines:
         raise Unreadable(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.exits import interrupted
+from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.options import Json, Limits, ScenarioFile, with_limits
-from sim.cli.tables import print_json
+from sim.cli.options import Json, Limits, ScenarioFile, read_scenario, with_limits
+from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 
 if TYPE_CHECKING:
     from sim.study.advise import Advice, Row
@@ -52,12 +52,10 @@ def advise(
 ) -> None:
     """Say what this traffic needs and what each change of the deployment would do, ranked by cost. Exit code 1 if nothing keeps the
     SLO."""
-    from sim.scenario import Scenario
     from sim.study.advise import advise as run
 
     given = list(set_ or ())
-    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    chosen = with_limits(chosen.with_set(*given), limit)
+    chosen = with_limits(read_scenario(scenario, given), limit)
     groups = [name.strip() for name in (only or "").split(",") if name.strip()]
     try:
         found = run(
@@ -67,7 +65,7 @@ def advise(
     except KeyboardInterrupt as error:
         if out is None:
             raise
-        raise interrupted(error, f"what was finished is kept in {out}/, and the same command goes on.") from None
+        raise interrupted(error, going_on(out)) from None
     if limit or found.assumed:
         given.append(f"slo={json.dumps(found.base.slo.model_dump(exclude_none=True))}")
     commands = {row.candidate.name: _command(scenario, given, row) for row in found.rows}
@@ -75,8 +73,7 @@ def advise(
         print_json(_facts(found, commands))
     else:
         _print(found, commands, out)
-    for each in found.notes:
-        typer.echo(f"Note: {each}", err=True)
+    print_notes(found.notes)
     if not any(row.keeps for row in found.rows):
         raise typer.Exit(1)
 
@@ -119,7 +116,6 @@ def _facts(found: Advice, commands: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None:
-    from sim.cli.tables import print_facts, print_table, written
     from sim.results.words import money
 
     print_facts(_needs(found))
@@ -140,15 +136,26 @@ def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None
         )
     heads = [f"{measure.upper()} {statistic}" for measure, statistic, _ in (key.split("_") for key in keys)]
     heads = ["", "change", *(["in SLO"] if share else []), *heads, "$/month", "$/M out", "what it misses"]
-    print_table(heads, rows, left=2, fold=1, fold_left=True)
+    said = any(row[-1] for row in rows)
+    print_table(
+        heads[: None if said else -1],
+        [row[: None if said else -1] for row in rows],
+        left=2,
+        fold=int(said),
+        fold_left=True,
+    )
     facts = [
-        ("Ranked", "by what the deployment costs an hour, among those that keep the SLO; as much costs the same rank")
+        (
+            "Ranked",
+            "by what the deployment costs an hour, among those that keep the SLO; what costs as much has the same rank",
+        )
     ]
     if len({row.figures.get("costs.price_basis") for row in found.rows}) > 1:
         text = "list prices of different providers and dates (rooftrace hardware show NAME); --set costs.provider=... takes one"
         facts.append(("Prices", text))
     if found.replications > 1:
-        text = f"± half-widths over {found.replications} seeds, where these differ; figures are those of the commands below"
+        n = found.replications
+        text = f"those of the first seed, as the commands below print them; ± half-widths, and what is missed, are over {n} seeds"
         facts.append(("Figures", text))
     facts += _expected(found)
     if out is not None:
@@ -191,9 +198,11 @@ def _bounds_text(figures: Mapping[str, Any]) -> str:
 
 def _needs(found: Advice) -> list[tuple[str, str]]:
     """Rows on the traffic, what it is held to, and what it takes of the deployment as it is."""
+    from sim.results.words import limits_text
+
     base, now = found.base, found.now
     figures = now.figures
-    limits = ", ".join(f"{key} {value:g}" for key, value in base.slo.model_dump(exclude_none=True).items())
+    limits = limits_text(base.slo.model_dump(exclude_none=True))
     if base.classes:
         limits = ", ".join(filter(None, [limits, "and those of classes"]))
     if found.target.attainment is not None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sim.cli import bench_fit
 from sim.cli.exits import USER_ERROR
-from sim.cli.measured_files import Before, Facts, Files, Where, read
+from sim.cli.measured_files import Before, Facts, Files, Where, by_run, read, read_both, several
 from sim.cli.options import Json
-from sim.cli.tables import print_json
+from sim.cli.tables import console, print_json, print_notes, print_table
+from sim.errors import RooftraceError
 
 if TYPE_CHECKING:
     from sim.bench import BenchRun
     from sim.bench.compare import Compared
+    from sim.scenario import Scenario
 
 EXCEEDED = 1
 
@@ -44,10 +46,8 @@ def show(
     """Print what result files say: what was offered, what was measured, and what a simulation still needs to be told."""
     from sim.bench import to_frame
     from sim.bench.facts import divided
-    from sim.errors import RooftraceError
 
-    if as_json and csv:
-        raise RooftraceError("--json and --csv both print to standard output; give one of them")
+    _one_form(as_json, csv)
     settings, facts = divided(set_ or ())
     if settings:
         raise RooftraceError(
@@ -95,27 +95,18 @@ def compare(
     csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")] = False,
 ) -> None:
     """Simulate measured runs, each as its clients asked, and say how far off the simulation is."""
-    from sim.bench.compare import compared, frame_of, strange_model, to_json
-    from sim.bench.facts import divided
-    from sim.errors import RooftraceError
-    from sim.scenario import Scenario
+    from sim.bench.compare import compared, frame_of, to_json
 
-    if as_json and csv:
-        raise RooftraceError("--json and --csv both print to standard output; give one of them")
+    _one_form(as_json, csv)
     if statistic not in ("mean", "median"):
         raise RooftraceError(f"--statistic is mean or median; got {statistic!r}")
     for option, path in (("--html", html), ("--plot", plot)):
         if path is not None and not path.parent.is_dir():
             raise RooftraceError(f"{option} {path}: there is no folder {path.parent}")
     limits = _limits(max_error or ())
-    settings, facts = divided(set_ or ())
-    scenario = Scenario.load(scenario_file).with_set(*settings)
-    runs = read(files, facts, where or (), before)
-    for sentence in strange_model(scenario, runs):
-        typer.echo(f"Note: {sentence}", err=True)
+    scenario, runs = read_both(scenario_file, files, set_, where, before)
     found = compared(scenario, runs, replications=replications)
-    for problem in found.problems:
-        typer.echo(f"Left out: {problem}", err=True)
+    print_notes(found.problems, head="Left out")
     if not found.replays:
         raise typer.Exit(USER_ERROR)
     if csv:
@@ -124,27 +115,39 @@ def compare(
         print_json(to_json(found))
     else:
         _print_compared(found)
-    if html is not None:
-        from sim.report.measured import write_measured_report
-
-        write_measured_report(found, scenario, html)
-    if plot is not None:
-        from sim.plots.measured import draw_measured
-
-        draw_measured(found.replays, plot)
-    for path in (html, plot) if not (csv or as_json) else ():
-        if path is not None:
-            typer.echo(f"Written: {path}{', for a browser' if path is html else ''}")
+    written = _write(found, scenario, html=html, plot=plot)
+    if not (csv or as_json):
+        for text in written:
+            typer.echo(f"Written: {text}")
     exceeded = found.exceeded(limits, statistic) if limits else []
-    for sentence in exceeded:
-        typer.echo(f"Above --max-error: {sentence}", err=True)
+    print_notes(exceeded, head="Above --max-error")
     if exceeded:
         raise typer.Exit(EXCEEDED)
 
 
+def _one_form(as_json: bool, csv: bool) -> None:
+    if as_json and csv:
+        raise RooftraceError("--json and --csv both print to standard output; give one of them")
+
+
+def _write(found: Compared, scenario: Scenario, *, html: Path | None, plot: Path | None) -> list[str]:
+    """Write the page and the picture that are asked for; returns what each is called."""
+    written = []
+    if html is not None:
+        from sim.report.measured import write_measured_report
+
+        write_measured_report(found, scenario, html)
+        written.append(f"{html}, for a browser")
+    if plot is not None:
+        from sim.plots.measured import draw_measured
+
+        draw_measured(found.replays, plot)
+        written.append(str(plot))
+    return written
+
+
 def _limits(given: Sequence[str]) -> dict[str, float]:
     from sim.bench.compare import HEADLINES
-    from sim.errors import RooftraceError
     from sim.text import unknown
 
     limits = {}
@@ -171,7 +174,6 @@ def _ms(value: float | None) -> str:
 
 def _short(runs: Sequence[BenchRun]) -> list[str]:
     """Names without the file where all are of one, which is then printed above them."""
-    from sim.cli.tables import console
 
     if len({run.file for run in runs}) > 1 or not all(", " in run.name for run in runs):
         return [run.name for run in runs]
@@ -180,93 +182,91 @@ def _short(runs: Sequence[BenchRun]) -> list[str]:
 
 
 def _print_runs(runs: Sequence[BenchRun]) -> None:
-    from sim.bench.compare import load_text
-    from sim.cli.tables import console, print_table
-
+    """Print a table of *runs*, and below it their formats, their servers' figures, notes, and what files do not say of them."""
     heads = ("run", "load", "requests", "tokens in + out", "TTFT ms", "TPOT ms", "ITL ms", "E2EL ms", "out tok/s")
-    rows = []
-    for run, name in zip(runs, _short(runs), strict=True):
-        record = run.to_record()
-
-        def shown(name: str, of: BenchRun = run) -> str:
-            for where in (of, of.server):
-                latency = None if where is None else getattr(where, name)
-                if latency is not None:
-                    value = latency.mean_s if latency.mean_s is not None else latency.median_s
-                    return (
-                        _ms(value) + ("" if latency.mean_s is not None else "~") + ("*" if where is of.server else "")
-                    )
-            return ""
-
-        load = load_text(run) if not {"rate_per_s", "concurrency"} & set(run.missing) else "not said"
-        lengths = [
-            f"{value:,.0f}" if (value := record[f"{side}_tokens_mean"]) else "?" for side in ("prompt", "output")
-        ]
-        rows.append(
-            (
-                name,
-                load + (" saturated" if run.saturated else ""),
-                "" if run.offered.requests is None else f"{run.offered.requests:,}",
-                " + ".join(lengths),
-                *(shown(each) for each in ("ttft", "tpot", "itl", "e2el")),
-                "" if run.output_tokens_per_s is None else f"{run.output_tokens_per_s:,.1f}",
-            )
-        )
+    rows = [_run_cells(run, name) for run, name in zip(runs, _short(runs), strict=True)]
     print_table(heads, rows, left=2, fold_left=True)
     marks = "".join(cell for row in rows for cell in row)
-    words = (
-        ["latencies are means"]
-        + (["~ a median"] if "~" in marks else [])
-        + (["* by the server"] if "*" in marks else [])
-    )
-    console().print(f"{', '.join(words)}; --csv and --json have every figure", markup=False)
-    formats: dict[str, list[str]] = {}
+    legend = [
+        "latencies are means",
+        *(["~ a median"] if "~" in marks else []),
+        *(["* by the server"] if "*" in marks else []),
+    ]
+    console().print(f"{', '.join(legend)}; --csv and --json have every figure", markup=False)
+    for format_, names in _names_by(runs, lambda run: run.format).items():
+        console().print(f"{format_}: {several(names)}", markup=False)
     for run in runs:
-        formats.setdefault(run.format, []).append(run.name)
-    for name, names in formats.items():
-        console().print(f"{name}: {_several(names)}", markup=False)
-    for run in runs:
-        side = run.server
-        if side is not None:
-            facts = {
-                "running": side.running, "waiting": side.waiting, "KV used": side.kv_used, "KV tokens": side.kv_tokens,
-                "preemptions": side.preemptions, "prefix hits": side.prefix_hit, "drafts accepted": side.accepted,
-                "tokens a round": side.acceptance_length,
-            }  # fmt: skip
-            said = ", ".join(f"{key} {value:,.4g}" for key, value in facts.items() if value is not None)
-            if said:
-                console().print(f"{run.name}, the server: {said}", markup=False, soft_wrap=True)
+        if said := _server_text(run):
+            console().print(f"{run.name}, the server: {said}", markup=False, soft_wrap=True)
     _print_notes([(run.name, note) for run in runs for note in run.notes])
-    asked: dict[tuple[str, ...], list[str]] = {}
+    for missing, names in _names_by(runs, lambda run: run.missing).items():
+        if missing:
+            console().print(f"{several(names)}: {_asked_text(missing)}", markup=False, soft_wrap=True)
+
+
+def _run_cells(run: BenchRun, name: str) -> tuple[str, ...]:
+    """The row of a run: latencies are its clients', or its server's where the clients have none."""
+    from sim.bench.compare import load_text
+
+    record = run.to_record()
+    load = load_text(run) if not {"rate_per_s", "concurrency"} & set(run.missing) else "not said"
+    lengths = [f"{value:,.0f}" if (value := record[f"{side}_tokens_mean"]) else "?" for side in ("prompt", "output")]
+    return (
+        name,
+        load + (" saturated" if run.saturated else ""),
+        "" if run.offered.requests is None else f"{run.offered.requests:,}",
+        " + ".join(lengths),
+        *(_latency_cell(run, each) for each in ("ttft", "tpot", "itl", "e2el")),
+        "" if run.output_tokens_per_s is None else f"{run.output_tokens_per_s:,.1f}",
+    )
+
+
+def _latency_cell(run: BenchRun, name: str) -> str:
+    """A mean in milliseconds, or with ~ a median; with * where the server has measured it."""
+    for where in (run, run.server):
+        latency = None if where is None else getattr(where, name)
+        if latency is not None:
+            value = latency.mean_s if latency.mean_s is not None else latency.median_s
+            return _ms(value) + ("" if latency.mean_s is not None else "~") + ("*" if where is run.server else "")
+    return ""
+
+
+def _server_text(run: BenchRun) -> str:
+    """The figures that the server of a run gives of itself."""
+    side = run.server
+    if side is None:
+        return ""
+    facts = {
+        "running": side.running, "waiting": side.waiting, "KV used": side.kv_used, "KV tokens": side.kv_tokens,
+        "preemptions": side.preemptions, "prefix hits": side.prefix_hit, "drafts accepted": side.accepted,
+        "tokens a round": side.acceptance_length,
+    }  # fmt: skip
+    return ", ".join(f"{key} {value:,.4g}" for key, value in facts.items() if value is not None)
+
+
+def _names_by(runs: Sequence[BenchRun], key: Callable[[BenchRun], Any]) -> dict[Any, list[str]]:
+    """The names of *runs* by what *key* says of each."""
+    names: dict[Any, list[str]] = {}
     for run in runs:
-        if run.missing:
-            asked.setdefault(run.missing, []).append(run.name)
-    for missing, names in asked.items():
-        either = {"rate_per_s", "concurrency"} <= set(missing)
-        keys = [f"run.{name}" for name in missing if not (either and name in ("rate_per_s", "concurrency"))]
-        keys = (["run.rate_per_s or run.concurrency"] if either else []) + keys
-        told = f"a simulation needs to be told {', '.join(keys)} (--set)"
-        console().print(f"{_several(names)}: {told}", markup=False, soft_wrap=True)
+        names.setdefault(key(run), []).append(run.name)
+    return names
 
 
-def _several(names: Sequence[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+def _asked_text(missing: Sequence[str]) -> str:
+    """A sentence about what a simulation needs beside the file; of rate and concurrency one is enough."""
+    either = {"rate_per_s", "concurrency"} <= set(missing)
+    keys = [f"run.{name}" for name in missing if not (either and name in ("rate_per_s", "concurrency"))]
+    keys = (["run.rate_per_s or run.concurrency"] if either else []) + keys
+    return f"a simulation needs to be told {', '.join(keys)} (--set)"
 
 
 def _print_notes(said: Sequence[tuple[str, str]]) -> None:
-    """Each sentence once, with the first run that it is of and how many more there are."""
-    from sim.cli.tables import console
-
-    of: dict[str, list[str]] = {}
-    for name, sentence in said:
-        of.setdefault(sentence, []).append(name)
-    for sentence, names in of.items():
-        console().print(f"{_several(names)}: {sentence}", markup=False, soft_wrap=True)
+    for text in by_run(said):
+        console().print(text, markup=False, soft_wrap=True)
 
 
 def _print_compared(found: Compared) -> None:
     from sim.bench.compare import HEADLINES, headline, load_text, saturation_text
-    from sim.cli.tables import console, print_table
 
     titles = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2EL", "output_tokens_per_s": "tok/s"}
     heads = ["run", "load"]

@@ -10,6 +10,7 @@ import typer
 
 from sim.cli.exits import interrupted
 from sim.cli.options import Json
+from sim.cli.tables import print_json, print_table
 from sim.errors import RooftraceError
 from sim.under_way import under_way
 
@@ -73,7 +74,6 @@ def calibrate(
         raise RooftraceError(str(error)) from None
     except OSError as error:
         raise RooftraceError(f"cannot use the folder {out}: {error.strerror}; choose another --out") from None
-    from sim.cli.tables import print_json, print_table
     from sim.report.calibration import scenario_line, write_report
 
     paths = write_report(out, profile, samples)

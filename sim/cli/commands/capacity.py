@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.options import Json, Limits, ScenarioFile, with_limits
-from sim.cli.tables import print_json
+from sim.cli.options import Json, Limits, ScenarioFile, read_scenario, with_limits
+from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import RooftraceError
 
 
@@ -75,10 +75,8 @@ def capacity(
         _refuse(given, "--published explains fixed cases and takes neither a scenario nor other options")
         _explain(as_json)
         return
-    from sim.scenario import Scenario
 
-    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    chosen = chosen.with_set(*(set_ or ()))
+    chosen = read_scenario(scenario, set_)
     if slo:
         _refuse(planning, "--slo searches a rate with the memory.* of the scenario")
         _search(
@@ -150,7 +148,6 @@ def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: 
             facts["memory"] = memory.facts
         print_json(facts)
         return
-    from sim.cli.tables import print_facts, print_table
 
     rows = [
         ("Deployment", f"{deployment.model.name} on {deployment.parallel.n_devices} x {deployment.device.name}"),
@@ -195,8 +192,7 @@ def _search(
     of_all = {key: limit_s for slo in scenario.slos for key, limit_s in slo.of_all.items()}
     target = Target(attainment=attainment, tbt_p99_s=tbt_p99, queue_p50_s=queue_p50, all_finish=True)
     found = highest_rate(scenario, target, replications=replications, tolerance=tolerance)
-    for each in found.notes:
-        typer.echo(f"Note: {each}", err=True)
+    print_notes(found.notes)
     if as_json:
         print_json(
             {
@@ -207,7 +203,7 @@ def _search(
             }
         )
         return
-    from sim.cli.tables import print_facts, print_table
+    from sim.results.words import limits_text
 
     tried = sorted(found.judgements, key=lambda each: each.rate_per_s)
     rows = [(f"{each.rate_per_s:.4g}", each.why) for each in tried]
@@ -215,7 +211,7 @@ def _search(
     within = [f"median delay at most {queue_p50:g} s"]
     if tbt_p99 is not None:
         within.append(f"p99 gap between tokens at most {tbt_p99:g} s")
-    within += [f"{key} at most {limit_s:g} s" for key, limit_s in of_all.items()]
+    within += [limits_text(of_all)] if of_all else []
     if attainment is not None:
         within.append(f"{attainment:.4g} of requests within the scenario's slo")
     within += ["every request finished", "no growing queue"]
@@ -236,7 +232,6 @@ def _explain(as_json: bool) -> None:
     if as_json:
         print_json(cases)
         return
-    from sim.cli.tables import print_table
 
     rows = []
     for case in cases:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays, change_facts, print_changes
-from sim.cli.options import Json
-from sim.cli.tables import print_json
+from sim.cli.options import Json, read_scenario
+from sim.cli.tables import console, print_facts, print_json, print_notes
+from sim.errors import RooftraceError
+
+if TYPE_CHECKING:
+    from sim.bench.intervals import Interval
+    from sim.scenario import Scenario
+    from sim.study.compare import Comparison
 
 
 def register(app: typer.Typer) -> None:
@@ -36,42 +43,64 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Say by how much B differs from A, over pairs that share their random numbers."""
-    from sim.errors import RooftraceError
-    from sim.scenario import Scenario
     from sim.study.compare import REPLICATIONS
     from sim.study.compare import compare as compared
 
-    for name, value in (("--replications", replications), ("--jobs", jobs)):
-        folder = next((path for path in (a, b) if path.is_dir()), None)
-        if value is not None and folder is not None:
-            raise RooftraceError(f"{name} is about running scenarios, and {folder} holds results; leave it out")
-    sides: list[Path | Scenario] = [a, b]
-    if set_:
-        for index, path in enumerate((a, b)):
-            if path.is_dir():
-                raise RooftraceError(
-                    f"--set, like --trace, changes scenarios before they run, and {path} holds results"
-                )
-            sides[index] = Scenario.load(path).with_set(*set_)
-    around = None
-    if intervals is not None:
-        from sim.bench.intervals import FIGURES, changes
-
-        folder = next((path for path in (a, b) if path.is_dir()), None)
-        if folder is not None:
-            raise RooftraceError(f"--intervals replays scenarios, and {folder} holds results; leave it out")
-        one, other = (side if isinstance(side, Scenario) else Scenario.load(side) for side in sides)
-        around = changes(one, other, intervals, tuple(metric) if metric else FIGURES)
+    _check(a, b, replications=replications, jobs=jobs, set_=set_, intervals=intervals)
+    sides = [read_scenario(path, set_) for path in (a, b)] if set_ else [a, b]
+    around = None if intervals is None else _changes(sides, intervals, metric)
     found = compared(*sides, metrics=metric, replications=replications or REPLICATIONS, jobs=jobs)
-    for each in found.notes:
-        typer.echo(f"Note: {each}", err=True)
+    print_notes(found.notes)
     if as_json:
-        more = {} if around is None else {"intervals": change_facts(around)}
-        facts = {"a": found.a, "b": found.b, "how": found.how, "differences": found.rows(), **more}
-        facts |= {"trusted": dict(zip("ab", found.trusted, strict=True))}
-        print_json(facts)
+        print_json(_facts(found, around))
         return
-    from sim.cli.tables import console, print_facts
+    _print(found)
+    if around is not None and intervals is not None:
+        print_changes(around, intervals)
+
+
+def _check(
+    a: Path,
+    b: Path,
+    *,
+    replications: int | None,
+    jobs: int | None,
+    set_: Sequence[str] | None,
+    intervals: int | None,
+) -> None:
+    """RooftraceError for options about running scenarios where one side is a folder of results."""
+    folder = next((path for path in (a, b) if path.is_dir()), None)
+    if folder is None:
+        return
+    for name, value in (("--replications", replications), ("--jobs", jobs)):
+        if value is not None:
+            raise RooftraceError(f"{name} is about running scenarios, and {folder} holds results; leave it out")
+    if set_:
+        raise RooftraceError(f"--set, like --trace, changes scenarios before they run, and {folder} holds results")
+    if intervals is not None:
+        raise RooftraceError(f"--intervals replays scenarios, and {folder} holds results; leave it out")
+
+
+def _changes(sides: Sequence[Path | Scenario], replays: int, metrics: Sequence[str] | None) -> dict[str, Interval]:
+    """The difference of the second scenario from the first, from replays of both."""
+    from sim.bench.intervals import FIGURES, changes
+
+    one, other = (read_scenario(side) if isinstance(side, Path) else side for side in sides)
+    return changes(one, other, replays, tuple(metrics) if metrics else FIGURES)
+
+
+def _facts(found: Comparison, around: Mapping[str, Interval] | None) -> dict[str, Any]:
+    return {
+        "a": found.a,
+        "b": found.b,
+        "how": found.how,
+        "differences": found.rows(),
+        **({} if around is None else {"intervals": change_facts(around)}),
+        "trusted": dict(zip("ab", found.trusted, strict=True)),
+    }
+
+
+def _print(found: Comparison) -> None:
     from sim.results import interval_text
 
     print_facts([("A", found.a), ("B", found.b)])
@@ -79,9 +108,8 @@ def compare(
     for each in found.differences:
         if each.where != where:
             where = each.where
-            console().print(
-                ", ".join(f"{key}={value}" for key, value in each.where.items()), style="bold", markup=False
-            )
+            settings = ", ".join(f"{key}={value}" for key, value in each.where.items())
+            console().print(settings, style="bold", markup=False)
         console().print(f"  {each.verdict}", markup=False, soft_wrap=True)
     console().print(f"({found.how})", markup=False, soft_wrap=True)
     print_facts(
@@ -91,5 +119,3 @@ def compare(
             if "intervals" in trusted
         ]
     )
-    if around is not None and intervals is not None:
-        print_changes(around, intervals)

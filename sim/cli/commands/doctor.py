@@ -1,4 +1,4 @@
-"""rooftrace doctor: what this installation has, for those who look for why something is slow or missing."""
+"""rooftrace doctor: what this installation has, and why something may be slow or missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from sim.cli.options import Json
-from sim.cli.tables import print_json
+from sim.cli.tables import print_facts, print_json
 
 _EXTRAS = {
     "fast": ("numba",),
@@ -30,7 +30,6 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         print_json(found)
         return
-    from sim.cli.tables import print_facts
 
     print_facts([(name.replace("_", " "), str(value)) for name, value in found.items()])
 
@@ -42,7 +41,7 @@ def _facts() -> dict[str, Any]:
     from importlib.metadata import version
 
     from hwmodels.model.hub import hub_cache
-    from sim.engine import machine
+    from sim.engine.machine import machine
     from sim.packages import home, intruder
 
     def there(package: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,13 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim.cli.options import Json
-from sim.errors import OutputError, RooftraceError
+from sim.cli.outputs import check_folder_of, end_with_left_out, write_text
+from sim.cli.tables import print_json, print_notes, print_table
+from sim.errors import RooftraceError
 from sim.text import unknown
 from sim.under_way import steps
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
+    from hwmodels.kernels.parameters import Datasheet
+    from hwmodels.measured import Measurement
     from hwmodels.profiles import Profile
+    from sim.validation.files import Folder
 
 
 def register(app: typer.Typer) -> None:
@@ -57,91 +63,105 @@ def fit(
     profile. Exit code 3 when a file or row that is not understood was left
     out.
     """
-    import datetime
-
     from hwmodels.device import load_device
-    from hwmodels.fit import fit_profile, refitted
     from hwmodels.measured import Said, format_of
-    from hwmodels.profiles import complete, datasheet_of, profile_text
-    from sim.cli.tables import print_json, print_table
-    from sim.validation.files import LEFT_OUT, read_measured
-    from workloads.write import write_whole
+    from hwmodels.profiles import profile_text
+    from sim.validation.files import read_measured
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out {out}: a profile is a TOML file; end its name in .toml")
-    if not out.parent.is_dir():  # before the minutes that a fit takes
-        raise OutputError(f"cannot write {out}: its folder does not exist; create it first")
+    check_folder_of(out)  # before the minutes that a fit takes
     try:
         target = load_device(device)
         families = _families(only)
         before = _before(out, target.name) if families else None
         told = Said(device=target.name, dtype=format_of(dtype) if dtype else "")
         folder = read_measured(measured, strict=strict, said=told)
-        files = [m for m in folder.measurements if _is_of(m, target)]
-        if not files:
-            for sentence in folder.left_out:
-                typer.echo(f"Left out: {sentence}", err=True)
-            raise RooftraceError(
-                f"{measured} holds no kernel measurements of {target.name}; a column device says it, or the name, as in "
-                f"gemm_{target.name.split('-')[0]}_bf16_vllm0.24.csv"
-            )
-        today = datetime.date.today().isoformat()
-        sheet = datasheet_of(target) if before is None else before.datasheet
-        profile = fit_profile(
-            files, sheet, fitted_on=today, max_points=max_points, partial=True, only=families,
-            counted=lambda kernels: steps(kernels, "kernels"),
-        )  # fmt: skip
-        too_few = profile.note.partition("; ")[2]
-        if not profile.kernels:
+        files = _kernel_files(folder, target, measured)
+        fitted = _fitted(files, _sheet(target, before), families=families, max_points=max_points)
+        too_few = fitted.note.partition("; ")[2]
+        if not fitted.kernels:
             raise RooftraceError(f"{measured}: nothing can be fitted: {too_few}; give more rows")
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
-    said: list[str] = []
-    fitted = profile.kernels
     if too_few:
         typer.echo(f"Not fitted: {too_few}", err=True)
-    if before is not None:
-        kept = len(before.kernels)
-        profile = refitted(before, profile)
-        said.append(f"Into {out}, whose other kernels stay as they are: {kept} before, {len(profile.kernels)} now")
-    elif borrow:
-        own = {(kernel.family, kernel.variant) for kernel in profile.kernels}
-        profile = complete(profile, _donors(target))
-        lent = sorted(
-            {
-                name
-                for kernel in profile.kernels
-                if (kernel.family, kernel.variant) not in own
-                for name in kernel.provenance.borrowed_from.split(", ")
-            }
-        )
-        if lent:
-            said.append(
-                f"Not measured here, borrowed from {', '.join(lent)}: {len(profile.kernels) - len(own)} kernels"
-            )
-    try:
-        write_whole(out, profile_text(profile))
-    except OSError as error:
-        raise OutputError(f"cannot write {out}: {error.strerror}") from None
+    profile, said = _completed(fitted, target, before=before, borrow=borrow, out=out)
+    write_text(out, profile_text(profile))
     notes = [*dict.fromkeys(f"{m.path.name}: {note}" for m in files for note in m.notes)]
     if as_json:
-        kernels = [{"kernel": f"{each.family} {each.variant}", **asdict(each.provenance)} for each in fitted]
+        kernels = [{"kernel": f"{each.family} {each.variant}", **asdict(each.provenance)} for each in fitted.kernels]
         print_json({"profile": out, "kernels": kernels, "not_fitted": too_few, "notes": [*said, *notes]})
     else:
-        rows = [
-            (f"{kernel.family} {kernel.variant}", f"{p.points:,}", f"{p.fit_mape_pct:.1f}", f"{p.held_mape_pct:.1f}",
-             f"{p.held_median_pct:.1f}", f"{p.held_p90_pct:.1f}")
-            for kernel in fitted
-            for p in (kernel.provenance,)
-        ]  # fmt: skip
-        print_table(("kernel", "points", "fit %", "held-back %", "median %", "p90 %"), rows)
+        _print(fitted)
         for text in (*said, f"Profile: {out}; in a scenario, hardware: {out}", *notes):
             typer.echo(text)
-    for sentence in folder.left_out:
-        typer.echo(f"Left out: {sentence}", err=True)
-    if folder.left_out:
-        typer.echo(folder.verdict, err=True)
-        raise typer.Exit(LEFT_OUT)
+    end_with_left_out(folder)
+
+
+def _kernel_files(folder: Folder, target: Device, measured: Path) -> list[Measurement]:
+    """The tables of *folder* that time kernels of *target*; RooftraceError where there are none."""
+    files = [m for m in folder.measurements if _is_of(m, target)]
+    if not files:
+        print_notes(folder.left_out, head="Left out")
+        raise RooftraceError(
+            f"{measured} holds no kernel measurements of {target.name}; a column device says it, or the name, as in "
+            f"gemm_{target.name.split('-')[0]}_bf16_vllm0.24.csv"
+        )
+    return files
+
+
+def _sheet(target: Device, before: Profile | None) -> Datasheet:
+    """The datasheet that a fit is over: that of the profile which it changes, if any."""
+    from hwmodels.profiles import datasheet_of
+
+    return datasheet_of(target) if before is None else before.datasheet
+
+
+def _fitted(files: Sequence[Measurement], sheet: Datasheet, *, families: tuple[str, ...], max_points: int) -> Profile:
+    """A profile with the kernels that *files* measure, and nothing else."""
+    import datetime
+
+    from hwmodels.fit import fit_profile
+
+    return fit_profile(
+        files, sheet, fitted_on=datetime.date.today().isoformat(), max_points=max_points, partial=True, only=families,
+        counted=lambda kernels: steps(kernels, "kernels"),
+    )  # fmt: skip
+
+
+def _completed(
+    fitted: Profile, target: Device, *, before: Profile | None, borrow: bool, out: Path
+) -> tuple[Profile, list[str]]:
+    """The profile to write, with other kernels of the profile *before* or with borrowed ones, and sentences about them."""
+    from hwmodels.fit import refitted
+    from hwmodels.profiles import complete
+
+    if before is not None:
+        profile = refitted(before, fitted)
+        kept = len(before.kernels)
+        return profile, [f"Into {out}, whose other kernels stay as they are: {kept} before, {len(profile.kernels)} now"]
+    if not borrow:
+        return fitted, []
+    profile = complete(fitted, _donors(target))
+    own = {(kernel.family, kernel.variant) for kernel in fitted.kernels}
+    borrowed = [kernel for kernel in profile.kernels if (kernel.family, kernel.variant) not in own]
+    lenders = sorted({name for kernel in borrowed for name in kernel.provenance.borrowed_from.split(", ")})
+    if not lenders:
+        return profile, []
+    n_borrowed = len(profile.kernels) - len(own)
+    return profile, [f"Not measured here, borrowed from {', '.join(lenders)}: {n_borrowed} kernels"]
+
+
+def _print(fitted: Profile) -> None:
+    """Print the errors of each fitted kernel, on the shapes of the fit and on those held back."""
+    rows = [
+        (f"{kernel.family} {kernel.variant}", f"{p.points:,}", f"{p.fit_mape_pct:.1f}", f"{p.held_mape_pct:.1f}",
+         f"{p.held_median_pct:.1f}", f"{p.held_p90_pct:.1f}")
+        for kernel in fitted.kernels
+        for p in (kernel.provenance,)
+    ]  # fmt: skip
+    print_table(("kernel", "points", "fit %", "held-back %", "median %", "p90 %"), rows)
 
 
 def _families(only: str | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.options import Json, wants_json
-from sim.cli.tables import print_json
+from sim.cli.tables import console, print_json, print_table
 from sim.errors import RooftraceError
 
 
@@ -34,7 +34,6 @@ def hardware(
     if as_json:
         print_json([_facts(device) for device in devices])
         return
-    from sim.cli.tables import print_table
 
     rows = [
         (
@@ -62,7 +61,6 @@ def show(
     """Show one device with the source of every number, and what its kernels are priced from."""
     from hwmodels.hardware import load_hardware
     from hwmodels.prices import list_prices
-    from sim.cli.tables import console, print_table
 
     try:
         device = load_hardware(name)
@@ -94,7 +92,6 @@ def diff(
 ) -> None:
     """Compare two calibrated profiles: datasheet numbers and every fitted parameter, with their intervals."""
     from hwmodels.profiles import compare_profiles, load_profile
-    from sim.cli.tables import print_table
 
     try:
         profiles = [load_profile(name) for name in (first, second)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.options import Fetch, Json, fetch_models, wants_json
-from sim.cli.tables import print_json
+from sim.cli.tables import print_facts, print_json, print_table
 from sim.errors import RooftraceError
 
 
@@ -37,7 +37,6 @@ def models(
     if as_json:
         print_json(found)
         return
-    from sim.cli.tables import print_table
 
     rows = [
         (model["name"], "-", "-", "-", "-", f"not modelled: {model['refused']}")
@@ -65,7 +64,6 @@ def show(
 ) -> None:
     """Show what is known of one model."""
     from hwmodels.model import load_model
-    from sim.cli.tables import print_facts
 
     if fetch:
         fetch_models([name])

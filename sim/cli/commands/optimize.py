@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.exits import interrupted
+from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays, kept_at, kept_by, kept_facts
-from sim.cli.options import Json, Limits, with_limits
-from sim.cli.tables import print_json
+from sim.cli.options import Json, Limits, read_axes, read_scenario, with_limits
+from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
+from sim.errors import RooftraceError
+from sim.text import unknown
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
+    from sim.study.notes import Noted
     from sim.study.optimize import Choice
     from sim.study.rates import Target
 
@@ -63,167 +69,223 @@ def optimize(
     as_json: Json = False,
 ) -> None:
     """Find the highest rate within the SLO, or the candidate that keeps it at least cost. Exit code 1 if there is none."""
-    from sim.cli.tables import print_facts
-    from sim.errors import RooftraceError
-    from sim.scenario import Scenario
-    from sim.study.optimize import GOALS
-    from sim.study.points import read_axis
-    from sim.study.rates import TOLERANCE, target_of
-    from sim.text import unknown
+    from sim.results import over
+    from sim.study.rates import target_of
 
-    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    chosen = with_limits(chosen.with_set(*(set_ or ())), limit)
+    chosen = with_limits(read_scenario(scenario, set_), limit)
     if tolerance is not None and not 0 < tolerance < 1:
         raise RooftraceError(f"--tolerance is a share in (0, 1); got {tolerance}")
-    axes: dict[str, Any] = {}
-    for text in axis or ():
-        key, values = read_axis(text)
-        if key in axes:
-            raise RooftraceError(f"--axis {key} is given twice; put its values into one list")
-        axes[key] = values
+    axes = read_axes(axis)
     target = target_of(chosen, attainment)
     if goal == "rate":
-        if jobs is not None:
-            raise RooftraceError("--goal rate tries one rate after the other in this process; leave out --jobs")
-        _rate(chosen, axes, target, replications, TOLERANCE if tolerance is None else tolerance, out, as_json,
-              intervals)  # fmt: skip
-        return
+        _check_rate(axes, jobs=jobs, out=out)
+        rates = _rates(chosen, axes, target, replications=replications, tolerance=tolerance)
+        print_notes(rates.notes)
+        if intervals is not None:
+            rates.ask_how_probable(intervals)
+        if as_json:
+            print_json(rates.facts())
+        else:
+            _print_rates(rates)
+        keeps = rates.reached
+    else:
+        _check_choice(goal, axes, tolerance=tolerance)
+        choice = _choice(chosen, axes, target, goal=goal, replications=replications, out=out, jobs=jobs)
+        if out is not None:
+            _write(choice, out)
+        best = choice.best
+        kept = None
+        if intervals is not None and best is not None:
+            kept = kept_by(chosen, {key: best[key] for key in axes}, target, intervals)
+        part = over(chosen.resolved(), list(axes))
+        if as_json:
+            print_json(_facts(choice, kept, part))
+        else:
+            _print(choice, out, part)
+            print_facts(kept_facts(kept))
+        print_notes(choice.notes)
+        keeps = best is not None
+    if not keeps:
+        raise typer.Exit(1)
+
+
+def _check_rate(axes: Mapping[str, Any], *, jobs: int | None, out: Path | None) -> None:
+    """RooftraceError for options that the search of a rate does not take."""
+    from sim.study.points import check_key
+
+    if jobs is not None:
+        raise RooftraceError("--goal rate tries one rate after the other in this process; leave out --jobs")
+    if out is not None:
+        raise RooftraceError("--out keeps candidates of a sweep, and --goal rate makes none; leave it out")
+    for key in axes:
+        check_key(key)
+
+
+def _check_choice(goal: str, axes: Mapping[str, Any], *, tolerance: float | None) -> None:
+    """RooftraceError for a goal that is none, and for options that a choice between candidates does not take."""
+    from sim.study.optimize import GOALS
+
     if goal not in GOALS:
         raise RooftraceError(unknown(f"--goal {goal} is not known", goal, ["rate", *GOALS]))
     if not axes:
         raise RooftraceError(f"--goal {goal} chooses between candidates: give --axis")
     if tolerance is not None:
         raise RooftraceError(f"--tolerance is about --goal rate, and the goal is {goal}; leave it out")
-    from sim.results import over
-    from sim.study.optimize import cheapest
-
-    try:
-        found = cheapest(chosen, axes, goal=goal, target=target, replications=replications, out=out, jobs=jobs)
-    except KeyboardInterrupt as error:
-        if out is None:
-            raise
-        raise interrupted(error, f"what was finished is kept in {out}/, and the same command goes on.") from None
-    if out is not None:
-        _write(found, out)
-    best = found.best
-    kept = None
-    if intervals is not None and best is not None:
-        kept = kept_by(chosen, {key: best[key] for key in axes}, target, intervals)
-    if as_json:
-        rows = json.loads(found.table.to_json(orient="records"))
-        part = over(chosen.resolved(), list(axes))
-        print_json(
-            {
-                "goal": goal,
-                "figures_over": part,
-                "best": best,
-                "as_little": [{key: row[key] for key in axes} for row in found.least[1:]],
-                "kept": kept,
-                "candidates": rows,
-                "notes": [str(each) for each in found.notes],
-            }
-        )
-    else:
-        _print(found, out, over(chosen.resolved(), list(axes)))
-        print_facts(kept_facts(kept))
-    for each in found.notes:
-        typer.echo(f"Note: {each}", err=True)
-    if best is None:
-        raise typer.Exit(1)
 
 
-def _rate(
-    scenario: Scenario, axes: dict[str, Any], target: Target, replications: int, tolerance: float, out: Path | None,
-    as_json: bool, intervals: int | None,
-) -> None:  # fmt: skip
-    from itertools import product
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rates:
+    """The highest rate of each candidate within the SLO, and the rates that were tried."""
 
-    from sim.errors import RooftraceError
-    from sim.results import over
+    scenario: Scenario
+    axes: Mapping[str, Sequence[Any]]
+    target: Target
+    rows: list[dict[str, Any]]
+    notes: Sequence[Noted]
+
+    @property
+    def best(self) -> dict[str, Any]:
+        return max(self.rows, key=lambda row: row["rate_per_s"])
+
+    @property
+    def as_high(self) -> list[dict[str, Any]]:
+        """The other candidates whose rate is as high as the best one's, each by its settings."""
+        best = self.best
+        others = (row for row in self.rows if row["rate_per_s"] == best["rate_per_s"] and row is not best)
+        return [self.settings_of(row) for row in others]
+
+    @property
+    def reached(self) -> bool:
+        """Whether any rate keeps the SLO."""
+        return self.best["rate_per_s"] > 0
+
+    @property
+    def figures_over(self) -> str:
+        from sim.results import over
+
+        return over(self.scenario.resolved(), list(self.axes))
+
+    def settings_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: row[key] for key in self.axes}
+
+    def ask_how_probable(self, replays: int) -> None:
+        """Put the probability that the best candidate keeps the SLO, at its rate and below, into its row."""
+        if self.reached:
+            best = self.best
+            chosen = _with_values(self.scenario, self.settings_of(best))
+            best["kept"] = kept_at(chosen, best["rate_per_s"], self.target, replays)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "goal": "rate",
+            "attainment": self.target.attainment,
+            "figures_over": self.figures_over,
+            "best": self.best,
+            "as_high": self.as_high,
+            "candidates": self.rows,
+            "notes": [str(each) for each in self.notes],
+        }
+
+
+def _rates(
+    scenario: Scenario, axes: Mapping[str, Sequence[Any]], target: Target, *, replications: int, tolerance: float | None
+) -> _Rates:
+    """The highest rates of all combinations of the axes' values."""
     from sim.study.notes import Notes
-    from sim.study.points import check_key
-    from sim.study.rates import highest_rate
+    from sim.study.rates import TOLERANCE, highest_rate
 
-    if out is not None:
-        raise RooftraceError("--out keeps candidates of a sweep, and --goal rate makes none; leave it out")
-    for key in axes:
-        check_key(key)
     rows: list[dict[str, Any]] = []
     notes = Notes()
     for values in product(*axes.values()):
-        candidate = scenario
         where = dict(zip(axes, values, strict=True))
-        for key, value in where.items():
-            candidate = candidate.with_value(key, value)
-        found = highest_rate(candidate, target, replications=replications, tolerance=tolerance)
+        found = highest_rate(
+            _with_values(scenario, where),
+            target,
+            replications=replications,
+            tolerance=TOLERANCE if tolerance is None else tolerance,
+        )
         notes.add(_where(where), map(str, found.notes))
-        rows.append(
-            {
-                **where,
-                "rate_per_s": found.rate_per_s,
-                "outside_per_s": found.outside_per_s,
-                "tried": [
-                    {"rate_per_s": each.rate_per_s, "met": each.met,
-                     "attainment": None if each.attainment is None else each.attainment.mean,
-                     "replications": each.runs, "why": each.why}
-                    for each in found.judgements
-                ],
-            }
-        )  # fmt: skip
-    best = max(rows, key=lambda row: row["rate_per_s"])
-    as_high = [row for row in rows if row["rate_per_s"] == best["rate_per_s"] and row is not best]
-    for each in notes.found:
-        typer.echo(f"Note: {each}", err=True)
-    if intervals is not None and best["rate_per_s"] > 0:
-        chosen = scenario
-        for key in axes:
-            chosen = chosen.with_value(key, best[key])
-        best["kept"] = kept_at(chosen, best["rate_per_s"], target, intervals)
-    if as_json:
-        print_json(
-            {
-                "goal": "rate",
-                "attainment": target.attainment,
-                "figures_over": over(scenario.resolved(), list(axes)),
-                "best": best,
-                "as_high": [{key: row[key] for key in axes} for row in as_high],
-                "candidates": rows,
-                "notes": [str(each) for each in notes.found],
-            }
-        )
+        tried = [
+            {"rate_per_s": each.rate_per_s, "met": each.met,
+             "attainment": None if each.attainment is None else each.attainment.mean,
+             "replications": each.runs, "why": each.why}
+            for each in found.judgements
+        ]  # fmt: skip
+        rows.append({**where, "rate_per_s": found.rate_per_s, "outside_per_s": found.outside_per_s, "tried": tried})
+    return _Rates(scenario=scenario, axes=axes, target=target, rows=rows, notes=notes.found)
+
+
+def _with_values(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
+    for key, value in settings.items():
+        scenario = scenario.with_value(key, value)
+    return scenario
+
+
+def _print_rates(found: _Rates) -> None:
+    axes, rows, best = found.axes, found.rows, found.best
+    if len(rows) == 1:
+        tried = sorted(best["tried"], key=lambda each: each["rate_per_s"])
+        cells = [(f"{each['rate_per_s']:.4g}", str(each["replications"]), each["why"]) for each in tried]
+        print_table(("requests/s", "runs", "verdict"), cells, left=0, fold=1)
     else:
-        from sim.cli.tables import print_facts, print_table
-
-        if len(rows) == 1:
-            tried = sorted(best["tried"], key=lambda each: each["rate_per_s"])
-            cells = [(f"{each['rate_per_s']:.4g}", str(each["replications"]), each["why"]) for each in tried]
-            print_table(("requests/s", "runs", "verdict"), cells, left=0, fold=1)
-        else:
-            cells = [(*map(str, (row[key] for key in axes)), f"{row['rate_per_s']:.4g}") for row in rows]
-            print_table((*axes, "requests/s within the SLO"), cells, left=len(axes), fold_left=True)
-        choice = _where({key: best[key] for key in axes})
-        if best["rate_per_s"] > 0:
-            said = f"{best['rate_per_s']:.4g} requests/s within the SLO, not {best['outside_per_s']:.4g}"
-            said = f"{choice}: {said}" if choice else said
-            if as_high:
-                said += f"; as high: {'; '.join(_where({key: row[key] for key in axes}) for row in as_high)}"
-        else:
-            lowest = min(row["outside_per_s"] for row in rows)
-            share = "the SLO" if target.attainment is None else f"{target.attainment:.4g} of requests"
-            said = f"none: {share} is not reached even at {lowest:.3g} requests/s"
-        print_facts(
-            [("Highest", said), *kept_facts(best.get("kept")), ("Figures over", over(scenario.resolved(), list(axes)))]
-        )
-    if best["rate_per_s"] <= 0:
-        raise typer.Exit(1)
+        cells = [(*map(str, found.settings_of(row).values()), f"{row['rate_per_s']:.4g}") for row in rows]
+        print_table((*axes, "requests/s within the SLO"), cells, left=len(axes), fold_left=True)
+    facts = [("Highest", _highest(found)), *kept_facts(best.get("kept")), ("Figures over", found.figures_over)]
+    print_facts(facts)
 
 
-def _where(settings: dict[str, Any]) -> str:
+def _highest(found: _Rates) -> str:
+    """The answer in a sentence: the best candidate and its rate, or how far from any the SLO is."""
+    best = found.best
+    if not found.reached:
+        lowest = min(row["outside_per_s"] for row in found.rows)
+        share = found.target.attainment
+        asked = "the SLO" if share is None else f"{share:.4g} of requests"
+        return f"none: {asked} is not reached even at {lowest:.3g} requests/s"
+    choice = _where(found.settings_of(best))
+    said = f"{best['rate_per_s']:.4g} requests/s within the SLO, not {best['outside_per_s']:.4g}"
+    equal = "; ".join(map(_where, found.as_high))
+    return (f"{choice}: " if choice else "") + said + (f"; as high: {equal}" if found.as_high else "")
+
+
+def _choice(
+    scenario: Scenario,
+    axes: Mapping[str, Any],
+    target: Target,
+    *,
+    goal: str,
+    replications: int,
+    out: Path | None,
+    jobs: int | None,
+) -> Choice:
+    """The candidates by their costs; an interruption keeps what *out* holds."""
+    from sim.study.optimize import cheapest
+
+    try:
+        return cheapest(scenario, axes, goal=goal, target=target, replications=replications, out=out, jobs=jobs)
+    except KeyboardInterrupt as error:
+        if out is None:
+            raise
+        raise interrupted(error, going_on(out)) from None
+
+
+def _facts(found: Choice, kept: Sequence[Mapping[str, Any]] | None, part: str) -> dict[str, Any]:
+    return {
+        "goal": found.goal,
+        "figures_over": part,
+        "best": found.best,
+        "as_little": [{key: row[key] for key in found.axes} for row in found.least[1:]],
+        "kept": kept,
+        "candidates": json.loads(found.table.to_json(orient="records")),
+        "notes": [str(each) for each in found.notes],
+    }
+
+
+def _where(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _print(found: Choice, out: Path | None, part: str) -> None:
-    from sim.cli.tables import print_facts, print_table, written
     from sim.results import figure_text
     from sim.text import short_keys
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.options import SummaryJson
-from sim.cli.tables import print_json
+from sim.cli.tables import print_facts, print_json, print_table, written
 from sim.under_way import under_way
 
 if TYPE_CHECKING:
@@ -190,7 +190,6 @@ def _write(out: Path, placement: Any, serving: Any, summary: dict[str, Any]) -> 
 
 
 def _print(placements: list[Any], serving: Any, summary: dict[str, Any], out: Path | None) -> None:
-    from sim.cli.tables import print_facts, print_table, written
 
     rows = [
         (

@@ -16,7 +16,7 @@ import typer
 
 from sim.cli.exits import interrupted
 from sim.cli.options import Json
-from sim.cli.tables import print_json
+from sim.cli.tables import print_json, print_notes, print_table
 from sim.errors import OutputError, RooftraceError
 from sim.under_way import under_way
 
@@ -45,48 +45,88 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Run the published experiments; exit code 1 when a row is out of its tolerance."""
-    from sim.reproduce import groups, load_group, write_csv
-
-    names = [group] if group else groups()
-    if group and group not in groups():
-        raise RooftraceError(f"{group} is not a group of documents; there are {', '.join(groups())}")
+    names = _asked(group)
     if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot make the folder {out}: {error.strerror}") from error
-
-    for name in names:
-        note = getattr(load_group(name), "note", None)
-        if note is not None and (said := note()) is not None:
-            typer.echo(f"Note: {said}", err=True)
+        _make(out)
+    print_notes(_notes(names))
     done: dict[_Task, list[Row]] = {}
     try:
         with contextlib.closing(_computed(names, quick, jobs or _processors(), done)) as computed:
             for name, found in computed:
-                module = load_group(name)
-                if not as_json:
-                    _print_group(module.TITLE, found, failures_only)
-                if out is not None:
-                    for path in module.plots(out):
-                        typer.echo(f"Picture {path}", err=as_json)
+                _show_group(name, found, out=out, failures_only=failures_only, as_json=as_json)
     except KeyboardInterrupt as error:
-        if out is not None and done:
-            write_csv(_rows(done, names), out / "reproduce.csv")
-        kept = "--out keeps its rows" if out is None else f"its rows are in {out / 'reproduce.csv'}"
-        raise interrupted(error, f"parts done: {len(done)}{f'; {kept}' if done else ''}.") from None
+        raise interrupted(error, _kept(done, names, out)) from None
     rows = _rows(done, names)
     if as_json:
-        shown = [row for row in rows if row.ok is False or not failures_only]
-        print_json({"rows": [{**asdict(row), "error_pct": row.error_pct, "ok": row.ok} for row in shown],
-                    "summary": _counts(rows)})  # fmt: skip
+        print_json(_facts(rows, failures_only))
     elif len(names) > 1:
         _print_summary("All groups", rows)
     if out is not None:
-        write_csv(rows, out / "reproduce.csv")
-        typer.echo(f"Rows    {out / 'reproduce.csv'}", err=as_json)
+        typer.echo(f"Rows    {_write(rows, out)}", err=as_json)
     if any(row.ok is False for row in rows):
         raise typer.Exit(1)
+
+
+def _asked(group: str | None) -> list[str]:
+    """The groups to run; RooftraceError for one that is none."""
+    from sim.reproduce import groups
+
+    if group and group not in groups():
+        raise RooftraceError(f"{group} is not a group of documents; there are {', '.join(groups())}")
+    return [group] if group else groups()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _notes(names: Sequence[str]) -> Iterator[str]:
+    """Sentences that groups have to say before they run."""
+    from sim.reproduce import load_group
+
+    for name in names:
+        note = getattr(load_group(name), "note", None)
+        if note is not None and (said := note()) is not None:
+            yield said
+
+
+def _show_group(name: str, rows: Sequence[Row], *, out: Path | None, failures_only: bool, as_json: bool) -> None:
+    """Print the rows of a group, and draw its pictures into *out*."""
+    from sim.reproduce import load_group
+
+    module = load_group(name)
+    if not as_json:
+        _print_group(module.TITLE, rows, failures_only)
+    if out is not None:
+        for path in module.plots(out):
+            typer.echo(f"Picture {path}", err=as_json)
+
+
+def _kept(done: Mapping[_Task, list[Row]], names: Sequence[str], out: Path | None) -> str:
+    """A sentence about what an interrupted run has done; its rows are written where there is a folder for them."""
+    if not done:
+        return "parts done: 0."
+    kept = "--out keeps its rows" if out is None else f"its rows are in {_write(_rows(done, names), out)}"
+    return f"parts done: {len(done)}; {kept}."
+
+
+def _write(rows: Sequence[Row], out: Path) -> Path:
+    from sim.reproduce import write_csv
+
+    path = out / "reproduce.csv"
+    write_csv(rows, path)
+    return path
+
+
+def _facts(rows: Sequence[Row], failures_only: bool) -> dict[str, Any]:
+    shown = [row for row in rows if row.ok is False or not failures_only]
+    return {
+        "rows": [{**asdict(row), "error_pct": row.error_pct, "ok": row.ok} for row in shown],
+        "summary": _counts(rows),
+    }
 
 
 class _Task(NamedTuple):
@@ -230,7 +270,6 @@ def _duration(seconds: float) -> str:
 
 
 def _print_group(title: str, rows: Sequence[Row], failures_only: bool) -> None:
-    from sim.cli.tables import print_table
     from sim.reproduce import COLUMNS
 
     wrong = [row for row in rows if row.ok is False]
@@ -255,7 +294,6 @@ def _counts(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _print_summary(title: str, rows: Sequence[Row]) -> None:
-    from sim.cli.tables import print_table
     from sim.reproduce import summary
 
     counts = summary(rows)

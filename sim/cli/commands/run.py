@@ -10,8 +10,8 @@ import typer
 
 from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays
-from sim.cli.options import Fetch, ScenarioFile, SummaryJson, fetch_models
-from sim.cli.tables import print_json
+from sim.cli.options import Fetch, Limits, ScenarioFile, SummaryJson, fetch_models, read_scenario, with_limits
+from sim.cli.tables import console, print_facts, print_json, print_notes, print_table, seen_by, written
 from sim.under_way import under_way
 
 REPORT = "report.html"
@@ -29,6 +29,7 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
     ] = None,
+    limit: Limits = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
@@ -48,17 +49,14 @@ def run(
     from sim.results import FILES, SOMETIMES, staging
     from sim.results.trust import REPLAYED
     from sim.run import run_built
-    from sim.scenario import Scenario
     from sim.scenario.assembly import resolve
 
-    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    chosen = chosen.with_set(*(set_ or ()))
+    chosen = with_limits(read_scenario(scenario, set_), limit)
     if fetch:
         fetch_models(chosen.models)
     with under_way("Reading the workload and building the deployment"):
         built = resolve(chosen)
-    for note in built.manifest["notes"]:
-        typer.echo(f"Note: {note}", err=True)
+    print_notes(built.manifest["notes"])
     folder = out if out is not None else Path("results") / f"{chosen.name}-{chosen.hash[:8]}"
     if timeline is not None:
         _check_writable(timeline)
@@ -71,8 +69,7 @@ def run(
     with staging(folder, files=(*FILES, *SOMETIMES, REPORT, _OLD)) as scratch:
         run = run_built(built, spill_to=scratch.parent)
         result = run.kept().or_whole()
-        for note in result.manifest["notes"][len(built.manifest["notes"]) :]:
-            typer.echo(f"Note: {note}", err=True)
+        print_notes(result.manifest["notes"][len(built.manifest["notes"]) :])
         with under_way("Writing the results"):
             result.write(scratch)
             if plots:
@@ -113,7 +110,6 @@ def _write_events(result: Any, path: Path) -> None:
 
 
 def _print(result: Any, folder: Path, timeline: Path | None) -> None:
-    from sim.cli.tables import console, print_facts, print_table, seen_by, written
     from sim.results import (
         GROUP_HEADS,
         INTERVAL_HEADS,

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sim.cli.options import Fetch, fetch_models
+from sim.cli.tables import print_notes
 
 
 def register(app: typer.Typer) -> None:
@@ -61,8 +62,7 @@ def from_command(
         typer.echo(f"Not modelled: {option}", err=True)
     if found.without_effect:
         typer.echo(f"Without effect on a simulated run: {', '.join(found.without_effect)}", err=True)
-    for note in found.notes:
-        typer.echo(f"Note: {note}", err=True)
+    print_notes(found.notes)
     shown = re.sub(_SECRETS, r"\1...", text)
     above = shown.strip().splitlines() if source == "the command" else [f"from {source}"]
     written = "".join(f"# {line.strip()}\n" for line in above) + found.scenario.to_yaml()

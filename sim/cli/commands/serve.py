@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sim.cli.options import ScenarioFile, SummaryJson
+from sim.cli.options import ScenarioFile, SummaryJson, read_scenario
+from sim.cli.tables import console, print_facts, print_json, print_notes, print_table, seen_by, written
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +65,6 @@ def serve(
 ) -> None:
     """Serve a simulated deployment at an OpenAI-compatible endpoint; write its results when it is stopped (Ctrl-C)."""
     from sim.errors import RooftraceError
-    from sim.scenario import Scenario
 
     for name, value in (
         ("--speed", speed), ("--head-timeout-s", head_timeout_s), ("--max-body-mb", max_body_mb), ("--lag-bound-ms", lag_bound_ms)
@@ -81,8 +81,7 @@ def serve(
     from sim.serve.setup import names_of, set_up
     from workloads.texts import tokens_of
 
-    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    chosen = chosen.with_set(*(set_ or ()))
+    chosen = read_scenario(scenario, set_)
     setup = set_up(chosen)
     names = names_of(setup, model_name or ())
     try:
@@ -90,8 +89,7 @@ def serve(
     except ValueError as error:
         raise RooftraceError(f"--tokenizer: {error}") from None
     faults = None if script is None else read_script(script)
-    for note in setup.built.manifest["notes"]:
-        typer.echo(f"Note: {note}", err=True)
+    print_notes(setup.built.manifest["notes"])
     typer.echo(f"Note: Tokens of prompts are counted so: {tokens.told}.", err=True)
     folder = out if out is not None else Path("results") / f"{chosen.name}-{chosen.hash[:8]}-served"
     session = Session(
@@ -116,7 +114,6 @@ def serve(
     if result is None:
         typer.echo("No request came; nothing was written.", err=True)
         return
-    from sim.cli.tables import console, print_facts, print_json, print_table, seen_by, written
     from sim.results import LATENCY_HEADS, fact_rows, latency_rows
 
     if as_json:

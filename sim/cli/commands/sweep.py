@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.exits import interrupted
+from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
 from sim.cli.intervals import IntervalReplays, point_intervals, print_point_intervals, write_point_intervals
+from sim.cli.options import Limits, read_axes, with_limits
+from sim.cli.tables import print_facts, print_notes, print_table, written
 
 if TYPE_CHECKING:
     from sim.study.points import Sweep
@@ -34,6 +36,7 @@ def sweep(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every point.")
     ] = None,
+    limit: Limits = None,
     points: Annotated[
         Path | None,
         typer.Option(help="CSV with a row a point; columns are dotted settings or meta.NAME.", show_default=False),
@@ -65,7 +68,7 @@ def sweep(
     from sim.study.progress import json_line, shown
     from sim.study.sweep import SweepResult, run_sweep
 
-    plan = _plan(scenario, axis or [], set_ or [], points, replications)
+    plan = _plan(scenario, axis or [], set_ or [], limit, points, replications)
     folder = out if out is not None else Path("results") / f"sweep-{plan.base.name}"
     if not plan.axes and plan.points is None and plan.replications == 1:
         raise RooftraceError("nothing to vary: give --axis, --points or --replications, or use `rooftrace run`")
@@ -73,7 +76,7 @@ def sweep(
         with shown((lambda progress: typer.echo(json_line(progress))) if as_json else None) as report:
             counts = run_sweep(plan, folder, jobs=jobs, cluster=cluster, retry_failed=retry_failed, on_progress=report)
     except KeyboardInterrupt as error:
-        raise interrupted(error, f"what was finished is kept in {folder}/, and the same command goes on.") from None
+        raise interrupted(error, going_on(folder)) from None
     if html:
         from sim.report.html import write_sweep_report
 
@@ -87,8 +90,7 @@ def sweep(
         _print(SweepResult(folder), folder)
         if around is not None:
             print_point_intervals(around, folder)
-    for each in SweepResult(folder).notes:
-        typer.echo(f"Note: {each}", err=True)
+    print_notes(SweepResult(folder).notes)
     if counts["alike"]:
         typer.echo(
             f"Note: the replications of {counts['alike']} points are equal, since nothing in them is random; "
@@ -100,36 +102,30 @@ def sweep(
 
 
 def _plan(
-    scenario: Path | None, axis: list[str], set_: list[str], points: Path | None, replications: int | None
+    scenario: Path | None,
+    axis: list[str],
+    set_: list[str],
+    limit: list[str] | None,
+    points: Path | None,
+    replications: int | None,
 ) -> Sweep:
     from dataclasses import replace
 
-    from sim.errors import RooftraceError
     from sim.scenario import Scenario
-    from sim.study.points import Sweep, load_sweep, read_axis
+    from sim.study.points import Sweep, load_sweep
 
     found = Scenario.default() if scenario is None else load_sweep(scenario)
     plan = found if isinstance(found, Sweep) else Sweep(base=found)
-    base = plan.base.with_set(*set_)
-    axes = dict(plan.axes)
-    given: set[str] = set()
-    for text in axis:
-        key, values = read_axis(text)
-        if key in given:
-            raise RooftraceError(f"--axis {key} is given twice; put its values into one list")
-        given.add(key)
-        axes[key] = values
     return replace(
         plan,
-        base=base,
-        axes=axes,
+        base=with_limits(plan.base.with_set(*set_), limit),
+        axes={**plan.axes, **read_axes(axis)},
         points=plan.points if points is None else points,
         replications=plan.replications if replications is None else replications,
     )
 
 
 def _print(result: object, folder: Path) -> None:
-    from sim.cli.tables import print_facts, print_table, written
     from sim.results import over
     from sim.study.sweep import SweepResult, expected_facts, short_table
     from sim.text import short_keys

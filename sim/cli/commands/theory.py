@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.options import Json
-from sim.cli.tables import print_json
+from sim.cli.tables import print_json, print_table
 from sim.errors import RooftraceError
 
 
@@ -66,7 +66,6 @@ def _list(entries: list[Any], as_json: bool) -> None:
         ]
         print_json(found)
         return
-    from sim.cli.tables import print_table
 
     for group in dict.fromkeys(entry.group for entry in entries):
         rows = [
@@ -99,7 +98,6 @@ def _describe(entry: Any, as_json: bool) -> None:
 def _show(entry: Any, given: dict[str, str], value: Any) -> None:
     import numpy as np
 
-    from sim.cli.tables import print_table
     from sim.theory import parse_value
 
     result = np.asarray(value)

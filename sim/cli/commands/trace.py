@@ -11,7 +11,7 @@ import typer
 
 from sim.cli.exports import Columns, KeepFailed, MissingOutput, Since, Tokenizer, Until, columns_of
 from sim.cli.options import Json
-from sim.cli.tables import print_json
+from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import OutputError, RooftraceError
 from sim.under_way import under_way
 
@@ -53,8 +53,7 @@ def describe(
     trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, timed=not untimed, **how)
     with under_way("Describing"):
         found, curve = _described(trace)
-    for note in trace.notes:
-        typer.echo(f"Note: {note}", err=True)
+    print_notes(trace.notes)
     if out is not None:
         from sim.plots.style import save
         from sim.plots.trace import plot_trace
@@ -85,7 +84,6 @@ def _described(trace: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _print_described(found: dict[str, Any]) -> None:
-    from sim.cli.tables import print_facts, print_table
 
     lengths = {key: value for key, value in found.items() if isinstance(value, dict) and "p99" in value}
     heads = list(next(iter(lengths.values())))
@@ -123,8 +121,7 @@ def convert(
     how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
     how |= {"since": since, "until": until}
     trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, **how)
-    for note in trace.notes:
-        typer.echo(f"Note: {note}", err=True)
+    print_notes(trace.notes)
     if out.is_file() and not overwrite:
         raise OutputError(f"{out} exists already; give another name or --overwrite")
     try:
@@ -167,8 +164,7 @@ def reuse(
     if sessions_per_s is None:
         how = {"columns": columns_of(columns), "tokenizer": tokenizer, "timed": False}
         trace = _read(file, format_, sort=sort, drop_empty=drop_empty, **how)
-        for note in trace.notes:
-            typer.echo(f"Note: {note}", err=True)
+        print_notes(trace.notes)
     else:
         trace = _read_sessions(file, sessions_per_s)
     with _user_errors(file):
@@ -215,7 +211,6 @@ def _reuse_by_size(curve: Any, per_token: float) -> list[dict[str, Any]]:
 
 
 def _print_reuse(curve: Any, trace: Any, sizes: list[dict[str, Any]], per_token: float, model: str) -> None:
-    from sim.cli.tables import print_table
 
     best = curve.best_hit_rate
     print_table(

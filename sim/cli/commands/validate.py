@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sim.cli.options import Json
+from sim.cli.outputs import check_folder_of, end_with_left_out, write_text
+from sim.cli.tables import print_json, print_table
 
 if TYPE_CHECKING:
     from hwmodels.measured import Said
     from hwmodels.profiles import Profile
-    from sim.validation.files import ErrorLine
+    from sim.validation.files import Comparison, ErrorLine, Folder
     from sim.validation.intervals import Coverage
     from sim.validation.served import GroupErrors
 
@@ -69,103 +71,146 @@ def validate(
     (docs/calibration.md). Exit code 3 when a file or row that is not
     understood was left out.
     """
-    from sim.errors import OutputError, RooftraceError
+    from sim.errors import RooftraceError
 
     if live == (measured is not None):
         raise RooftraceError("give one of --measured DIR (files) and --live (models that run here)")
-    if live:
-        from sim.cli.live import validate_live
+    if measured is None:
+        from sim.cli.live import live_settings, validate_live
 
-        if backend != "torch":
-            raise RooftraceError(f"--live runs its models with torch; got --backend {backend}")
-        validate_live(
-            hardware=hardware, device=device, scale=scale, target=target, draft=draft, alpha=alpha, out=out, plots=plots,
-            as_json=as_json,
-        )  # fmt: skip
+        settings = live_settings(
+            hardware, backend=backend, device=device, scale=scale, target=target, draft=draft, alpha=alpha
+        )
+        validate_live(settings, out=out, plots=plots, as_json=as_json)
         return
-    assert measured is not None
-    for path in (out, markdown):  # before the minutes that the simulations take
-        if path is not None and not path.parent.is_dir():
-            raise OutputError(f"cannot write {path}: its folder does not exist; create it first")
+    check_folder_of(out, markdown)  # before the minutes that the simulations take
+    _check_plots(plots)
+    found = _compared(measured, hardware=hardware, dtype=dtype, strict=strict)
+    if out is not None:
+        _write_csv(found, out)
+    if markdown is not None:
+        write_text(markdown, _page(found))
+    if as_json:
+        print_json(_facts(found))
+    else:
+        _print(found)
+    pictures = [] if plots is None else _draw(found, plots)
+    if not as_json:
+        for path in (out, markdown, *pictures):
+            if path is not None:
+                typer.echo(f"Written: {path}")
+    end_with_left_out(found.folder)
+
+
+def _check_plots(plots: Path | None) -> None:
+    """OutputError where *plots*, or what it would lie in, is a file."""
+    from sim.errors import OutputError
+
     if plots is not None:
         there = next(path for path in (plots, *plots.parents) if path.exists())
         if not there.is_dir():
             raise OutputError(f"cannot draw into {plots}: {there} is a file, not a folder; choose another --plots")
-    from hwmodels.left_out import loans
-    from sim.cli.tables import print_json
-    from sim.validation.files import LEFT_OUT, comparisons, read_measured
-    from sim.validation.intervals import coverage, coverage_markdown, loans_markdown
-    from sim.validation.served import BREAKDOWNS, errors_by, served_pair, served_pairs, write_groups
-    from sim.validation.tables import to_markdown, write_csv
-    from workloads.write import write_whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared:
+    """A folder of measurements beside the predictions of its rows."""
+
+    folder: Folder
+    comparisons: Sequence[Comparison]
+    covered: Sequence[Coverage]
+
+    @property
+    def lines(self) -> list[ErrorLine]:
+        return [comparison.line for comparison in self.comparisons]
+
+    def served(self) -> list[tuple[str, Sequence[GroupErrors]]]:
+        """The errors of serving runs by family, stack, model and load, each with its title; none where no run was served."""
+        from sim.validation.served import BREAKDOWNS, errors_by, served_pair
+
+        pair = served_pair(self.comparisons)
+        return [] if pair is None else [(title, errors_by(pair, *names)) for title, names in BREAKDOWNS]
+
+
+def _compared(measured: Path, *, hardware: str | None, dtype: str | None, strict: bool) -> _Compared:
+    from sim.validation.files import comparisons, read_measured
+    from sim.validation.intervals import coverage
 
     folder = read_measured(measured, hardware=hardware, strict=strict, said=_said(hardware, dtype))
-    found = list(comparisons(folder, hardware=hardware))
-    lines = [comparison.line for comparison in found]
-    covered = coverage(folder.measurements, _profile_of(hardware))
-    if out is not None:
-        write_csv(lines, out)
-        if pairs := served_pairs(found):
-            write_groups(pairs, out.with_name(f"{out.stem}_served.csv"))
-    if markdown is not None:
-        try:
-            sections = (coverage_markdown(covered), loans_markdown(loans(folder.measurements)))
-            page = to_markdown(lines, folder.left_out, sections, served=found)
-            write_whole(markdown, page)
-        except OSError as error:
-            raise OutputError(f"cannot write {markdown}: {error.strerror}") from None
-    pair = served_pair(found)
-    served = [] if pair is None else [(title, errors_by(pair, *names)) for title, names in BREAKDOWNS]
-    if as_json:
-        print_json(
-            {
-                "files": [asdict(line) for line in lines],
-                "intervals": [asdict(line) for line in covered],
-                "served": [{"by": title, **asdict(group)} for title, groups in served for group in groups],
-                "left_out": folder.left_out,
-            }
-        )
-    else:
-        _print(lines, covered)
-        for title, groups in served:
-            _print_served(title, groups)
-    told: list[Path] = [path for path in (out, markdown) if path is not None]
-    if plots is not None and pair is not None:
-        from sim.plots.served import draw_served
-
-        told += draw_served(pair, plots)
-    if plots is not None:
-        from sim.plots.validation import draw_validation
-
-        told += draw_validation(found, plots)
-    for path in told if not as_json else ():
-        typer.echo(f"Written: {path}")
-    for sentence in folder.left_out:
-        typer.echo(f"Left out: {sentence}", err=True)
-    if folder.left_out:
-        typer.echo(folder.verdict, err=True)
-        raise typer.Exit(LEFT_OUT)
+    return _Compared(
+        folder=folder,
+        comparisons=list(comparisons(folder, hardware=hardware)),
+        covered=coverage(folder.measurements, _profile_of(hardware)),
+    )
 
 
-def _print(lines: Sequence[ErrorLine], covered: Sequence[Coverage]) -> None:
-    from sim.cli.tables import print_table
+def _write_csv(found: _Compared, out: Path) -> None:
+    """Write the table, and groups of serving runs beside it."""
+    from sim.validation.served import served_pairs, write_groups
+    from sim.validation.tables import write_csv
 
-    def shown(*values: float | None) -> list[str]:
-        return ["-" if value is None or math.isnan(value) else f"{value:.1f}" for value in values]
+    write_csv(found.lines, out)
+    if pairs := served_pairs(found.comparisons):
+        write_groups(pairs, out.with_name(f"{out.stem}_served.csv"))
 
+
+def _page(found: _Compared) -> str:
+    """The table as Markdown."""
+    from hwmodels.left_out import loans
+    from sim.validation.intervals import coverage_markdown, loans_markdown
+    from sim.validation.tables import to_markdown
+
+    sections = (coverage_markdown(found.covered), loans_markdown(loans(found.folder.measurements)))
+    return to_markdown(found.lines, found.folder.left_out, sections, served=found.comparisons)
+
+
+def _draw(found: _Compared, plots: Path) -> list[Path]:
+    from sim.plots.served import draw_served
+    from sim.plots.validation import draw_validation
+    from sim.validation.served import served_pair
+
+    pair = served_pair(found.comparisons)
+    return [*([] if pair is None else draw_served(pair, plots)), *draw_validation(found.comparisons, plots)]
+
+
+def _facts(found: _Compared) -> dict[str, Any]:
+    return {
+        "files": [asdict(line) for line in found.lines],
+        "intervals": [asdict(line) for line in found.covered],
+        "served": [{"by": title, **asdict(group)} for title, groups in found.served() for group in groups],
+        "left_out": found.folder.left_out,
+    }
+
+
+def _print(found: _Compared) -> None:
+    _print_files(found.lines)
+    if found.covered:
+        rows = [(line.family, f"{line.rows:,}", *_percents(line.held_pct, line.inside_pct)) for line in found.covered]
+        print_table(("90 % intervals of", "rows", "held-back rows in %", "all rows in %"), rows)
+    _print_reasons(found.lines)
+    for title, groups in found.served():
+        _print_served(title, groups)
+
+
+def _percents(*values: float | None) -> list[str]:
+    return ["-" if value is None or math.isnan(value) else f"{value:.1f}" for value in values]
+
+
+def _print_files(lines: Sequence[ErrorLine]) -> None:
     rows = [
         (
             line.file.removesuffix(".csv") + ("" if line.quantity == "latency" else f", {line.quantity}"),
             f"{line.rows:,}",
             f"{line.unmodelled:,}",
-            *shown(line.mape_pct, line.median_pct, line.p90_pct, line.bias_pct),
+            *_percents(line.mape_pct, line.median_pct, line.p90_pct, line.bias_pct),
         )
         for line in lines
     ]
     print_table(("file, quantity", "rows", "unmod.", "MAPE %", "median", "p90", "bias"), rows, fold_left=True)
-    if covered:
-        rows = [(line.family, f"{line.rows:,}", *shown(line.held_pct, line.inside_pct)) for line in covered]
-        print_table(("90 % intervals of", "rows", "held-back rows in %", "all rows in %"), rows)
+
+
+def _print_reasons(lines: Sequence[ErrorLine]) -> None:
+    """Print once for each file why rows have no prediction, and its notes."""
     seen: set[tuple[str, str]] = set()
     for line in lines:
         said = [(f"{count:,} rows without a prediction: {reason}", reason) for reason, count in line.reasons.items()]
@@ -176,8 +221,7 @@ def _print(lines: Sequence[ErrorLine], covered: Sequence[Coverage]) -> None:
 
 
 def _print_served(title: str, groups: Sequence[GroupErrors]) -> None:
-    """Errors of serving runs by family, stack, model or load."""
-    from sim.cli.tables import print_table
+    """Print the errors of serving runs by family, stack, model or load."""
 
     def shown(value: float, how: str) -> str:
         return "-" if math.isnan(value) else format(value, how)
@@ -194,7 +238,7 @@ def _print_served(title: str, groups: Sequence[GroupErrors]) -> None:
 
 
 def _profile_of(hardware: str | None) -> Profile | None:
-    """The one that `--hardware` prices every file with; None where each file names its device."""
+    """The profile that `--hardware` prices every file with; None where each file names its device."""
     from hwmodels.profiles import load_profile
 
     return None if hardware is None else load_profile(hardware)

@@ -14,7 +14,7 @@ from policies.acceptance import TwoState
 from sim.engine import PolicyError
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.decoding import DecodingSettings, TwoStates
+from sim.scenario.decoding import AcceptanceSettings, DecodingSettings, Distributions, TreeShape, TwoStates
 from sim.scenario.section import Policy
 
 if TYPE_CHECKING:
@@ -24,66 +24,95 @@ if TYPE_CHECKING:
     from workloads import ClosedLoop, Trace
 
 
+Find = Callable[[str], Path | None]
+"""Finds a named file beside the scenario or here."""
 ADAPTIVE_K_MAX = 8
 _KEY = "decoding.acceptance"
 
 
-def acceptance_of(settings: DecodingSettings, find: Callable[[str], Path | None]) -> Acceptance:
+def acceptance_of(settings: DecodingSettings, find: Find) -> Acceptance:
     """The process that `decoding.acceptance` states; ValueError with the key of what cannot be. *find*: where a named file is."""
     given = settings.acceptance
     assert given is not None
-    k = settings.num_speculative_tokens
-    largest = largest_k(settings)
     if given.policy is not None:
         return _own(given.policy)
-    key = _KEY
+    kind, value = next((kind, value) for kind in _KINDS if (value := getattr(given, kind)) is not None)
     try:
-        if given.alpha is not None:
-            return kinds.Iid(alpha=given.alpha)
-        if given.per_position is not None:
-            key += ".per_position"
-            assert given.kind is not None
-            return kinds.PerPosition(rates=tuple(given.per_position), kind=given.kind)
-        if given.mean_length is not None:
-            key += ".mean_length"
-            if given.at_k is None and not isinstance(k, int):
-                raise ValueError("say with how many drafted tokens it was measured, as at_k")
-            return kinds.MeanLength(mean=given.mean_length, at_k=given.at_k or largest)
-        if given.beta is not None:
-            key += ".beta"
-            return kinds.BetaAlpha(mean=given.beta.mean, sd=given.beta.sd)
-        if given.two_state is not None:
-            key += ".two_state"
-            return _two_state(given.two_state, largest)
-        if given.recorded is not None:
-            key += ".recorded"
-            return kinds.read_recorded(_file(given.recorded, find), recorded_k=given.recorded_k or largest)
-        if given.distributions is not None:
-            key += ".distributions"
-            return kinds.FromDistributions(
-                target=given.distributions.target,
-                draft=given.distributions.draft,
-                rule=settings.rule or "modified_rejection",
-                b=settings.b,
-            )
-        if given.published is not None:
-            key += ".published"
-            return kinds.published(given.published).acceptance
-        assert given.tree is not None
-        key += ".tree"
-        if settings.method in ("ngram", "draft_model"):
-            raise ValueError(
-                f"a tree of candidates comes from heads, and method {settings.method} drafts a chain; "
-                "use medusa, eagle or mtp"
-            )
-        return kinds.Tree(
-            accuracies=tuple(map(tuple, given.tree.accuracies)),
-            nodes=given.tree.nodes,
-            branching=None if given.tree.branching is None else tuple(given.tree.branching),
-            paths=None if given.tree.paths is None else tuple(map(tuple, given.tree.paths)),
-        )
+        return _KINDS[kind](value, settings, given, find)
     except ValueError as error:
+        key = _KEY if kind == "alpha" else f"{_KEY}.{kind}"
         raise ValueError(f"{key}: {error}") from None
+
+
+def _per_position(rates: list[float], settings: DecodingSettings, given: AcceptanceSettings, find: Find) -> Acceptance:
+    assert given.kind is not None
+    return kinds.PerPosition(rates=tuple(rates), kind=given.kind)
+
+
+def _mean_length(mean: float, settings: DecodingSettings, given: AcceptanceSettings, find: Find) -> Acceptance:
+    if given.at_k is None and not isinstance(settings.num_speculative_tokens, int):
+        raise ValueError("say with how many drafted tokens it was measured, as at_k")
+    return kinds.MeanLength(mean=mean, at_k=given.at_k or largest_k(settings))
+
+
+def _two_state(states: TwoStates, settings: DecodingSettings, given: AcceptanceSettings, find: Find) -> Acceptance:
+    if states.lag1 is None:
+        assert states.stay_good is not None
+        assert states.stay_bad is not None
+        return TwoState(
+            alpha_good=states.alpha_good,
+            alpha_bad=states.alpha_bad,
+            stay_good=states.stay_good,
+            stay_bad=states.stay_bad,
+        )
+    return TwoState.from_autocorrelation(
+        alpha_good=states.alpha_good,
+        alpha_bad=states.alpha_bad,
+        lag1=states.lag1,
+        at_k=largest_k(settings),
+        good_share=0.5 if states.good_share is None else states.good_share,
+    )
+
+
+def _recorded(name: str, settings: DecodingSettings, given: AcceptanceSettings, find: Find) -> Acceptance:
+    path = find(name)
+    if path is None:
+        raise ValueError(f"{name} does not exist, neither beside the scenario nor here")
+    return kinds.read_recorded(path, recorded_k=given.recorded_k or largest_k(settings))
+
+
+def _from_distributions(
+    stated: Distributions, settings: DecodingSettings, given: AcceptanceSettings, find: Find
+) -> Acceptance:
+    rule = settings.rule or "modified_rejection"
+    return kinds.FromDistributions(target=stated.target, draft=stated.draft, rule=rule, b=settings.b)
+
+
+def _tree(shape: TreeShape, settings: DecodingSettings, given: AcceptanceSettings, find: Find) -> Acceptance:
+    if settings.method in ("ngram", "draft_model"):
+        raise ValueError(
+            f"a tree of candidates comes from heads, and method {settings.method} drafts a chain; use medusa, eagle or mtp"
+        )
+    return kinds.Tree(
+        accuracies=tuple(map(tuple, shape.accuracies)),
+        nodes=shape.nodes,
+        branching=None if shape.branching is None else tuple(shape.branching),
+        paths=None if shape.paths is None else tuple(map(tuple, shape.paths)),
+    )
+
+
+_KINDS: dict[str, Callable[[Any, DecodingSettings, AcceptanceSettings, Find], Acceptance]] = {
+    "alpha": lambda alpha, *_: kinds.Iid(alpha=alpha),
+    "per_position": _per_position,
+    "mean_length": _mean_length,
+    "beta": lambda beta, *_: kinds.BetaAlpha(mean=beta.mean, sd=beta.sd),
+    "two_state": _two_state,
+    "recorded": _recorded,
+    "distributions": _from_distributions,
+    "published": lambda name, *_: kinds.published(name).acceptance,
+    "tree": _tree,
+}
+"""Each key that states a process, and the function that makes it of the key's value."""
 
 
 def _own(settings: Policy) -> Acceptance:
@@ -146,32 +175,6 @@ class OwnRecording(OwnAcceptance):
     """One that has only so many rounds."""
 
     finite: ClassVar[bool] = True
-
-
-def _two_state(settings: TwoStates, at_k: int) -> Acceptance:
-    if settings.lag1 is None:
-        assert settings.stay_good is not None
-        assert settings.stay_bad is not None
-        return TwoState(
-            alpha_good=settings.alpha_good,
-            alpha_bad=settings.alpha_bad,
-            stay_good=settings.stay_good,
-            stay_bad=settings.stay_bad,
-        )
-    return TwoState.from_autocorrelation(
-        alpha_good=settings.alpha_good,
-        alpha_bad=settings.alpha_bad,
-        lag1=settings.lag1,
-        at_k=at_k,
-        good_share=0.5 if settings.good_share is None else settings.good_share,
-    )
-
-
-def _file(name: str, find: Callable[[str], Path | None]) -> Path:
-    found = find(name)
-    if found is None:
-        raise ValueError(f"{name} does not exist, neither beside the scenario nor here")
-    return found
 
 
 def largest_k(settings: DecodingSettings) -> int:

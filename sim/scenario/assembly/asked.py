@@ -58,7 +58,7 @@ def asked_for(
 
 
 def of_model(workload: Trace | ClosedLoop, row: int | None) -> Trace | ClosedLoop:
-    """The requests of one model; all where nobody asks for it."""
+    """The requests of one model; all where none asks for a model by name."""
     if row is None:
         return workload
     chosen = np.flatnonzero(workload.model_index == row)  # type: ignore[union-attr]

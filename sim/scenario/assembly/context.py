@@ -1,4 +1,4 @@
-"""What a server's limit of prompt and answer (`memory.max_model_len`) makes of the requests."""
+"""The effect of a server's limit of prompt and answer (`memory.max_model_len`) on the requests."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check_longest(scenario: Scenario, plan: MemoryPlan) -> None:
 
 
 def beyond_own_context(pools: Sequence[PoolOf]) -> Iterator[str]:
-    """Says so where a limit is above what the model's own config has."""
+    """A note where a limit is above what the model's own config has."""
     for each in (scenario for pool in pools for scenario in pool.scenarios):
         limit = each.memory.max_model_len
         own = None if limit is None else load_model(each.find(each.model) or each.model).max_positions

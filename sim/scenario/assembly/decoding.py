@@ -12,7 +12,7 @@ from policies.acceptance import PUBLISHED
 from policies.decoding import Speculative, best_table
 from sim.scenario import named
 from sim.scenario.assembly.acceptance import acceptance_of, check_recording, largest_k
-from sim.scenario.assembly.draft import drafting_by_own_layers, drafting_of
+from sim.scenario.assembly.draft import Drafting, drafting_by_own_layers, drafting_of
 from sim.scenario.decoding import WITHOUT_DRAFT, DecodingSettings
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import mean_context
@@ -34,7 +34,7 @@ _ADAPTIVE_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltDecoding:
-    """What a replica needs to speculate, and what its results should say about it."""
+    """The parts that a replica needs to speculate, and the facts about it for the results."""
 
     decoding: Speculative
     draft_cost: CostModel | None
@@ -63,53 +63,71 @@ def build_decoding(
     if target.model.is_encoder:
         raise ValueError(f"decoding: {target.model.name} is an encoder and emits no tokens; leave decoding out")
 
-    method = settings.method
-    manifest: dict[str, Any] = {"method": method, "overhead_s": settings.overhead_s}
-    draft_cost: CostModel | None = None
-    if settings.num_speculative_tokens is None and settings.draft is None and settings.method == "mtp":
-        settings = settings.model_copy(update={"num_speculative_tokens": target.model.mtp_layers or None})
+    method, settings = settings.method, _with_k_of_heads(settings, target)
     drafting = None
     if settings.draft is not None:
         drafting = drafting_of(settings.draft, target=target, plan=plan, beside=beside, find=find)
-    elif settings.method == "mtp":
+    elif method == "mtp":
         drafting = drafting_by_own_layers(target, largest_k(settings), plan=plan, beside=beside)
-    if drafting is not None:
-        draft_cost, plan, manifest["draft"] = drafting.cost, drafting.plan, drafting.manifest
+    draft_cost = None if drafting is None else drafting.cost
     most = _most_running(scheduler, workload)
     acceptance = acceptance_of(settings, find)
-    if settings.acceptance is not None and settings.acceptance.published is not None:
-        manifest["acceptance_source"] = PUBLISHED[settings.acceptance.published].source
     k = settings.num_speculative_tokens
     if k is None:
         k = acceptance.depth  # type: ignore[attr-defined]
     elif k == "adaptive":
         k = _adaptive(settings, acceptance, target, draft_cost, workload, most)
-        manifest["adaptive"] = {"context_tokens": mean_context(workload), "rows": [list(row) for row in k]}
     assert not isinstance(k, str)
     try:
         decoding = Speculative(method=method, num_speculative_tokens=k, acceptance=acceptance)
     except ValueError as error:
         raise ValueError(f"decoding: {error}") from None
+    _check_table(decoding, most)
+    if settings.acceptance is not None and settings.acceptance.recorded is not None:
+        check_recording(decoding, workload)
+    return BuiltDecoding(
+        decoding=decoding,
+        draft_cost=draft_cost,
+        overhead_s=settings.overhead_s,
+        plan=plan if drafting is None else drafting.plan,
+        manifest=_manifest(settings, decoding, drafting, workload),
+    )
+
+
+def _with_k_of_heads(settings: DecodingSettings, target: Deployment) -> DecodingSettings:
+    """*settings* with as many drafted tokens as the target has layers of its own for mtp, where nothing else is said."""
+    if settings.num_speculative_tokens is not None or settings.draft is not None or settings.method != "mtp":
+        return settings
+    return settings.model_copy(update={"num_speculative_tokens": target.model.mtp_layers or None})
+
+
+def _check_table(decoding: Speculative, most: int) -> None:
+    """ValueError where the table of drafted tokens ends before the largest batch, *most*."""
     last = decoding.table[-1][1]
     if last is not None and last < most:
         raise ValueError(
             f"decoding.num_speculative_tokens ends at a batch of {last}, but up to {most} sequences may run; "
             "raise its last bound or make it null"
         )
-    if settings.acceptance is not None and settings.acceptance.recorded is not None:
-        check_recording(decoding, workload)
-    manifest["num_speculative_tokens"] = [list(row) for row in decoding.table]
-    manifest["acceptance"] = _named(acceptance)
-    manifest["mean_length"] = {
-        str(k): acceptance.mean_length(k) for k in sorted({k for _, _, k in decoding.table if k})
-    }
-    return BuiltDecoding(
-        decoding=decoding,
-        draft_cost=draft_cost,
-        overhead_s=settings.overhead_s,
-        plan=plan,
-        manifest=manifest,
-    )
+
+
+def _manifest(
+    settings: DecodingSettings, decoding: Speculative, drafting: Drafting | None, workload: Trace | ClosedLoop
+) -> dict[str, Any]:
+    """The facts about the method that results keep."""
+    found: dict[str, Any] = {"method": settings.method, "overhead_s": settings.overhead_s}
+    if drafting is not None:
+        found["draft"] = drafting.manifest
+    if settings.acceptance is not None and settings.acceptance.published is not None:
+        found["acceptance_source"] = PUBLISHED[settings.acceptance.published].source
+    table = [list(row) for row in decoding.table]
+    if settings.num_speculative_tokens == "adaptive":
+        found["adaptive"] = {"context_tokens": mean_context(workload), "rows": table}
+    found["num_speculative_tokens"] = table
+    found["acceptance"] = _named(decoding.acceptance)
+    drafted = sorted({k for _, _, k in decoding.table if k})
+    found["mean_length"] = {str(k): decoding.acceptance.mean_length(k) for k in drafted}
+    return found
 
 
 def _most_running(scheduler: Scheduler, workload: Trace | ClosedLoop) -> int:
@@ -162,7 +180,8 @@ def _named(acceptance: Acceptance) -> str:
 
 
 def slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, Any]:
-    """What drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the budget."""
+    """The resources that drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the
+    budget."""
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     if decoding is None or method not in DRAFT_HAS_KV:
         return {}

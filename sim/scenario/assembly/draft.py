@@ -1,4 +1,4 @@
-"""What drafts for a target: a model of its own on its GPUs, a share of its step, or a time."""
+"""The drafter of a target: a model of its own on its GPUs, a share of its step, or a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drafting_of(
     beside: Callable[[Deployment], MemoryPlan],
     find: Callable[[str], Path | None],
 ) -> Drafting:
-    """What *settings* say that drafts for *target*; *plan* is the memory without a draft, *beside* gives it with one.
+    """The drafter that *settings* describe for *target*; *plan* is the memory without a draft, *beside* gives it with one.
 
     ValueError where a draft model does not go with the target or does not fit.
     """

@@ -1,4 +1,4 @@
-"""What an engine chooses by itself where the settings of its scheduler are left out."""
+"""The choices that an engine makes by itself where the settings of its scheduler are left out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def left_to_the_engine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Around:
-    """What the choice depends on beside the settings of the scheduler."""
+    """The facts that the choice depends on beside the settings of the scheduler."""
 
     scenario: Scenario
     deployment: Deployment
@@ -118,4 +118,4 @@ _ENGINES: Mapping[str, Callable[[_Around, str, Mapping[str, Any]], dict[str, Any
     "trtllm": _of_trtllm,
     "vllm": _of_vllm,
 }
-"""By the name of the scheduler, at its dotted key."""
+"""The choices of each engine by the name of the scheduler, at its dotted key."""

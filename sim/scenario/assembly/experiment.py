@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from sim.engine import Experiment, MachineSpec
-from sim.engine.streaming import Stream
+from sim.engine.record.streaming import Stream
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for
@@ -39,7 +39,7 @@ class Built:
     manifest: dict[str, Any]
     slo: dict[str, float | None]
     class_limits: dict[str, dict[str, float]]
-    """Of classes by name, the limits that their requests keep together."""
+    """The limits that requests of a class keep together, by its name."""
 
 
 def build(scenario: Scenario) -> Experiment:

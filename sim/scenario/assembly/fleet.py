@@ -10,8 +10,8 @@ from hwmodels.cold_starts import cold_start, cold_starts
 from hwmodels.slowed import slowed
 from policies.control import Perfect, PoolSeen, Schedule, Seen
 from sim.engine import MachineSpec
-from sim.engine.links import Slowdown, check_slowdowns
-from sim.engine.lives import Failing, FleetSpec, Life, Outage, Scaling
+from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
+from sim.engine.tiers.links import Slowdown, check_slowdowns
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | ClosedLoop) -> FleetSpec | None:
-    """What becomes of the machines of *pools*; None where all of them are there from beginning to end.
+    """The fleet of the machines of *pools*; None where all of them are there from beginning to end.
 
     ScenarioError for what cannot be, or is not modelled.
     """
@@ -110,7 +110,7 @@ def _scaling(
 def _known_arrivals_s(
     scenario: Scenario, pool: PoolOf, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
 ) -> list[float] | None:
-    """When the requests of *pool* arrive at the deployment; None where that is not known before the run."""
+    """The times at which the requests of *pool* arrive at the deployment; None where that is not known before the run."""
     rivals = [each for each in pools if each is not pool and set(each.serves) & set(pool.serves)]
     if not isinstance(workload, Trace) or any(
         "both" in (each.role, pool.role) or each.role == pool.role for each in rivals
@@ -159,7 +159,7 @@ def with_slow(scenario: Scenario, machines: Sequence[ReplicaSpec | MachineSpec])
 
 
 def slowdowns_of(degraded: Sequence[Degraded], where: str) -> tuple[Slowdown, ...]:
-    """When a link is not what it was; ScenarioError where two of those times overlap."""
+    """The times at which a link is degraded; ScenarioError where two of those times overlap."""
     found = tuple(
         Slowdown(at_s=each.at_s, for_s=each.for_s, factor=each.factor, latency_s=each.added_latency_s)
         for each in degraded
@@ -172,7 +172,7 @@ def slowdowns_of(degraded: Sequence[Degraded], where: str) -> tuple[Slowdown, ..
 
 
 def about_fleet(pools: Sequence[PoolOf]) -> Iterator[str]:
-    """Says how machines start where nobody said it, or where another's start stands in."""
+    """A note about how machines start where no start is given, or where that of another model stands in."""
     for pool in pools:
         settings = pool.autoscale
         if settings is None:

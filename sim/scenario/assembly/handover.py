@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import held_bytes, keeps_every_token
 from hwmodels.transfers import transfer_terms
-from sim.engine.links import LinkSpec
-from sim.engine.roles import HandoverSpec, KvPath
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.fleet import slowdowns_of
@@ -24,13 +24,13 @@ from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from sim.engine.roles import FirstToken, Room
+    from sim.engine.spec.roles import FirstToken, Room
     from workloads import ClosedLoop, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a serving stack hands requests over."""
+    """The way in which a serving stack hands requests over."""
 
     first_token: FirstToken
     room: Room
@@ -90,7 +90,7 @@ KEEP_DRAFT_KV = ("draft_model", "eagle", "mtp")
 def handover_of(
     scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Trace | ClosedLoop
 ) -> HandoverSpec | None:
-    """How the pools hand requests over; None where all of them do both. ScenarioError for what cannot be."""
+    """The way in which the pools hand requests over; None where all of them do both. ScenarioError for what cannot be."""
     if all(pool.role == "both" for pool in pools):
         return None
     settings = _settings(scenario)
@@ -311,7 +311,7 @@ def bandwidth_of(link: KvLink, sender: Deployment, receiver: Deployment) -> tupl
 
 
 def repack_s_per_byte(receiver: Deployment) -> float:
-    """What has arrived is read and written once, by all ranks at once, at the datasheet's bandwidth: an assumption."""
+    """Seconds for each byte of arrived KV, which all ranks read and write once at the datasheet's bandwidth: an assumption."""
     return 2.0 / (receiver.device.hbm_bytes_per_s * receiver.parallel.tensor * receiver.parallel.pipeline)
 
 
@@ -323,7 +323,7 @@ def _same_layout(one: Deployment, two: Deployment) -> bool:
 
 
 def facts_of(scenario: Scenario, pools: Sequence[PoolOf], spec: HandoverSpec | None) -> dict[str, Any]:
-    """What the manifest says of the handing over; empty where there is none."""
+    """The manifest's facts about the hand-over; empty where there is none."""
     if spec is None:
         return {}
     way = way_of(scenario, pools)
@@ -359,7 +359,7 @@ def facts_of(scenario: Scenario, pools: Sequence[PoolOf], spec: HandoverSpec | N
 
 
 def notes_of_handover(scenario: Scenario, pools: Sequence[PoolOf], spec: HandoverSpec | None) -> list[str]:
-    """What is assumed of links, what unequal layouts cost, and what is not sent."""
+    """Notes about what is assumed of links, what unequal layouts cost, and what is not sent."""
     if spec is None:
         return []
     notes = [

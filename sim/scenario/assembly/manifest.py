@@ -1,4 +1,4 @@
-"""What the results of an experiment say of where it came from."""
+"""The facts that the results of an experiment keep about its origin."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _label(pools: list[PoolOf], built: list[list[Hosted]], plain: bool) -> str:
 
 
 def _gpus(pool: PoolOf) -> str:
-    """How many it has, from the fewest to the most where machines come and go."""
+    """The number of GPUs, from the fewest to the most where machines come and go."""
     if pool.autoscale is None or pool.autoscale.min == pool.autoscale.max:
         return f"{pool.gpus}"
     return f"{pool.autoscale.min * pool.scenarios[0].parallel.gpus} to {pool.gpus}"
@@ -102,7 +102,7 @@ def _name(pool: PoolOf, i: int, plain: bool) -> str:
 
 
 def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any]:
-    """What the manifest says of each pool; `rows` are the values of the column `replica` that are its own."""
+    """The manifest's facts about each pool; `rows` are the values of the column `replica` that are its own."""
     found, first = {}, 0
     alone = len(built) == len(built[0]) == 1
     for pool, hosted in zip(pools, built, strict=True):
@@ -132,7 +132,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any
 
 
 def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
-    """What the manifest says of a model on its machines."""
+    """The manifest's facts about a model on its machines."""
     deployment, decoding = pool.deployments[i], hosted[i].decoding
     model, device, provenance = deployment.model, deployment.device, deployment.provenance
     usd_per_hour, price_source = price_of(pool.scenarios[i], device)
@@ -167,7 +167,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
 
 
 def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """What the prices come from (`trust`), and factors of a 90 % interval for TPOT and TTFT where deployments were held back of the
+    """The sources of the prices (`trust`), and factors of a 90 % interval for TPOT and TTFT where deployments were held back of the
     stack's fit; `why_not` where there are none."""
     profile = deployment.profile
     stack = provenance.get("serving_stack", {})

@@ -1,4 +1,4 @@
-"""How the devices of a replica divide their memory."""
+"""The division of the memory of a replica's devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import keeps_every_token
-from hwmodels.memory import engine_defaults, memory_plan, share_machine, stack_memories, stack_memory
+from hwmodels.memory import LargestBatch, engine_defaults, memory_plan, share_machine, stack_memories, stack_memory
 from hwmodels.overheads import at_or_before
 from hwmodels.stack_files import load_stack_file
 from sim.errors import ScenarioError
@@ -46,7 +46,7 @@ def memory_of(
     workload: Trace | ClosedLoop | None = None,
     draft: Deployment | None = None,
 ) -> MemoryPlan:
-    """How the memory of *scenario*'s devices is divided; its *scheduler*'s limits, or else the stack's, are those of the profile
+    """The division of the memory of *scenario*'s devices; its *scheduler*'s limits, or else the stack's, are those of the profile
     run. Layers that do not keep every token are counted at the mean context of *workload*, or else at the longest.
     ValueError for a share by another stack's name, or a release that is not known. What is given and changes nothing, and an
     account of another release than the overheads', are among the plan's notes."""
@@ -70,20 +70,23 @@ def memory_of(
     plan = memory_plan(
         deployment,
         rules,
-        tokens=defaults.max_num_batched_tokens if tokens is None else tokens,
-        sequences=defaults.max_num_seqs if sequences is None else sequences,
+        largest=LargestBatch(
+            defaults.max_num_batched_tokens if tokens is None else tokens,
+            defaults.max_num_seqs if sequences is None else sequences,
+        ),
         share=memory.shares.get(setting),
         reserve_bytes=memory.reserve_bytes,
         block_tokens=memory.block_tokens,
         draft=draft,
-        override=override,
         context_tokens=None if workload is None else mean_context(workload),
     )
-    return replace(plan, notes=(*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules)))
+    notes = (*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules))
+    return replace(plan, override=override, notes=notes)
 
 
 def _fitted_kv_factor(scenario: Scenario) -> float:
-    """How many times the accounted blocks a fitted stack was found to have; 1 for a stack by name, and where it was not fitted."""
+    """The blocks that a fitted stack was found to have over those that are accounted for; 1 for a stack by name, and where it was
+    not fitted."""
     file = scenario.stack_file
     return 1.0 if file is None else load_stack_file(file).kv_factor
 
@@ -94,7 +97,7 @@ def _by_name(scenario: Scenario) -> Scenario:
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:
-    """Says so where the cache's size is given and something beside it that would have decided it."""
+    """A note where the cache's size is given and something beside it that would have decided it."""
     memory = scenario.memory
     if memory.kv_blocks is None:
         return
@@ -108,7 +111,7 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
 
 
 def _of_two_releases(scenario: Scenario, rules: StackMemory | None) -> Iterator[str]:
-    """Says so where overheads are those of one release of the stack, and the account of memory that of another."""
+    """A note where overheads are those of one release of the stack, and the account of memory that of another."""
     release = scenario.serving_release
     if release is None or rules is None or scenario.memory.release is None or scenario.memory.kv_blocks is not None:
         return

@@ -1,4 +1,4 @@
-"""What a run leaves out, borrows or does not use, in sentences."""
+"""The things that a run leaves out, borrows or does not use, in sentences."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def notes_of(
 
 
 def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
-    """What of the workload the run leaves out; *model* serves everything, unless it is empty."""
+    """The parts of the workload that the run leaves out; *model* serves everything, unless it is empty."""
     notes = list(workload.notes)
     models = getattr(workload, "models", ())
     if len(models) > 1 and model:
@@ -88,7 +88,7 @@ def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
 
 
 def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: Trace | ClosedLoop) -> Iterator[str]:
-    """Says so where a router asks for what nobody knows."""
+    """A note where a router asks for a fact that is not known."""
     knows, name = knowledge_of(router) or Knowledge(), scenario.router.policy
     if sum(pool.replicas for pool in pools) == 1:
         return
@@ -110,7 +110,7 @@ def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: 
 
 
 def _unused(scenario: Scenario) -> list[str]:
-    """Says which settings of the top level no pool takes, each having its own."""
+    """A note about which settings of the top level no pool takes, each having its own."""
     if scenario.placement is not None:
         own = [{"model", "replicas", "parallel"}]
         whose = "the placement says its own"
@@ -136,7 +136,7 @@ def _unused(scenario: Scenario) -> list[str]:
 
 
 def _extra_layers(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
-    """Says so where a model's layers for multi-token prediction stay out."""
+    """A note where a model's layers for multi-token prediction stay out."""
     n, decoding = deployment.model.mtp_layers, scenario.decoding
     if n and (decoding.method != "mtp" or decoding.draft is not None):
         yield (
@@ -146,7 +146,7 @@ def _extra_layers(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
 
 
 def _borrowed(deployment: Deployment) -> Iterator[str]:
-    """Says so where another device's measurements stand in."""
+    """A note where another device's measurements stand in."""
     profile = deployment.profile
     if profile is None:
         return
@@ -209,7 +209,7 @@ def _of_two_engines(scenario: Scenario) -> Iterator[str]:
 
 
 def _priorities(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
-    """Says so where priorities are given and not asked for, or asked for and not given."""
+    """A note where priorities are given and not asked for, or asked for and not given."""
     given = getattr(workload, "priority", None) is not None
     if given and not any(map(_asks_for_priority, schedulers)):
         yield (
@@ -240,7 +240,7 @@ def _orders_by_priority(scheduler: Any) -> bool:
 
 
 def _allowances(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
-    """Says so where memory is kept for what clients allow, and nothing says what that is."""
+    """A note where memory is kept for what clients allow, and nothing says what that is."""
     if workload.max_tokens is None and any(map(reserves, schedulers)) and workload.output_tokens.any():
         yield (
             "The scheduler keeps KV memory for the longest answer that a client allows, and the workload does not say how long "

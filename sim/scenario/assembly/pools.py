@@ -14,7 +14,7 @@ from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from sim.engine.roles import Role
+    from sim.engine.spec.roles import Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class PoolOf:
     name: str
     """Empty where the scenario has no pools."""
     serves: tuple[str, ...]
-    """By what names a workload asks for the models."""
+    """The names by which a workload asks for the models."""
     scenarios: tuple[Scenario, ...]
     deployments: tuple[Deployment, ...] = ()
     role: Role = "both"
@@ -39,7 +39,7 @@ class PoolOf:
         return self.scenarios[0].autoscale
 
     def prefix(self, i: int) -> str:
-        """What comes before the keys of the settings of its model *i*."""
+        """The text before the keys of the settings of its model *i*."""
         if not self.name:
             return ""
         return f"pools.{self.name}.{self.serves[i]}." if len(self.serves) > 1 else f"pools.{self.name}."
@@ -68,7 +68,7 @@ def pools_of(scenario: Scenario) -> list[PoolOf]:
 
 
 def _original(scenario: Scenario, model: str) -> str:
-    """Of which model NAME#TAG is a copy."""
+    """The model that NAME#TAG is a copy of."""
     return model if scenario.find(model) is not None else model.partition("#")[0]
 
 

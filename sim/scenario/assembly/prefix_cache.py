@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import cached_kinds, groups_of
 from policies.routers import knowledge_of
-from sim.engine.experiment import LeftBehind
+from sim.engine.spec.experiment import LeftBehind
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.model import ModelSpec
-    from sim.engine.experiment import PrefixCacheKind
+    from sim.engine.spec.experiment import PrefixCacheKind
     from workloads import ClosedLoop, Trace
 
 _READS_THE_TARGET = ("eagle", "mtp")
@@ -71,7 +71,7 @@ def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoo
 
 
 def without_cache(scenario: Scenario) -> Iterator[str]:
-    """A note for a trace that says which prompts share a beginning, where nobody asks, or another engine's rules answer."""
+    """A note for a trace that says which prompts share a beginning, where no cache is asked for or another engine's rules hold."""
     stack = scenario.stack_name
     if _kind(scenario) == "blocks" and stack in _EVICTS:
         tiers = ", as in every run with memory.tiers" if _CACHES.get(stack) == "tree" and scenario.memory.tiers else ""
@@ -107,7 +107,7 @@ def windows_left_behind(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
 
 
 def _left_behind(scenario: Scenario, model: ModelSpec, block_tokens: int) -> LeftBehind | None:
-    """What a model's layers with windows leave in vLLM's cache.
+    """The pages that a model's layers with windows leave in vLLM's cache.
 
     Groups of layers take their pages from one pool. A page that a group's window has passed counts as free with its content kept,
     like what a finished sequence had (vLLM 0.32.0, v1/core/single_type_kv_cache_manager.py: `remove_skipped_blocks`; where pages of
@@ -131,7 +131,7 @@ def _groups(scenario: Scenario, model: ModelSpec) -> tuple[int, int]:
 
 
 def sorts_by_nothing(scenario: Scenario) -> Iterator[str]:
-    """A note where a scheduler is to sort who waits by what a prefix cache holds, and there is none."""
+    """A note where a scheduler is to sort waiting requests by what a prefix cache holds, and there is none."""
     if _kind(scenario) != "tree" and any(each.get("schedule_policy") == "lpm" for _, each in _schedulers(scenario)):
         yield "scheduler.schedule_policy is lpm and there is no radix cache: requests are served first come, first served."
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def price_of(scenario: Scenario, device: Device) -> tuple[float | None, str | None]:
-    """US dollars an hour of *device*, and where that is from; None where nobody lists a price.
+    """US dollars an hour of *device*, and where that is from; None where no provider lists a price.
 
     ScenarioError for a file of prices that cannot be read, and for a provider who is not in it.
     """

@@ -60,7 +60,7 @@ def with_ranks(scenario: Scenario, spec: ReplicaSpec) -> ReplicaSpec | MachineSp
 
 
 def ranks_of(scenario: Scenario) -> dict[str, Any]:
-    """What the manifest says of them; empty where there are none."""
+    """The manifest's facts about the ranks; empty where there are none."""
     if scenario.parallel.data == 1:
         return {}
     balance = scenario.prompt_balance

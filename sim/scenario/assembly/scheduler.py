@@ -42,7 +42,7 @@ def policy_of(
 
 
 def preempting(scenario: Scenario, scheduler: Any) -> Any:
-    """*scheduler* with what `memory.preemption` puts around it; ScenarioError where two would say who gives way."""
+    """*scheduler* with what `memory.preemption` puts around it; ScenarioError where two would choose the sequences to preempt."""
     if any(isinstance(each, EvictNewest) and evicts(each.inner) for each in named.layers(scheduler)):
         raise ScenarioError(
             f"{scenario.source}: scheduler: evict_newest wraps a scheduler that says itself who gives way when memory runs "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.engine.tiers import TierSpec, check_tiers
+from sim.engine.tiers.tiers import TierSpec, check_tiers
 from sim.errors import ScenarioError
 from sim.scenario.assembly.fleet import slowdowns_of
 from sim.scenario.assembly.pools import PoolOf

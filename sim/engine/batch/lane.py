@@ -1,0 +1,228 @@
+"""A micro-batch slot of a tenant: its sequences, what of them is in flight, and how a policy sees them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, overload
+
+from hwmodels.reach import Window
+from hwmodels.totals import Totals
+from policies.view import ALWAYS_NS, PartialSeq, ReplicaView, RunningSeq, WaitingSeq
+from sim.engine.batch.decoding import RunningSet
+from sim.engine.batch.padding import padded
+from sim.engine.batch.prices import Prices
+from sim.engine.batch.span import Span
+from sim.engine.batch.stages import Stages
+from sim.engine.batch.version import HeldPlan
+from sim.engine.record.columns import BUBBLES
+from sim.engine.time.clock import TICK_BITS
+
+_LINE_ERROR_BITS = 22
+"""2**-22 is above `sim.engine.batch.pricing.LINE_ERROR`."""
+
+
+class Paused(NamedTuple):
+    """A decoding sequence that the present plan leaves out."""
+
+    cached: int
+    blocks: int
+    token_ns: int
+
+
+class Prepared(NamedTuple):
+    """An iteration of a rank whose length is known when those of the others are."""
+
+    priced: Totals
+    totals: Totals
+    """As they are recorded."""
+    draft_steps: int
+    growth: int
+    """KV blocks that its decodes take."""
+
+
+class Ended(NamedTuple):
+    """A sequence that has ended in the iteration before, where plans are made ahead: the coming one was made as if it had not."""
+
+    cached: int
+    blocks: int
+    """That it gave back."""
+    growth_blocks: int
+    """That its next step would have taken."""
+    steps_on: bool
+    """It was not known to end, and takes one step more, whose tokens are dropped."""
+    promised_blocks: int
+    """That it might have come to hold, where the scheduler reserves."""
+    emitted_last: int
+    """Tokens of its last iteration."""
+
+
+class Lane:
+    """A micro-batch slot: sequences that iterate together. Without a pipeline there is one."""
+
+    __slots__ = (
+        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "growth", "held", "index",
+        "last_round_ns", "leaving", "partial", "paused", "prepared", "run", "span", "through_arrivals", "view", "wake_ns",
+    )  # fmt: skip
+
+    def __init__(self, index: int, decoding: RunningSet) -> None:
+        self.index = index
+        self.decoding = decoding
+        self.admitted: dict[int, None] = {}
+        """Everybody, oldest admission first: partial, decoding or paused."""
+        self.partial: dict[int, PartialSeq] = {}
+        self.paused: dict[int, Paused] = {}
+        self.last_round_ns = -1
+        self.leaving: dict[int, Ended] = {}
+        """Where plans are made ahead, who has ended in the latest iteration; among the admitted until the next one starts."""
+        self.bubbles = [0] * len(BUBBLES)
+        """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
+        self.bubbles_at_join: dict[int, list[int]] = {}
+        self.view = ReplicaView()
+        """Made by the tenant, who sets what has changed at each look."""
+        self.growth = 0
+        """KV blocks that its decodes need for their next step, as it was shown last."""
+        self.wake_ns = ALWAYS_NS
+        """Where the latest plan was empty: when its answer ends."""
+        self.held: HeldPlan | None = None
+        self.prepared: Prepared | None = None
+        """Of a rank: the iteration that is about to start."""
+        # In flight, or as it was when the latest span ended:
+        self.span: Span | None = None
+        self.decodes = False
+        self.run: tuple[tuple[int, int], ...] = ()
+        self.completing: Sequence[int] = ()
+        self.through_arrivals = True
+
+    def undo_prompts(self) -> None:
+        """The prompt tokens of an iteration that does not come to its end have not been computed."""
+        for id_, tokens in self.run:
+            partial = self.partial[id_]
+            self.partial[id_] = partial._replace(cached_tokens=partial.cached_tokens - tokens)
+
+    def forget_the_leaving(self) -> None:
+        """Who has ended is now known to have ended."""
+        for id_ in self.leaving:
+            del self.admitted[id_]
+        self.leaving.clear()
+
+
+class QueueView(Sequence[WaitingSeq]):
+    """The queue as policies see it: nothing to write with."""
+
+    __slots__ = ("_describe", "_queue", "hidden")
+
+    def __init__(self, queue: deque[WaitingSeq], describe: Callable[[WaitingSeq], WaitingSeq] | None = None) -> None:
+        """*describe*: what is shown of each; None: as it is."""
+        self._queue = queue
+        self._describe = describe
+        self.hidden = 0
+        """The last so many came after the plan was made."""
+
+    def __len__(self) -> int:
+        return len(self._queue) - self.hidden
+
+    def __bool__(self) -> bool:
+        return len(self._queue) > self.hidden
+
+    def __iter__(self) -> Iterator[WaitingSeq]:
+        known = iter(self._queue) if not self.hidden else islice(self._queue, len(self))
+        return known if self._describe is None else map(self._describe, known)
+
+    @overload
+    def __getitem__(self, index: int) -> WaitingSeq: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[WaitingSeq, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> WaitingSeq | tuple[WaitingSeq, ...]:
+        if self.hidden or isinstance(index, slice):
+            return tuple(self)[index]
+        seq = self._queue[index]
+        return seq if self._describe is None else self._describe(seq)
+
+
+class RunningView(Sequence[RunningSeq]):
+    """A lane's admitted sequences, oldest first, built when looked at."""
+
+    __slots__ = ("_describe", "_lane")
+
+    def __init__(self, lane: Lane, describe: Callable[[Lane, int], RunningSeq]) -> None:
+        self._lane = lane
+        self._describe = describe
+
+    def __len__(self) -> int:
+        return len(self._lane.admitted)
+
+    @overload
+    def __getitem__(self, index: int) -> RunningSeq: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RunningSeq, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> RunningSeq | tuple[RunningSeq, ...]:
+        ids = list(self._lane.admitted)
+        if isinstance(index, slice):
+            return tuple(self._describe(self._lane, id_) for id_ in ids[index])
+        return self._describe(self._lane, ids[index])
+
+    def __reversed__(self) -> Iterator[RunningSeq]:
+        for id_ in reversed(self._lane.admitted):
+            yield self._describe(self._lane, id_)
+
+
+class Elsewhere(Sequence[int]):
+    """Who has been admitted to the other micro-batches, built when looked at."""
+
+    __slots__ = ("_lane", "_lanes")
+
+    def __init__(self, lanes: Sequence[Lane], lane: Lane) -> None:
+        self._lanes = lanes
+        self._lane = lane
+
+    def __len__(self) -> int:
+        return sum(len(lane.admitted) for lane in self._lanes if lane is not self._lane)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return [id_ for lane in self._lanes if lane is not self._lane for id_ in lane.admitted][index]
+
+    def __iter__(self) -> Iterator[int]:
+        return (id_ for lane in self._lanes if lane is not self._lane for id_ in lane.admitted)
+
+
+class LanePrice:
+    """What an iteration of a lane may cost; see `policies.view.StepPrice`."""
+
+    __slots__ = ("_lane", "_pads_to", "_prices", "_stages", "_window")
+
+    def __init__(self, lane: Lane, prices: Prices, stages: Stages, window: Window, pads_to: int) -> None:
+        self._lane = lane
+        self._prices = prices
+        self._stages = stages
+        self._window = window
+        self._pads_to = pads_to
+
+    def done_ns(self, prompts: Sequence[int], /) -> int:
+        lane, decoding = self._lane, self._lane.decoding
+        n = decoding.n + len(lane.paused)
+        queries = n * decoding.query_tokens
+        kv = decoding.cached + sum(paused.cached for paused in lane.paused.values()) + queries if n else 0
+        tokens = sum(prompts)
+        pairs = sum(prompt * (prompt + 1) // 2 for prompt in prompts)
+        totals = Totals(queries + tokens, tokens, len(prompts), pairs, tokens, n, kv, queries + len(prompts), pairs, kv)
+        if self._pads_to:
+            context = max((seq.cached_tokens for seq in lane.view.running), default=0)
+            run = [(0, prompt) for prompt in prompts]
+            totals = padded(totals, run, decoding.query_tokens, context, self._pads_to, self._window)
+        durations, handover = self._prices.stages(totals, decoding.draft_steps if n else 0)
+        # Iterations of decodes alone are priced on lines, a little beside the cost model.
+        durations = [ticks + (ticks >> _LINE_ERROR_BITS) for ticks in durations] if n and not prompts else durations
+        ends = self._stages.through(lane.view.now_ns << TICK_BITS, durations, handover=handover)
+        return -(-ends[-1] >> TICK_BITS)

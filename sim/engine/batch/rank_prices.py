@@ -1,0 +1,102 @@
+"""What a step takes that the ranks of a machine take together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast
+
+import numpy as np
+
+from hwmodels.cost import RankedCostModel
+from hwmodels.totals import Totals
+from sim.engine.batch.pricing import LineAt, Prices, Pricing, whole_ticks
+from sim.engine.record.columns import IntArray
+from sim.engine.time.clock import to_ticks
+
+IDLE: Final = Totals(*(0,) * len(Totals._fields))
+"""What a rank does that has nothing to do."""
+
+
+class CommonPrices(Prices):
+    """Ticks of the steps of ranks."""
+
+    def __init__(self, pricing: Pricing, n_ranks: int) -> None:
+        self._pricing = pricing
+        self._n_ranks = n_ranks
+        self._cost = cast(RankedCostModel, pricing.cost)
+        # A draft that is spread over the ranks as its target is takes its passes in common, too.
+        spread = getattr(getattr(pricing.draft, "parallel", None), "data", 1) == n_ranks
+        self._draft = cast("RankedCostModel | None", pricing.draft if spread else None)
+
+    def step(self, ranks: Sequence[Totals], draft_steps: Sequence[int]) -> int:
+        """Of one step, all ranks named; who has nothing to do has `IDLE`."""
+        ticks = to_ticks(float(self._cost.common_step(ranks)))
+        return ticks + self._draft_ticks(ranks, draft_steps) if self._pricing.speculative else ticks
+
+    def steps(self, ranks: Sequence[Totals], growth: Sequence[tuple[int, int]], n: int) -> IntArray:
+        """Ticks of *n* steps of decodes alone, without drafts, from those of *ranks* on: the same as one by one. Of each rank the
+        KV tokens that a step reads more than the one before, and those within the window. Shape [n]."""
+        step = np.arange(n)
+        later = [
+            totals._replace(
+                decode_kv_tokens=totals.decode_kv_tokens + step * kv,
+                decode_kv_window=totals.decode_kv_window + step * window,
+            )
+            for totals, (kv, window) in zip(ranks, growth, strict=True)
+        ]
+        return whole_ticks(np.broadcast_to(self._cost.common_step(later), n)).astype(np.int64)
+
+    def _draft_ticks(self, ranks: Sequence[Totals], draft_steps: Sequence[int]) -> int:
+        pricing = self._pricing
+        if self._draft is None:
+            # Each rank drafts by itself; the next pass of the target waits for the last.
+            return max(pricing.draft_ticks(totals, steps) for totals, steps in zip(ranks, draft_steps, strict=True))
+        seconds = 0.0
+        if any(totals.prefill_rows for totals in ranks):
+            seconds += self._draft.common_step([_prompts_of(totals) for totals in ranks])
+        steps = max(draft_steps)
+        if steps and any(totals.decode_seqs for totals in ranks):
+            if pricing.draft_rereads:
+                seconds += self._draft.common_step(
+                    [_decodes_of(totals, totals.rows - totals.prefill_rows) for totals in ranks]
+                )
+                steps -= 1
+            seconds += steps * self._draft.common_step([_decodes_of(totals, totals.decode_seqs) for totals in ranks])
+        verifies = any(totals.rows - totals.prefill_rows > totals.decode_seqs for totals in ranks)
+        return to_ticks(float(seconds)) + verifies * pricing.round_ticks
+
+    # What a rank asks of its own prices.
+
+    def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
+        """Of a step in which the others have nothing to do: no step of it takes less."""
+        return [self.iteration(totals, draft_steps)], 0
+
+    def iteration(self, totals: Totals, draft_steps: int, /) -> int:
+        others = self._n_ranks - 1
+        return self.step([totals, *(IDLE,) * others], [draft_steps, *(0,) * others])
+
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
+        raise ValueError("steps of ranks are priced together, one by one")
+
+
+def _prompts_of(totals: Totals) -> Totals:
+    return IDLE._replace(
+        rows=totals.prefill_rows,
+        prefill_rows=totals.prefill_rows,
+        prefill_chunks=totals.prefill_chunks,
+        prefill_pairs=totals.prefill_pairs,
+        prefill_kv_tokens=totals.prefill_kv_tokens,
+        prefill_pairs_window=totals.prefill_pairs_window,
+    )
+
+
+def _decodes_of(totals: Totals, tokens: int) -> Totals:
+    """A pass over *tokens* tokens of the sequences that decode, and a guess for each of these."""
+    n = totals.decode_seqs
+    return IDLE._replace(
+        rows=tokens,
+        decode_seqs=n,
+        decode_kv_tokens=totals.decode_kv_tokens,
+        logit_rows=n,
+        decode_kv_window=totals.decode_kv_window,
+    )

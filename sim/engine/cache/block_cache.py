@@ -1,0 +1,326 @@
+"""KV blocks that stay after their sequence has gone, for whoever begins as it did: the prefix cache of vLLM v1.
+
+The rules are those of `vllm/v1/core/block_pool.py`, `kv_cache_manager.py` and `single_type_kv_cache_manager.py` of release 0.32.0:
+
+* a full block is cached from the moment at which its last token is scheduled, named by all tokens up to its end;
+* a request finds the longest run of cached blocks from its beginning, all tokens but one at most;
+* blocks are shared by count, and nobody's blocks are moved: content that is computed twice is held twice, and found where it was
+  first;
+* freed blocks stay until their room is needed: those without content go first, then the least recently freed, of one sequence the
+  last block first;
+* groups of layers take their blocks from one pool, and what a group with a window has left behind is kept like the rest. Here a
+  sequence that ends leaves it, before its own blocks; what is found does not depend on it.
+
+vLLM keeps a record for each block. Here a *run* (`sim.engine.kv.block_runs`) is one record for blocks behind each other that have
+the same holders and were freed together, so that work follows how often prompts fork, and not how long they are or how many blocks
+the cache has.
+"""
+
+from __future__ import annotations
+
+from policies.view import looks_itself
+from sim.engine.cache.radix_cache import RadixCache
+from sim.engine.kv.block_runs import Chain, Held, Run, RunPool, parts_of
+from sim.engine.kv.content import Contents
+from sim.engine.kv.pool import KvPool
+from sim.engine.requests.state import RequestState
+from sim.engine.spec.experiment import LeftBehind, ReplicaSpec
+
+
+class BlockCache(RunPool):
+    """A pool whose blocks are found again by their content."""
+
+    __slots__ = ("_contents", "_left_behind", "_n_admitted", "_rank", "_writes", "drops_last")
+
+    def __init__(
+        self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
+        limit: int | None = None, drops_last: bool = False, left_behind: LeftBehind | None = None,
+    ) -> None:  # fmt: skip
+        """*drops_last*: of what is found the last block is computed again, for a drafter that needs the target's states there."""
+        super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
+        self.drops_last = drops_last
+        self._left_behind = left_behind
+        self._contents = contents
+        self._rank = self._n_admitted = self._writes = 0
+
+    # Contents.
+
+    def _chain(self, number: int) -> Chain | None:
+        chains, contents = self._chains, self._contents
+        known = chains.get(number)
+        if known is not None or number < 0:
+            return known
+        missing: list[int] = []
+        while number >= 0 and number not in chains:
+            missing.append(number)
+            number = contents.parent[number]
+        chain = chains.get(number)
+        for at in reversed(missing):
+            chain = chains[at] = Chain(contents.start[at], chain, -1, at)
+        return chain
+
+    def _last_chain(self, id_: int) -> Chain | None:
+        """Where a request's content ends as far as it is known: its own chain, or the last that the workload names."""
+        number = self._contents.chain[id_]
+        return self._own.get(id_) or self._chains.get(number) or self._chain(number)
+
+    @property
+    def writes(self) -> bool:
+        """Whether somebody emits what the workload names, so that others may find more with every step."""
+        return self._writes > 0
+
+    # What is found.
+
+    def found_blocks(self, id_: int, tokens: int) -> int:
+        """Blocks that a request with *tokens* tokens would find: one token at least is computed."""
+        upto = (tokens - 1) // self.block_tokens
+        chain = self._own.get(id_)
+        if chain is None:
+            contents = self._contents
+            named, number = contents.named[id_], contents.chain[id_]
+            if named < upto:
+                upto = named
+            chain = self._chains.get(number) or self._chain(number)
+        if self._writes:
+            self._catch_up(chain)
+        while chain is not None:
+            start, end = chain.start, chain.end
+            if upto > start:
+                if end > start:
+                    found = end if end < upto else upto
+                    return found - 1 if self.drops_last else found
+                upto = start
+            chain = chain.parent
+        return 0
+
+    def unheld_blocks(self, id_: int, blocks: int) -> int:
+        """Of the first *blocks* cached blocks of a request those that nobody holds: they count as free until it takes them."""
+        return sum(hi - lo for run, lo, hi in self._copies(self._last_chain(id_), blocks) if not run.refs)
+
+    def _catch_up(self, chain: Chain | None) -> None:
+        """What has been emitted by now of what *chain* and those before it name is cached."""
+        while chain is not None:
+            for id_ in chain.writers:
+                assert self.progress is not None
+                self.cached(id_, self.progress(id_))
+            chain = chain.parent
+
+    # Moves.
+
+    def admit(self, id_: int, blocks: int) -> None:
+        """A request holds its first *blocks* blocks, which are cached, unless it holds some already."""
+        if id_ in self._held:
+            return
+        self._n_admitted += 1
+        held = self._held[id_] = Held(self._n_admitted, blocks)
+        if self._log is not None:
+            self._log.append(("held", id_))
+        if not blocks:
+            return
+        held.full = blocks
+        entries = held.entries
+        for run, lo, hi in self._copies(self._last_chain(id_), blocks):
+            entries.append((self._touch(run, lo, hi), hi))
+
+    def loaded(self, id_: int, tokens: int) -> None:
+        """Of a request that holds blocks for them the first *tokens* tokens have come from elsewhere."""
+        self.cached(id_, tokens)
+        held = self._held[id_]
+        held.found = held.full
+
+    def writes_on(self, id_: int, prompt_tokens: int) -> None:
+        """An admitted request emits what the workload names, if it names more of it than the prompt."""
+        for chain in self._written(id_, prompt_tokens // self.block_tokens):
+            chain.writers[id_] = None
+            self._writes += 1
+
+    def _written(self, id_: int, first: int) -> list[Chain]:
+        """The chains that name blocks of a request from *first* on."""
+        found: list[Chain] = []
+        chain = self._chain(self._contents.chain[id_]) if self._contents.named[id_] > first else None
+        while chain is not None:
+            found.append(chain)
+            chain = chain.parent if chain.start > first else None
+        return found
+
+    def found(self, id_: int) -> int:
+        """Blocks that a request found when it was admitted."""
+        return self._held[id_].found
+
+    def order(self, id_: int) -> int:
+        """Of admissions which one it was."""
+        return self._held[id_].order
+
+    def shared_blocks(self, id_: int) -> int:
+        """Blocks of a request that somebody else holds as well."""
+        held = self._held.get(id_)
+        if held is None:
+            return 0
+        return sum(run.hi - run.lo for first, hi in held.entries for run in parts_of(first, hi) if run.refs > 1)
+
+    def freed_by(self, id_: int, gone: dict[object, int]) -> int:
+        """Blocks with content that come free when a request gives way after others; *gone* keeps count of these."""
+        held, freed = self._held[id_], 0
+        for first, hi in held.entries:
+            for run in parts_of(first, hi):
+                before = gone[run] = gone.get(run, 0) + 1
+                freed += run.hi - run.lo if before == run.refs else 0
+        return freed
+
+    def full_blocks(self, id_: int) -> int:
+        """Blocks of an admitted request whose content is cached."""
+        return self._held[id_].full
+
+    def give(self, blocks: int) -> None:
+        """Blocks without content come back."""
+        self.free += blocks
+        self._blank += blocks
+
+    def cached(self, id_: int, tokens: int) -> None:
+        """The first *tokens* tokens of an admitted request are computed, or about to be: its full blocks can be found."""
+        held, upto = self._held[id_], tokens // self.block_tokens
+        at = held.full
+        if at >= upto:
+            return
+        if self._log is not None:
+            self._log.append(("full", held, at, list(held.entries)))
+        contents = self._contents
+        named = contents.named[id_]
+        held.full = upto
+        chain: Chain | None
+        while at < upto:
+            to = upto
+            if at >= named:
+                chain = self._own.get(id_) or self._own_chain(id_, named)
+            else:
+                number = contents.chain[id_]
+                chain = self._chains.get(number) or self._chain(number)
+                assert chain is not None
+                if named < to:
+                    to = named
+                while at < chain.start:
+                    if chain.start < to:
+                        to = chain.start
+                    chain = chain.parent
+                    assert chain is not None
+            end = chain.end
+            again = at < end
+            if again and end < to:
+                to = end
+            self._write(held, chain, at, to, again)
+            at = to
+
+    def _own_chain(self, id_: int, named: int) -> Chain:
+        """A new chain for what is a request's own, behind its *named* blocks."""
+        chain = self._own[id_] = Chain(named, self._chain(self._contents.chain[id_]), id_)
+        if self._log is not None:
+            self._log.append(("owned", id_))
+        return chain
+
+    def _write(self, held: Held, chain: Chain, at: int, to: int, again: bool) -> None:
+        """Blocks of *held* get the content at *at* to *to* of *chain*; *again*: which others have already."""
+        log, entries = self._log, held.entries
+        if entries and not again:
+            first, hi = entries[-1]
+            last = first if first.hi >= hi else parts_of(first, hi)[-1]
+            if last.chain is chain and hi == at and last.hi == at and last.refs == 1:
+                if log is not None:
+                    log.append(("longer", last, at, chain, chain.end))
+                last.hi = to
+                entries[-1] = (first, to)
+                if to > chain.end:
+                    chain.end = to
+                return
+        self._rank += 1
+        run = Run(chain, at, to, self._rank, again)
+        run.refs = 1
+        if log is not None:
+            log.append(("new", run, chain, chain.end, chain.overlaps))
+        if chain.runs:
+            self._insert(chain, run)
+        else:
+            chain.runs.append(run)
+        chain.overlaps += again
+        if to > chain.end:
+            chain.end = to
+        entries.append((run, to))
+
+    def release(self, id_: int, blocks: int, tokens: int) -> None:
+        """A request gives back all of its *blocks*; *tokens* of its tokens are cached. Its last block is the first to go."""
+        self.cached(id_, tokens)
+        held = self._held.pop(id_)
+        if self._writes:
+            for written in self._written(id_, 0):
+                self._writes -= written.writers.pop(id_, 0) is None
+        left = self._left_behind
+        if left is not None:
+            self._leave_behind(round(max(held.full - held.found - left.window_blocks, 0) * left.per_block))
+        blank = blocks - held.full
+        self._blank += blank
+        free = self.free + blank
+        head = self._head
+        latest: Run | None = None
+        for first, hi in reversed(held.entries):
+            for run in (first,) if first.hi >= hi else reversed(parts_of(first, hi)):
+                run.refs -= 1
+                if run.refs:
+                    latest = None
+                    continue
+                free += run.hi - run.lo
+                chain = run.chain
+                assert chain is not None
+                if latest is not None and latest.chain is chain and latest.lo == run.hi and not chain.overlaps:
+                    latest.lo = run.lo
+                    latest.rank = run.rank
+                    chain.runs.remove(run)
+                    continue
+                last = head.before
+                assert last is not None
+                run.before, run.after = last, head
+                last.after = head.before = run
+                latest = run
+        self.free = free
+
+    def reset(self) -> None:
+        """Nobody holds anything, and nothing is cached."""
+        self.free = self._blank = self.total
+        self._held.clear()
+        self._chains.clear()
+        self._own.clear()
+        self._head.before = self._head.after = self._head
+        self._writes = 0
+
+
+def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool:
+    """The KV memory of a model on a machine: blocks that are counted, or found again where the workload says what is in them."""
+    if state.contents_in is None or spec.prefix_cache is None:
+        return KvPool(
+            spec.kv_blocks,
+            spec.block_tokens,
+            by_chunk=by_chunk,
+            lookahead_tokens=spec.lookahead_tokens,
+            limit=spec.max_model_len,
+        )
+    if spec.prefix_cache == "tree":
+        return RadixCache(
+            spec.kv_blocks,
+            spec.block_tokens,
+            state.contents_in(spec.block_tokens),
+            state.prompt,
+            by_chunk=by_chunk,
+            lookahead_tokens=spec.lookahead_tokens,
+            limit=spec.max_model_len,
+            drops_last=spec.prefix_drops_last,
+            token_contents=state.contents_in(1),
+            used_by_looks=looks_itself(spec.scheduler),
+        )
+    return BlockCache(
+        spec.kv_blocks,
+        spec.block_tokens,
+        state.contents_in(spec.block_tokens),
+        by_chunk=by_chunk,
+        lookahead_tokens=spec.lookahead_tokens,
+        limit=spec.max_model_len,
+        drops_last=spec.prefix_drops_last,
+        left_behind=spec.left_behind,
+    )

@@ -1,0 +1,177 @@
+"""What those who wait find in the prefix cache, what is known of those who run, and when those who have ended give it back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from policies.view import PlanFunction, Scheduler, WaitingSeq, admits_in_turn, looks_itself
+from sim.engine.batch.async_scheduling import Ahead
+from sim.engine.batch.lane import Ended, Lane
+from sim.engine.kv.pool import KvPool
+from sim.engine.requests.state import RequestState
+
+
+class Finding:
+    """A tenant's prefix cache as its sequences meet it; idle where there is none."""
+
+    def __init__(
+        self, kv: KvPool, state: RequestState, ahead: Ahead | None, scheduler: Scheduler | PlanFunction
+    ) -> None:
+        self.kv = kv
+        self.state = state
+        self.ahead = ahead
+        # A tree cannot take back what a plan would evict on its way: it shows what is found, as to others.
+        self.in_turn = admits_in_turn(scheduler) and not kv.caches_late
+        """Whether who is admitted finds what is cached when its turn comes, and not all at once before anybody takes blocks."""
+        self.described_to_it = kv.caches and not (self.in_turn or (kv.caches_late and looks_itself(scheduler)))
+        """Whether the scheduler is shown what those who wait would find."""
+        self.lanes: Sequence[Lane] = ()
+        """Of the tenant."""
+        self.ended: list[tuple[int, int, int, int]] = []
+        """Those who have ended and whose blocks are still theirs: order of admission, id, blocks, and tokens that are cached. With
+        0 blocks: those whose prompts are complete, where these are found only from then on."""
+        self.listed: tuple[int, ...] | None = None
+        """Those who run as their scheduler lists them, where that is not in order of admission: `policies.view.Plan.order`."""
+        self.rounds_since = 0
+        """Rounds of the span in flight that have ended, while somebody looks in the middle of it."""
+        kv.progress = self._progress
+
+    def end(self, id_: int, blocks: int, cached: int, emitted_last: int) -> None:
+        """A sequence has ended with so many tokens cached."""
+        known = cached
+        if not (self.kv.caches_late or self.ahead is not None or not emitted_last):
+            known = cached - emitted_last + 1
+        self.ended.append((self._rank(id_), id_, blocks, known))
+
+    def _rank(self, id_: int) -> int:
+        """Whose turn it is of those who end, or complete their prompts, together."""
+        if self.listed is not None and id_ in self.listed:
+            return self.listed.index(id_) - len(self.listed)
+        return self.kv.order(id_)
+
+    def complete(self, id_: int, cached: int) -> None:
+        """A prompt is complete, *cached* tokens long."""
+        if self.kv.caches_late:
+            self.ended.append((self._rank(id_), id_, 0, cached))
+
+    def go_on(self, lane: Lane) -> None:
+        """Prompts in chunks can be found as far as they are computed."""
+        for id_, cached, *_ in lane.partial.values():
+            self.kv.computed(id_, cached)
+
+    def may_find_more(self, *, alone: bool) -> bool:
+        """Whether those who wait may find something else with every step: of who emits what is named, of micro-batches that evict;
+        or with the next one, which makes known what the one before it has computed. *alone*: there is one lane."""
+        kv = self.kv
+        return kv.writes or (kv.caches_late and bool(self.ended)) or (kv.caches and not alone)
+
+    def step_on(self, ended: Mapping[int, Ended]) -> None:
+        """Those who have *ended* have taken the step that comes to nothing: the KV of their latest token is there."""
+        for i, (order, id_, blocks, known) in enumerate(self.ended):
+            if id_ in ended and blocks:
+                self.ended[i] = (order, id_, blocks + ended[id_].growth_blocks, known + 1)
+
+    def known(self, lane: Lane, id_: int, made_ahead: bool, *, scheduled: bool = False) -> int:
+        """Tokens of an admitted sequence that are in the prefix cache when it is planned for.
+
+        vLLM caches a block when it schedules its last token, or, where it plans ahead, when it has seen what came out: of the
+        iteration in flight it has not. *scheduled*: its next step has been planned.
+        """
+        if not self.kv.caches or id_ in lane.partial:
+            return 0
+        if self.kv.caches_late:
+            return lane.decoding.state_of(id_)[0] if id_ in lane.decoding else lane.paused[id_].cached
+        if id_ not in lane.decoding:
+            return lane.paused[id_].cached if id_ in lane.paused else 0
+        cached, emitted = lane.decoding.after(self.rounds_since, id_)
+        if self.ahead is None and not scheduled:
+            return cached - emitted + 1 if emitted else cached
+        if made_ahead:
+            # What its prompt's last chunk makes it emit is not known yet.
+            return cached - emitted + scheduled if emitted else cached
+        return cached + scheduled
+
+    def kept(self, lane: Lane, id_: int, made_ahead: bool, *, scheduled: bool) -> int:
+        """Tokens of one that gives way that can be found again from now on: 0 where no more can than before."""
+        return 0 if self.kv.caches_late else self.known(lane, id_, made_ahead, scheduled=scheduled)
+
+    def _progress(self, id_: int) -> int:
+        """The same of one that takes a step in the coming iteration."""
+        made_ahead = self.ahead is not None and (self.ahead.made or self.rounds_since > 0)
+        for lane in self.lanes:
+            if id_ in lane.leaving:
+                ended = lane.leaving[id_]
+                return ended.cached - ended.emitted_last + ended.steps_on if made_ahead else ended.cached
+            if id_ in lane.decoding:
+                return self.known(lane, id_, made_ahead, scheduled=True)
+        return 0
+
+    def note_the_leaving(self, lane: Lane) -> None:
+        """What was known of them when the coming iteration was planned can be found by those whom it admits."""
+        for _, id_, _, _ in self.ended:
+            if id_ in lane.leaving:
+                self.kv.cached(id_, self._progress(id_))
+
+    def described(self, seq: WaitingSeq) -> WaitingSeq:
+        """One who waits with what it would find in the prefix cache now."""
+        kv = self.kv
+        found = self._to_find(seq, 1)
+        if not found:
+            return seq
+        tokens = found * kv.block_tokens
+        return seq._replace(
+            tokens=seq.tokens - tokens, cached_tokens=tokens, shared_blocks=found - kv.unheld_blocks(seq.id, found)
+        )
+
+    def _to_find(self, seq: WaitingSeq, tokens: int) -> int:
+        """Blocks that a sequence finds which computes at least *tokens* tokens; none where it brings its KV."""
+        if seq.cached_tokens or not seq.tokens:
+            return 0
+        return min(self.kv.found_blocks(seq.id, seq.tokens), (seq.tokens - tokens) // self.kv.block_tokens)
+
+    def keep(self, queue: deque[WaitingSeq], lane: Lane, run: tuple[tuple[int, int], ...]) -> None:
+        """Those whom *run* admits hold what they find, before anybody takes blocks for which it would be evicted."""
+        for id_, tokens in run:
+            if tokens and id_ not in lane.partial:
+                first = queue[0] if queue else None
+                seq = first if first and first.id == id_ else next((seq for seq in queue if seq.id == id_), None)
+                if seq is not None and not seq.kept_blocks:
+                    self.kv.admit(id_, self._to_find(seq, tokens))
+
+    def find(self, seq: WaitingSeq, tokens: int) -> WaitingSeq:
+        """A sequence that is being admitted to compute *tokens* tokens, with what it finds in the prefix cache."""
+        kv, state = self.kv, self.state
+        id_ = seq.id
+        if self.in_turn or not tokens:
+            kv.admit(id_, self._to_find(seq, tokens))
+        kv.writes_on(id_, state.prompt[id_])
+        if seq.cached_tokens:
+            # It brought its KV.
+            return seq
+        found = kv.found(id_) * kv.block_tokens
+        if not found:
+            return seq
+        if seq.preempted or (state.again is not None and state.again[id_]):
+            state.prefix_hits_again[id_] += found
+        else:
+            state.prefix_hits[id_] += found
+        return seq._replace(tokens=seq.tokens - found, cached_tokens=found)
+
+    def free_one(self, id_: int, beside: int, unknown: int) -> None:
+        """One that has ended gives way: it gives its blocks back and *beside*; *unknown* of its tokens are not cached yet."""
+        entry = next((entry for entry in self.ended if entry[1] == id_), None)
+        if entry is not None:
+            self.ended.remove(entry)
+            _, _, blocks, known = entry
+            self.kv.release(id_, blocks + beside, 0 if self.kv.caches_late else known - unknown)
+
+    def free_the_ended(self) -> None:
+        """Those who have ended give their blocks back, in the order in which they were admitted."""
+        self.ended.sort()
+        for _, id_, blocks, known in self.ended:
+            if blocks:
+                self.kv.release(id_, blocks, known)
+            else:
+                self.kv.computed(id_, known)
+        self.ended.clear()

@@ -1,0 +1,218 @@
+"""KV pages that stay in a tree of contents after their sequence has gone: the radix cache of SGLang.
+
+The rules are those of `mem_cache/unified_radix_cache.py` and `mem_cache/unified_cache/` of release 0.5.23, its default:
+
+* content is put into the tree when the iteration that computed it has ended: a prompt's when it is complete, that of a prompt in
+  chunks before the next plan, what was decoded when the sequence has ended; what a retracted sequence decoded is not;
+* a request finds the longest beginning that the tree has, all tokens but one at most, in whole pages;
+* what several sequences have computed at once is kept once, and the room of the others comes back;
+* nodes on the way to what a sequence holds are locked; where room is needed the leaf goes that was used least recently, whole, and
+  then perhaps the node above it. Looking for a prompt counts as using what is found, putting it into the tree as well.
+
+The tree itself is in `sim.engine.kv.page_tree`.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from policies.view import Looks
+from sim.engine.kv.content import Contents
+from sim.engine.kv.page_tree import Held, Node, TreePool
+from sim.engine.kv.pool import OutOfBlocks
+
+RETRACT_DECODE_STEPS = 20
+"""Tokens of each sequence of the batch that there is room for, at once, when one of them has been retracted: environ.py."""
+
+
+class RadixCache(TreePool):
+    """A pool whose pages are found again in a tree of contents. A block is a page."""
+
+    __slots__ = ("_n_admitted", "_prompts", "_taken", "_tokens", "_trial", "drops_last", "used_by_looks")
+
+    def __init__(
+        self, total: int, block_tokens: int, contents: Contents, prompts: array[int], *, by_chunk: bool = False,
+        lookahead_tokens: int = 0, limit: int | None = None, drops_last: bool = False, token_contents: Contents | None = None,
+        used_by_looks: bool = False,
+    ) -> None:  # fmt: skip
+        """*prompts*: tokens of each request's prompt; *drops_last*: of what is found the last page is computed again, for a drafter
+        that needs the target's states there; *token_contents*: the contents in blocks of one token, where pages are longer;
+        *used_by_looks*: the scheduler looks for itself (`use`), which counts as use, and admission does not."""
+        super().__init__(
+            total, block_tokens, contents, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit
+        )
+        self.drops_last = drops_last
+        self.used_by_looks = used_by_looks
+        self._tokens = contents if token_contents is None else token_contents
+        self._prompts = prompts
+        self._n_admitted = self._taken = 0
+        self._trial: list[tuple[Node, bool]] | None = None
+        """While something is tried out: nodes that were locked, and whether each was split for that."""
+
+    # Contents.
+
+    def beginning(self, id_: int, tokens: int) -> object:
+        """What the first *tokens* tokens of a request are called: the same for all that begin with them."""
+        contents = self._tokens
+        if tokens > contents.named[id_]:
+            return -1 - id_
+        number = contents.chain[id_]
+        while contents.start[number] >= tokens:
+            number = contents.parent[number]
+        return number
+
+    # What is found.
+
+    def found_blocks(self, id_: int, tokens: int) -> int:
+        """Pages that a request with *tokens* tokens would find: one token at least is computed."""
+        found = self._walk(id_, (tokens - 1) // self.block_tokens)[1]
+        return found - 1 if found and self.drops_last else found
+
+    def use(self, looks: Looks) -> None:
+        """What has been looked up counts as used, in the order in which it was."""
+        used, of_queue = looks
+        for id_, tokens in used:
+            self._match(id_, (tokens - 1) // self.block_tokens)
+        self.queue_looks += of_queue
+
+    def unheld_blocks(self, id_: int, blocks: int) -> int:
+        """Of the first *blocks* pages of a request in the tree those that nobody holds: they count as free until it takes them."""
+        node, end = self._walk(id_, blocks)
+        unheld = 0
+        while node.parent is not None and not node.refs:
+            unheld += end - node.lo
+            end, node = node.lo, node.parent
+        return unheld
+
+    # Moves.
+
+    def admit(self, id_: int, blocks: int) -> None:
+        """A request holds its first *blocks* pages, which are in the tree."""
+        node, end = self._walk(id_, blocks)
+        assert end == blocks
+        splits = end < node.hi
+        if splits:
+            rest, node = node, self._split(node, end)
+            node.used = rest.used - 1
+        self._lock(node)
+        if self._trial is not None:
+            self._trial.append((node, splits))
+            return
+        if not self.used_by_looks:
+            self._match(id_, blocks)
+        self._n_admitted += 1
+        held = self._held[id_] = Held(self._n_admitted, blocks, node)
+        held.computed = blocks * self.block_tokens
+
+    def found(self, id_: int) -> int:
+        """Pages that a request found when it was admitted."""
+        return self._held[id_].found
+
+    def order(self, id_: int) -> int:
+        """Of admissions which one it was."""
+        return self._held[id_].order
+
+    def computed(self, id_: int, tokens: int) -> None:
+        """The first *tokens* tokens of an admitted request have been computed: its full pages are put into the tree."""
+        held = self._held.get(id_)
+        if held is None or tokens <= held.computed:
+            return
+        held.computed = tokens
+        pages = tokens // self.block_tokens
+        if not pages:
+            return
+        had, node = held.node.hi, held.node
+        held.node, known = self._insert(id_, pages)
+        of_the_prompt = (self._prompts[id_] or 1) // self.block_tokens
+        if 0 < of_the_prompt < pages:
+            # What was decoded goes before the prompt does.
+            self._insert(id_, of_the_prompt)
+        # What others have put there meanwhile is held twice no longer.
+        self.give(known - had)
+        self._lock(held.node)
+        self._unlock(node)
+
+    def release(self, id_: int, blocks: int, tokens: int) -> None:
+        """A request gives back all of its *blocks* pages; of *tokens* of its tokens the tree keeps full ones; 0: no more than
+        it has."""
+        self.computed(id_, tokens)
+        held = self._held.pop(id_)
+        self._paths.pop(id_, None)
+        self.give(blocks - held.node.hi)
+        self._unlock(held.node)
+
+    def give(self, blocks: int) -> None:
+        """Pages without content come back."""
+        self.free += blocks
+        self._blank += blocks
+
+    def take(self, blocks: int) -> None:
+        if blocks > self.free:
+            raise OutOfBlocks
+        if blocks > self._blank:
+            self.make_room(blocks)
+        self.free -= blocks
+        self._blank -= blocks
+        if self._trial is not None:
+            self._taken += blocks
+
+    def before_prompts(self, tokens: int, prompts: int) -> None:
+        """Room for an iteration's prompts as `alloc_paged_token_slots_extend` makes it: long pages, and one more for each."""
+        if self.block_tokens > 1:
+            self.make_room(-(-tokens // self.block_tokens) + prompts)
+
+    def before_decodes(self, sequences: int) -> None:
+        """Room for a decode step as `alloc_paged_token_slots_decode` makes it: a page for each, where pages are long."""
+        if self.block_tokens > 1:
+            self.make_room(sequences)
+
+    def gave_way(self, kept: int) -> None:
+        """Room for decode steps to come of the *kept* sequences of a batch, one of which has given way: `release_req`."""
+        self.make_room(-(-RETRACT_DECODE_STEPS * kept // self.block_tokens))
+
+    def reset(self) -> None:
+        """Nobody holds anything, and the tree is empty."""
+        self.free = self.total
+        self._start()
+
+    # What a plan would do, and what it asks.
+
+    def try_out(self) -> None:
+        """From here on admissions, and pages that are taken, are noted, for `undo`."""
+        self._trial, self._gone, self._taken = [], [], 0
+
+    def undo(self) -> None:
+        """Take back all of these since `try_out`."""
+        trial, gone = self._trial, self._gone
+        assert trial is not None
+        assert gone is not None
+        self._trial = self._gone = None
+        self.give(self._taken)
+        for node, _ in trial:
+            self._unlock(node)
+        if gone:
+            self._put_back(gone)
+        for node, was_split in trial:
+            if was_split:
+                self._join(node)
+
+    def full_blocks(self, id_: int) -> int:
+        """Pages of an admitted request in the tree."""
+        return self._held[id_].node.hi
+
+    def shared_blocks(self, id_: int) -> int:
+        """Pages of a request that somebody else holds as well."""
+        held = self._held.get(id_)
+        node = self._root if held is None else held.node
+        while node.parent is not None and node.refs == 1:
+            node = node.parent
+        return node.hi
+
+    def freed_by(self, id_: int, gone: dict[object, int]) -> int:
+        """Pages in the tree that nobody holds any more when a request gives way after others; *gone* keeps count of these."""
+        node, freed = self._held[id_].node, 0
+        while node.parent is not None:
+            before = gone[node] = gone.get(node, 0) + 1
+            freed += node.hi - node.lo if before == node.refs else 0
+            node = node.parent
+        return freed

@@ -1,0 +1,196 @@
+"""A control policy at work: what it is shown of its pool, and how machines are started and drained as it asks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol, cast
+
+from policies.control import PoolSeen, Seen, remembers_s, stabilised
+from sim.engine.machine.machine import Machine
+from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, Scaling
+from sim.engine.time.errors import PolicyError
+from sim.engine.time.events import CONTROL, Alarm, Clock
+
+_MOST_WITHOUT: Final = 10_000
+"""Intervals without any machine, while requests wait for one, after which a run is said not to end."""
+
+
+class Steered(Protocol):
+    """What it asks of the fleet, and tells it."""
+
+    machines: Sequence[Machine]
+    states: list[int]
+    returns: list[bool]
+    """Of each machine that has failed whether it comes back."""
+    since_ns: list[int]
+    """When each got into its state; of those that start, when they began to."""
+
+    def over(self) -> bool:
+        """Whether nothing that happens to machines from here on matters."""
+        ...
+
+    def held_for(self, machine: Machine) -> int:
+        """Requests that are held until a machine is ready, and that *machine* could serve."""
+        ...
+
+    def looks(self) -> Mapping[str, PoolSeen]:
+        """What is seen of each pool."""
+        ...
+
+    def start(self, index: int) -> None: ...
+
+    def call_back(self, index: int) -> None: ...
+
+    def drain(self, index: int, within_ns: int | None) -> None: ...
+
+    def sweep(self) -> None:
+        """Machines that drain and are empty go, and who is held goes to those that are ready."""
+        ...
+
+
+def _waiting(machine: Machine) -> int:
+    """Requests that wait there, for their KV as well."""
+    return machine.waiting + sum(tenant.n_loading for tenant in machine.tenants)
+
+
+class Pool:
+    """Equal machines: what was seen of them since their policy was last asked, and what the policy has said."""
+
+    def __init__(self, name: str, machines: list[int], scaling: Scaling | None) -> None:
+        self.name = name
+        self.machines = machines
+        self.scaling = scaling
+        self.came = self.came_tokens = self.finished = self.finished_tokens = 0
+        self.firsts_ns: list[int] = []
+        self.past: deque[tuple[int, PoolSeen]] = deque()
+        self.asked: deque[tuple[float, int]] = deque()
+        self.at_least = self.at_most = 0
+        """Intervals after which the policy asked for fewer than the pool's least, or for more than there can be."""
+
+    def took(self, prompt_tokens: int) -> None:
+        self.came += 1
+        self.came_tokens += prompt_tokens
+
+    def start_anew(self) -> None:
+        self.came = self.came_tokens = self.finished = self.finished_tokens = 0
+        self.firsts_ns.clear()
+
+    def counted(self, fleet: Steered, index: int) -> bool:
+        """Whether a machine is one of those that are wanted."""
+        state = fleet.states[index]
+        return state in (STARTING, READY) or (state == FAILED and fleet.returns[index])
+
+    def look(self, fleet: Steered) -> PoolSeen:
+        """What a policy sees of it now."""
+        ready = [fleet.machines[index] for index in self.machines if fleet.states[index] == READY]
+        serving = [fleet.machines[index] for index in self.machines if fleet.states[index] in (READY, DRAINING)]
+        firsts = sorted(self.firsts_ns)
+        return PoolSeen(
+            machines=sum(self.counted(fleet, index) for index in self.machines),
+            ready=len(ready),
+            waiting=sum(map(_waiting, serving)) + fleet.held_for(fleet.machines[self.machines[0]]),
+            running=sum(machine.running for machine in serving),
+            kv_use=sum(machine.kv_use for machine in ready) / len(ready) if ready else 0.0,
+            came=self.came,
+            came_tokens=self.came_tokens,
+            finished=self.finished,
+            finished_tokens=self.finished_tokens,
+            ttft_mean_s=sum(firsts) / len(firsts) * 1e-9 if firsts else None,
+            ttft_p95_s=firsts[-(-95 * len(firsts) // 100) - 1] * 1e-9 if firsts else None,
+        )
+
+
+class Controller:
+    """Asks the policy of one pool after each interval."""
+
+    def __init__(self, pool: Pool, scaling: Scaling, fleet: Steered, clock: Clock) -> None:
+        self._pool = pool
+        self._scaling = scaling
+        self._fleet = fleet
+        self._clock = clock
+        self._interval_ns = round(scaling.interval_s * 1e9)
+        self._remembers_ns = round(remembers_s(scaling.policy) * 1e9)
+        self._without = 0
+        """Intervals in a row without a machine while requests were held."""
+        self.starts = self.called_back = self.drains = 0
+        # What there was at the beginning counts as asked for.
+        pool.asked.append((0.0, scaling.initial))
+        self._alarm = Alarm(clock, CONTROL, self._on_interval)
+        self._alarm.set(self._interval_ns)
+
+    def _on_interval(self, _event: Any) -> None:
+        fleet, pool, scaling, now_ns = self._fleet, self._pool, self._scaling, self._clock.now_ns
+        if fleet.over():
+            return
+        fleet.sweep()
+        looks = fleet.looks()
+        mine = looks[pool.name]
+        pool.start_anew()
+        wanted = self._wanted(mine, looks)
+        most = sum(fleet.states[index] != FAILED or fleet.returns[index] for index in pool.machines)
+        pool.at_least += wanted < scaling.min_machines
+        pool.at_most += wanted > most
+        wanted = min(max(wanted, scaling.min_machines), most)
+        self._go_to(wanted, mine.machines)
+        self._check_that_somebody_comes(wanted, most)
+        self._alarm.set(now_ns + self._interval_ns)
+
+    def _wanted(self, mine: PoolSeen, looks: Mapping[str, PoolSeen]) -> int:
+        """What the policy says, stabilised."""
+        pool, scaling, now_ns = self._pool, self._scaling, self._clock.now_ns
+        while pool.past and pool.past[0][0] <= now_ns - self._remembers_ns:
+            pool.past.popleft()
+        pool.past.append((now_ns, mine))
+        past, now_s = tuple(seen for _, seen in pool.past), now_ns * 1e-9
+        seen = Seen(now_s=now_s, interval_s=scaling.interval_s, mine=mine, pools=looks, past=past)
+        asked = cast(object, scaling.policy.wanted(seen))
+        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
+            raise PolicyError(
+                f"{scaling.policy!r} asked for {asked!r} machines of pool {pool.name} at t={now_s:g} s; expected a number of at "
+                "least 0"
+            )
+        pool.asked.append((now_s, asked))
+        longest_s = max(scaling.down_window_s, scaling.up_window_s)
+        while pool.asked[0][0] <= now_s - longest_s and len(pool.asked) > 1:
+            pool.asked.popleft()
+        return stabilised(
+            pool.asked, now_s, mine.machines, down_window_s=scaling.down_window_s, up_window_s=scaling.up_window_s
+        )
+
+    def _check_that_somebody_comes(self, wanted: int, most: int) -> None:
+        pool, fleet = self._pool, self._fleet
+        left = most and not wanted and fleet.held_for(fleet.machines[pool.machines[0]])
+        self._without = self._without + 1 if left else 0
+        if self._without >= _MOST_WITHOUT:
+            raise PolicyError(
+                f"{self._scaling.policy!r} asked for no machine of pool {pool.name} {_MOST_WITHOUT:,} times in a row while "
+                f"{left} requests wait for one; give a minimum of 1, or a policy that asks for one when somebody waits"
+            )
+
+    def _go_to(self, wanted: int, have: int) -> None:
+        """Start or drain machines: from those that are starting or drain to those that are ready, and the least busy of these."""
+        pool, fleet, states = self._pool, self._fleet, self._fleet.states
+        for _ in range(wanted - have):
+            back = next((index for index in pool.machines if states[index] == DRAINING), None)
+            if back is not None:
+                # It is there, and warm.
+                self.called_back += 1
+                fleet.call_back(back)
+                continue
+            self.starts += 1
+            fleet.start(next(index for index in pool.machines if states[index] == OFF))
+        drain_s = self._scaling.drain_s
+        within_ns = None if drain_s is None else max(round(drain_s * 1e9), 1)
+        for _ in range(have - wanted):
+            self.drains += 1
+            counted = (index for index in pool.machines if pool.counted(fleet, index))
+            fleet.drain(min(counted, key=self._cost_of_going), within_ns)
+        if wanted != have:
+            fleet.sweep()
+
+    def _cost_of_going(self, index: int) -> tuple[int, int, int]:
+        state, machine = self._fleet.states[index], self._fleet.machines[index]
+        if state == READY:
+            return 2, machine.running + _waiting(machine), -index
+        return int(state == STARTING), -self._fleet.since_ns[index], -index

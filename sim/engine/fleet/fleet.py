@@ -1,0 +1,504 @@
+"""Machines that come and go: started and drained as control policies ask, failing and coming back.
+
+Everything here happens first in its instant. A request is sent to a machine that is ready; it is held, lost, or on its way again
+where its machine has failed, and nowhere twice.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence, Set
+from functools import partial
+from typing import Any, Final, Protocol
+
+from policies.control import PoolSeen
+from sim.engine.fleet.control import Controller, Pool
+from sim.engine.gateway.gateway import Gate
+from sim.engine.machine.machine import Machine
+from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED
+from sim.engine.requests.state import RequestState
+from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
+from sim.engine.tiers.stores import Store
+from sim.engine.time.events import ARRIVALS, CONTROL, Alarm, Clock
+
+AGAIN_AFTER_NS: Final = 1
+"""Requests of a machine that has failed are at the router this much later; see `sim.engine.simulation.cluster.FELT_AFTER_NS`."""
+
+
+class Loses(Protocol):
+    """The cluster, as it is told of requests whose machine has gone."""
+
+    def lost(self, id_: int, reason: str, /) -> None: ...
+
+    def begins_anew(self, id_: int, /) -> None:
+        """The tokens that a request has emitted are discarded; it emits all of them again."""
+        ...
+
+
+class Fleet:
+    """Which machines are ready, and where requests are meanwhile."""
+
+    def __init__(
+        self, spec: FleetSpec, machines: Sequence[Machine], gate: Gate, state: RequestState, clock: Clock, outside: Loses,
+        seed: int,
+    ) -> None:  # fmt: skip
+        self._spec = spec
+        self.machines = machines
+        self._gate = gate
+        self._state = state
+        self._clock = clock
+        self._outside = outside
+        self._seed = seed
+        n = len(machines)
+        self.states = [OFF] * n
+        self._phase = [-1] * n
+        self.returns = [True] * n
+        """Whether a machine that has failed comes back."""
+        self._n_failures = [0] * n
+        self.since_ns = [0] * n
+        self._life = [Alarm(clock, CONTROL, partial(self._on_life, i)) for i in range(n)]
+        """Alarms that ring when a phase, a repair or the time to drain is over."""
+        self._failure = [Alarm(clock, CONTROL, partial(self._on_failure, i)) for i in range(n)]
+        self._down_ns = [0] * n
+        self._sweep = Alarm(clock, CONTROL, lambda _event: self.sweep())
+        self.pools = [
+            Pool(name, spec.machines_of(i), scaling)
+            for i, (name, scaling) in enumerate(zip(spec.names, spec.scaling, strict=True))
+        ]
+        self._machine_of = [machine.index for machine in machines for _ in machine.tenants]
+        """The index of each tenant's machine, by the tenant's number."""
+        self._controllers: list[Controller] = []
+        self._shown: dict[int, list[Machine]] = {}
+        """The machines that are ready, by model."""
+        self.held: deque[int] = deque()
+        self.again: set[int] = set()
+        """Requests between a machine that has failed and the router."""
+        n_requests = len(state.prompt)
+        self.came = bytearray(n_requests)
+        self.more_come = False
+        """Whether requests may come of which nothing is known yet, so that whatever happens to machines matters."""
+        self._open: list[int] = []
+        """Requests that have come and had no first token when it was last looked."""
+        self._first_unfinished = 0
+        self._held_since = array("q", bytes(8 * n_requests))
+        self.held_ns = array("q", bytes(8 * n_requests))
+        self.failures = array("i", bytes(4 * n_requests))
+        state.again = bytearray(n_requests)
+        self._log = [array("q") for _ in range(4)]
+        self._counts: dict[str, int] = dict.fromkeys(
+            (
+                "drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost", "discarded_tokens",
+                "chosen_again", "held_to_the_end",
+            ), 0
+        )  # fmt: skip
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        for column in (self.came, self._held_since, self.held_ns, self.failures):
+            del column[:]
+
+    def add(self) -> None:
+        """Add a request behind the others."""
+        for column in (self.came, self._held_since, self.held_ns, self.failures):
+            column.append(0)
+
+    # The run.
+
+    def begin(self) -> None:
+        """Begin the run: set which machines are there, and when policies and outages act."""
+        for pool in self.pools:
+            scaling = pool.scaling
+            ready = len(pool.machines) if scaling is None else scaling.initial
+            for place, index in enumerate(pool.machines):
+                if place < ready:
+                    self._ready(index)
+                else:
+                    self._note(index)
+            if scaling is not None:
+                self._controllers.append(Controller(pool, scaling, self, self._clock))
+        for outage in self._spec.outages:
+            down_ns = -1 if outage.for_s is None else max(round(outage.for_s * 1e9), 1)
+            Alarm(self._clock, CONTROL, partial(self._on_outage, outage.machine, down_ns)).set(round(outage.at_s * 1e9))
+
+    def over(self) -> bool:
+        """Whether nothing that happens to machines from here on matters: all requests have ended, or those that have not wait for
+        what cannot come."""
+        if self.more_come:
+            return False
+        at = self._state.status.find(UNFINISHED, self._first_unfinished)
+        if at < 0:
+            return True
+        self._first_unfinished = at
+        status = self._state.status
+        return not self._clock.expects(CONTROL) and not any(
+            status[id_] == UNFINISHED and self._can_be_served(id_) for id_ in self.in_wait()
+        )
+
+    def in_wait(self) -> tuple[int, ...]:
+        """Requests that wait for a machine to be ready."""
+        return tuple(self.held)
+
+    def close(self, horizon_ns: int | None) -> None:
+        """End the run: a request that is still held is held until the horizon or, without one, until the last request finished."""
+        end_ns = max(self._state.finish, default=0) if horizon_ns is None else horizon_ns
+        for id_ in self.in_wait():
+            if self._state.status[id_] == UNFINISHED:
+                self._counts["held_to_the_end"] += 1
+                self.held_ns[id_] += max(end_ns - self._held_since[id_], 1)
+
+    # Requests.
+
+    def come(self, id_: int) -> None:
+        """A request has come through the front end."""
+        if not self.came[id_]:
+            self.came[id_] = 1
+            self._open.append(id_)
+        self.again.discard(id_)
+        self._route(id_)
+
+    def _route(self, id_: int) -> None:
+        """Send a request to a machine that is ready, or hold it."""
+        machines = self._ready_for(id_)
+        if not machines and self._gate.hosting(id_):
+            self._hold(id_)
+            return
+        machine = self._gate.choose(id_, machines)
+        if machine is None:
+            return
+        if not self.failures[id_]:
+            self.pools[self._spec.pools[machine.index]].took(self._state.prompt[id_])
+        machine.deliver(id_)
+
+    def _ready_for(self, id_: int) -> list[Machine]:
+        model = 0 if self._state.model is None else self._state.model[id_]
+        shown = self._shown.get(model)
+        if shown is None:
+            shown = [machine for machine in self._gate.hosting(id_) if self.states[machine.index] == READY]
+            self._shown[model] = shown
+        return shown
+
+    def _hold(self, id_: int) -> None:
+        if self._spec.when_none == "lose":
+            self._lose(id_, "no machine was ready")
+            return
+        self._count_as_held(id_)
+        self._held_since[id_] = self._clock.now_ns
+        self.held.append(id_)
+
+    def _count_as_held(self, id_: int) -> None:
+        """Count a request that is held for the pools for which it waits."""
+        if not self.failures[id_]:
+            for number in dict.fromkeys(self._spec.pools[machine.index] for machine in self._gate.hosting(id_)):
+                self.pools[number].took(self._state.prompt[id_])
+
+    def _release(self) -> None:
+        """Send on the requests that were held for a machine, in the order in which they came."""
+        for _ in range(len(self.held)):
+            id_ = self.held.popleft()
+            if self._state.status[id_] != UNFINISHED:
+                continue
+            machines = self._ready_for(id_)
+            if not machines:
+                self.held.append(id_)
+                continue
+            self.held_ns[id_] += self._clock.now_ns - self._held_since[id_]
+            machine = self._gate.choose(id_, machines)
+            if machine is not None:
+                machine.deliver(id_)
+
+    def _lose(self, id_: int, reason: str) -> None:
+        self._counts["lost"] += 1
+        self._outside.lost(id_, reason)
+
+    def ended(self, id_: int, now_ns: int) -> None:
+        """A request has finished or was rejected."""
+        number = self._state.replica[id_]
+        if number < 0:
+            return
+        index = self._machine_of[number]
+        if self._state.status[id_] == FINISHED:
+            pool = self.pools[self._spec.pools[index]]
+            pool.finished += 1
+            pool.finished_tokens += self._tokens_of(id_)
+        if self.states[index] == DRAINING:
+            self._sweep.set(max(now_ns, self._clock.now_ns) + 1)
+
+    # Machines.
+
+    def _note(self, index: int, state: int = OFF, phase: int = -1) -> None:
+        self.states[index] = state
+        self._phase[index] = phase
+        if phase <= 0:
+            # A machine that starts has begun with its first phase.
+            self.since_ns[index] = self._clock.now_ns
+        self._shown.clear()
+        for column, value in zip(self._log, (self._clock.now_ns, index, state, phase), strict=True):
+            column.append(value)
+
+    def _ready(self, index: int) -> None:
+        now_ns = self._clock.now_ns
+        self._life[index].cancel()
+        self._note(index, READY)
+        failing = self._spec.failing[self._spec.pools[index]]
+        if failing is not None:
+            up_ns, self._down_ns[index] = failing.draw_ns(self._seed, index, self._n_failures[index])
+            self._failure[index].set(now_ns + up_ns)
+        if self.in_wait():
+            self._release()
+
+    def _start(self, index: int, phase: int = 0) -> None:
+        """A machine enters the phase, or is ready where there is none left."""
+        scaling = self.pools[self._spec.pools[index]].scaling
+        phases = () if scaling is None else scaling.phases
+        if phase >= len(phases):
+            self._ready(index)
+            return
+        self._note(index, STARTING, phase)
+        self._life[index].set(self._clock.now_ns + round(phases[phase][1] * 1e9))
+
+    def _on_life(self, index: int, _event: object) -> None:
+        if self.over():
+            return
+        state = self.states[index]
+        if state == STARTING:
+            self._start(index, self._phase[index] + 1)
+        elif state == FAILED:
+            self._ready(index)
+        elif state == DRAINING:
+            self._counts["drains_cut_short"] += 1
+            self._off(index)
+
+    def _off(self, index: int) -> None:
+        """Switch a machine off: its cache is gone, and its requests go elsewhere."""
+        self._life[index].cancel()
+        self._failure[index].cancel()
+        had = self.states[index] in (READY, DRAINING)
+        self._note(index)
+        if had:
+            self._hand_on(index)
+
+    def _on_failure(self, index: int, _event: object) -> None:
+        if not self.over():
+            self._n_failures[index] += 1
+            self._fail(index, self._down_ns[index])
+
+    def _on_outage(self, index: int, down_ns: int, _event: object) -> None:
+        if self.over():
+            return
+        if self.states[index] in (READY, DRAINING):
+            self._fail(index, down_ns)
+        else:
+            self._counts["outages_missed"] += 1
+
+    def _fail(self, index: int, down_ns: int) -> None:
+        """A machine fails, for *down_ns* or (-1) for good; one that was to go does not come back."""
+        self._counts["failures"] += 1
+        self._failure[index].cancel()
+        self._life[index].cancel()
+        drained = self.states[index] == DRAINING
+        self.returns[index] = down_ns >= 0
+        self._note(index, OFF if drained and down_ns >= 0 else FAILED)
+        if down_ns >= 0 and not drained:
+            self._life[index].set(self._clock.now_ns + down_ns)
+        self._hand_on(index)
+
+    def send_again(self, ids: list[int]) -> None:
+        """Requests go to the router again."""
+        for id_ in ids:
+            self._state.replica[id_] = -1
+            self.again.add(id_)
+        Alarm(self._clock, ARRIVALS, partial(self._on_again, ids)).set(self._clock.now_ns + AGAIN_AFTER_NS)
+
+    def _on_again(self, ids: list[int], _event: object) -> None:
+        for id_ in ids:
+            if self._state.status[id_] == UNFINISHED:
+                self.come(id_)
+            else:
+                self.again.discard(id_)
+
+    # Controllers ask.
+
+    def start(self, index: int) -> None:
+        """A machine begins with the first of its phases."""
+        self._start(index)
+
+    def call_back(self, index: int) -> None:
+        """Make a machine that drains ready as before."""
+        self._life[index].cancel()
+        self._note(index, READY)
+
+    def drain(self, index: int, within_ns: int | None) -> None:
+        """A machine gets nothing more and goes when it is empty, or *within_ns*; one that is not ready goes at once."""
+        if self.states[index] != READY:
+            self._off(index)
+            return
+        self._note(index, DRAINING)
+        if within_ns is not None:
+            self._life[index].set(self._clock.now_ns + within_ns)
+
+    def sweep(self) -> None:
+        """Switch off machines that drain and are empty, and send held requests to those that are ready."""
+        for index, state in enumerate(self.states):
+            machine = self.machines[index]
+            empty = not (machine.running or machine.waiting or any(tenant.n_loading for tenant in machine.tenants))
+            if state == DRAINING and empty and not self.is_needed(machine):
+                self._off(index)
+        if self.in_wait():
+            self._release()
+
+    def held_for(self, machine: Machine) -> int:
+        """How many requests are held that *machine* could serve."""
+        return len(self._held_by_model(machine))
+
+    def _held_by_model(self, machine: Machine) -> list[int]:
+        """Requests that are held and whose model *machine* hosts."""
+        state = self._state
+        return [
+            id_
+            for id_ in self.held
+            if state.status[id_] == UNFINISHED and machine.hosts(0 if state.model is None else state.model[id_])
+        ]
+
+    def looks(self) -> dict[str, PoolSeen]:
+        """Each pool as its control policy sees it, by name."""
+        self._look_for_first_tokens()
+        return {pool.name: pool.look(self) for pool in self.pools}
+
+    # A machine stops.
+
+    def _hand_on(self, index: int) -> None:
+        """Send the requests of a machine that stops again, or lose them."""
+        machine = self.machines[index]
+        aborted = given_up(machine)
+        sent = self._survivors(self._abort(machine), aborted)
+        if sent:
+            self.send_again(sent)
+
+    def _abort(self, machine: Machine) -> list[int]:
+        """End everything on a machine that stops; the requests that it had."""
+        state, now_ns = self._state, self._clock.now_ns
+        loadings = [tenant.loading for tenant in machine.tenants if tenant.loading is not None]
+        for loading in loadings:
+            state.given_back |= loading.stop(now_ns)
+        ids = machine.abort(now_ns)
+        for loading in loadings:
+            self._lose_sources(loading.tiers.lost(now_ns))
+        for id_, tokens in state.given_back.items():
+            state.recomputed[id_] += tokens
+        state.given_back.clear()
+        return ids
+
+    def _survivors(self, ids: Iterable[int], aborted: Set[int]) -> list[int]:
+        """Those requests of a machine that stops that go on elsewhere; the clients of *aborted* have gone."""
+        status = self._state.status
+        found: list[int] = []
+        for id_ in ids:
+            if status[id_] != UNFINISHED:
+                continue
+            if id_ in aborted:
+                status[id_] = ABORTED
+            elif self._goes_on(id_):
+                found.append(id_)
+        return found
+
+    def _lose_sources(self, gone: Sequence[Store]) -> None:
+        """Memory of a machine is gone, which others may be reading."""
+        for machine in self.machines:
+            for tenant in machine.tenants:
+                if tenant.loading is not None:
+                    tenant.loading.lose_sources(gone, self._clock.now_ns)
+
+    def _too_often(self, id_: int) -> bool:
+        """Whether one whose machine fails now is not sent again."""
+        return self._spec.retries is not None and self.failures[id_] >= self._spec.retries
+
+    def _goes_on(self, id_: int) -> bool:
+        """The machine of a request has failed: whether it is to go on elsewhere; else it is lost."""
+        spec, state, counts = self._spec, self._state, self._counts
+        too_often = self._too_often(id_)
+        self.failures[id_] += 1
+        if spec.in_flight == "lose":
+            self._lose(id_, "its machine failed")
+            return False
+        if too_often:
+            self._lose(id_, f"its machine failed {self.failures[id_]} times")
+            return False
+        if spec.in_flight == "retry":
+            counts["retried"] += 1
+            counts["discarded_tokens"] += state.output[id_] - state.left[id_]
+            state.left[id_] = state.output[id_]
+            state.first_token[id_] = state.token_ns[id_] = -1
+            self._outside.begins_anew(id_)
+        else:
+            counts["resumed"] += 1
+        assert state.again is not None
+        state.again[id_] = 1
+        return True
+
+    # What is found out for others.
+
+    def _can_be_served(self, id_: int) -> bool:
+        """Whether a request that waits can ever go on: whether a machine that hosts its model has not failed for good."""
+        return any(not self._is_lost(machine) for machine in self._gate.hosting(id_))
+
+    def _is_lost(self, machine: Machine) -> bool:
+        """Whether a machine has failed and does not come back."""
+        return self.states[machine.index] == FAILED and not self.returns[machine.index]
+
+    def facts(self) -> dict[str, Any]:
+        """Counts, and every change of a machine's state: its instant, the machine, the state and, where it starts, the phase."""
+        at_ns, machine, state, phase = (list(column) for column in self._log)
+        return {
+            "pools": list(self._spec.pools),
+            "names": list(self._spec.names),
+            "phases": [[] if pool.scaling is None else [name for name, _ in pool.scaling.phases] for pool in self.pools],
+            "in_flight": self._spec.in_flight,
+            "roles": self._roles(),
+            "n_stages": [machine.n_stages for machine in self.machines],
+            "n_tenants": [len(machine.tenants) for machine in self.machines],
+            "fails": any(each is not None for each in self._spec.failing) or bool(self._spec.outages),
+            "scales": any(pool.scaling is not None for pool in self.pools),
+            "log": {"at_ns": at_ns, "machine": machine, "state": state, "phase": phase},
+            "asked_below_least": sum(pool.at_least for pool in self.pools),
+            "asked_above_most": sum(pool.at_most for pool in self.pools),
+            **{name: sum(getattr(each, name) for each in self._controllers) for name in ("starts", "called_back", "drains")},
+            **self._counts,
+        }  # fmt: skip
+
+    def _look_for_first_tokens(self) -> None:
+        """Tell pools the times to the first tokens that have come since it was last looked."""
+        state = self._state
+        still: list[int] = []
+        for id_ in self._open:
+            first_ns = state.first_token[id_]
+            if first_ns >= 0 and state.replica[id_] >= 0:
+                for number in dict.fromkeys(
+                    self._spec.pools[self._machine_of[each]] for each in self._first_token_by(id_)
+                ):
+                    self.pools[number].firsts_ns.append(first_ns - state.arrival[id_])
+            elif state.status[id_] == UNFINISHED:
+                still.append(id_)
+        self._open = still
+
+    # A fleet of pools with roles does these otherwise.
+
+    def _roles(self) -> list[str]:
+        return ["both"] * len(self.machines)
+
+    def _first_token_by(self, id_: int) -> list[int]:
+        """Numbers of the tenants that have their part in the first token of a request."""
+        return [self._state.replica[id_]]
+
+    def _tokens_of(self, id_: int) -> int:
+        """Output tokens that the pool counts of a request that has finished there."""
+        return self._state.output[id_]
+
+    def is_needed(self, machine: Machine) -> bool:
+        """Whether a request elsewhere needs *machine*."""
+        return False
+
+
+def given_up(machine: Machine) -> set[int]:
+    """Requests at *machine* whose clients have gone."""
+    return {id_ for tenant in machine.tenants for id_ in tenant.sequences.given_up}

@@ -1,0 +1,128 @@
+"""A router and the machines that it may choose from."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from policies.routers import Refused, RoutedRequest, Router, route_of
+from sim.engine.gateway.routing import routing_of
+from sim.engine.kv.content import Contents
+from sim.engine.machine.machine import Machine
+from sim.engine.requests.state import RequestState
+from sim.engine.time.errors import PolicyError
+from sim.engine.time.events import Clock
+from workloads import ClosedLoop, Trace
+
+Rejects = Callable[[int, str], None]
+
+
+def eligible(machines: Sequence[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
+    """For each model the machines that host it; None where every machine serves every request."""
+    if all(tenant.spec.model is None for machine in machines for tenant in machine.tenants):
+        return None
+    n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
+    return [[machine for machine in machines if machine.hosts(model)] for model in range(n_models)]
+
+
+def _turns(models: array[int], n_models: int) -> array[int]:
+    """Of each request, how many for the same model have a lower number."""
+    turns, seen = array("q"), [0] * n_models
+    for model in models:
+        turns.append(seen[model])
+        seen[model] += 1
+    return turns
+
+
+class Gate:
+    """Asks a router for each request."""
+
+    def __init__(
+        self, router: Router, machines: Sequence[Machine], everybody: Sequence[Machine], workload: Trace | ClosedLoop,
+        state: RequestState, clock: Clock, luck_stream: Sequence[int], contents_in: Callable[[int], Contents] | None,
+        rejects: Rejects,
+    ) -> None:  # fmt: skip
+        """*machines*: that it may choose from, of *everybody*."""
+        self._router = router
+        self._state = state
+        self._machines = list(machines)
+        self._rejects = rejects
+        self._route_of = route_of(router)
+        self._hosting = eligible(machines, workload)
+        self._turn = (
+            _turns(state.model, len(self._hosting)) if self._hosting is not None and state.model is not None else None
+        )
+        """Of each request, how many for the same model have a lower number; None where that is its number."""
+        self._seen = [0] * (0 if self._hosting is None else len(self._hosting))
+        """The same of requests that are added, one by one, to none."""
+        self._draws = np.random.default_rng(luck_stream)
+        self._luck = self._draws.random((len(workload), 2))
+        session = workload.session if isinstance(workload, Trace) else None
+        self._session = None if session is None else array("q", np.ascontiguousarray(session, np.int64).tobytes())
+        self.routing = routing_of(router, everybody, clock, state.prompt, state.model, contents_in)
+
+    def clear(self) -> None:
+        """There are no requests."""
+        for column in (self._turn, self._session):
+            if column is not None:
+                del column[:]
+
+    def add(self, model: int, session: int) -> None:
+        """One request more, behind the others."""
+        if self._turn is not None:
+            self._turn.append(self._seen[model])
+            self._seen[model] += 1
+        if self._session is not None:
+            self._session.append(session)
+        if len(self._state.prompt) > len(self._luck):
+            self._luck = np.concatenate((self._luck, self._draws.random((len(self._luck), 2))))
+
+    def hosting(self, id_: int) -> list[Machine]:
+        """The machines that host the model that the request asks for."""
+        if self._hosting is None:
+            return self._machines
+        return self._hosting[0 if self._state.model is None else self._state.model[id_]]
+
+    def request(self, id_: int) -> RoutedRequest:
+        """The request as a router sees it."""
+        state = self._state
+        return RoutedRequest(
+            id_,
+            state.prompt[id_],
+            0 if state.model is None else state.model[id_],
+            tuple(self._luck[id_].tolist()),
+            state.arrival[id_],
+            -1 if state.deadline is None else state.deadline[id_],
+            id_ if self._turn is None else self._turn[id_],
+            -1 if self._session is None else self._session[id_],
+            priority=0 if state.priority is None else state.priority[id_],
+        )
+
+    def choose(self, id_: int, machines: Sequence[Machine] | None = None) -> Machine | None:
+        """The machine that gets the request, of *machines* or of all that host its model; None: it has been rejected."""
+        if machines is None:
+            machines = self.hosting(id_)
+        if not machines:
+            self._rejects(id_, "no machine hosts the model")
+            return None
+        request = self.request(id_)
+        routing = self.routing
+        if routing is None:
+            answer = self._route_of(request, machines)
+        else:
+            request, shown = routing.show(request, machines)
+            answer = self._route_of(request, shown)
+        if isinstance(answer, Refused):
+            if answer.at >= 0:
+                self._state.replica[id_] = machines[answer.at].tenant_of(request.model).number
+            self._rejects(id_, answer.reason)
+            return None
+        if not 0 <= answer < len(machines):
+            raise PolicyError(
+                f"{self._router!r} sent request {id_} to replica {answer!r}; expected 0 to {len(machines) - 1}"
+            )
+        if routing is not None:
+            routing.sent(request, machines[answer])
+        return machines[answer]

@@ -1,0 +1,101 @@
+"""What routers see of a model on a machine."""
+
+from __future__ import annotations
+
+from policies.routers import RoutedRequest
+from sim.engine.batch.async_scheduling import came_after
+from sim.engine.serve.sequences import take_for_rounds
+from sim.engine.serve.tenant import Tenant
+from sim.engine.time.clock import TICK_BITS
+from sim.engine.time.events import Clock
+
+
+class TenantLoad:
+    """A tenant as a `policies.routers.ReplicaLoad`: iterations that have ended."""
+
+    __slots__ = ("_clock", "_lane", "_sequences", "no_hit_order", "promised_ns", "tenant")
+
+    def __init__(self, tenant: Tenant, clock: Clock) -> None:
+        self.tenant = tenant
+        self._sequences = tenant.sequences
+        self._lane = tenant.lanes[0]
+        """The only one that may have more than one iteration in flight."""
+        self._clock = clock
+        self.no_hit_order = -1
+        """It is kept for routers that ask for it alone."""
+        self.promised_ns = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._sequences.n_waiting
+
+    @property
+    def running(self) -> int:
+        return self._sequences.n_admitted
+
+    @property
+    def kv_blocks_used(self) -> int:
+        """Blocks in use, with those that the span in flight has taken by now beyond those of its first iteration."""
+        span, used = self._lane.span, self._sequences.kv.used
+        if span is None or span.n == 1:
+            return used
+        taken = self._lane.decoding.blocks_for(span.index_at(self._clock.now_ns << TICK_BITS))
+        return used + taken - span.growth_first
+
+    @property
+    def kv_use(self) -> float:
+        return self.kv_blocks_used / self._sequences.kv.total
+
+    @property
+    def block_tokens(self) -> int:
+        return self._sequences.kv.block_tokens
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of prompts that are still to be computed."""
+        partial = (each.remaining_tokens for lane in self.tenant.lanes for each in lane.partial.values())
+        return sum(seq.tokens for seq in self._sequences.queue) + sum(partial)
+
+    def found_tokens(self, request: RoutedRequest) -> int:
+        """Tokens of the prompt, in full blocks, that are cached now."""
+        kv, lane, finding = self._sequences.kv, self._lane, self._sequences.finding
+        if not kv.caches:
+            return 0
+        span = lane.span
+        kv.try_out()
+        if span is not None and span.n > 1:
+            # As if the span had been taken step by step: what its growth evicts is gone, and what it has emitted is there.
+            rounds = span.index_at(self._clock.now_ns << TICK_BITS)
+            finding.rounds_since = rounds - 1
+            if lane.decoding.blocks_for(rounds) > span.growth_first:
+                take_for_rounds(kv, lane.decoding, rounds, span.growth_first)
+        found = kv.found_blocks(request.id, request.prompt_tokens + 1)
+        finding.rounds_since = 0
+        kv.undo()
+        return found * kv.block_tokens
+
+    def done_ns(self, model: int, *, waiting: bool) -> int:
+        raise ValueError("ranks have no table of latencies to promise an end by")
+
+
+def left_waiting(tenant: Tenant, now_ns: int) -> int:
+    """Requests that the latest plan left waiting: those that came since, or while it was planned ahead, are not among them.
+
+    `Sequences.note_arrivals` has to have been called before the first of them came.
+    """
+    sequences = tenant.sequences
+    assert sequences.came_ns is not None
+    known = len(sequences.queue) - came_after(sequences.came_ns, _planned_ns(tenant, now_ns))
+    return max(known, 0) + (0 if sequences.exchange is None else sequences.exchange.coming)
+
+
+def _planned_ns(tenant: Tenant, now_ns: int) -> int:
+    """When the plan of the iteration in flight was made, or the latest where none is in flight."""
+    ahead, span = tenant.sequences.ahead, tenant.lanes[0].span
+    at = span.index_at(now_ns << TICK_BITS) if tenant.alone and span is not None else 1
+    if span is not None and at > 1:
+        ended = at - 1 if ahead is None else at - 2
+        return (span.end(ended) if ended else span.start_ticks) >> TICK_BITS
+    if ahead is not None:
+        return ahead.planned_ns
+    return max(lane.view.now_ns if lane.span is None else lane.span.start_ticks >> TICK_BITS for lane in tenant.lanes)

@@ -1,0 +1,200 @@
+"""A machine: stages, and the tenants that share them.
+
+Four doors lead in from outside: `deliver`, when a request comes, `post`, when another machine has news, `give_up`, when a client
+has gone, and `abort`, which stops everything and hands the requests back. All else happens in the machine's own turns
+(`sim.engine.machine.turns`).
+"""
+
+from __future__ import annotations
+
+from policies.routers import RoutedRequest
+from sim.engine.batch.prices import StageTable
+from sim.engine.batch.stages import Stages
+from sim.engine.machine.loads import TenantLoad
+from sim.engine.machine.turns import Alone, InTurn, Turns
+from sim.engine.serve.tenant import InCommon, Tenant
+from sim.engine.spec.experiment import MachineSpec
+from sim.engine.spec.roles import Part
+from sim.engine.time.clock import TICK_BITS
+
+
+class Machine:
+    """Serves the requests that are delivered to it; routers see it as a `policies.routers.ReplicaLoad`."""
+
+    def __init__(
+        self, common: InCommon, index: int, spec: MachineSpec, first_number: int, part: Part | None = None
+    ) -> None:
+        """*first_number*: of its first tenant, among all of the run; *part*: what it has to do with handing over."""
+        self.index = index
+        self.no_hit_order = -1
+        """It is kept for routers that ask for it alone."""
+        self.awaited = self.awaited_tokens = 0
+        """Requests that have been sent here and wait elsewhere: for room, or for their prompt to be computed; and tokens of those
+        whose prompt is to be computed here."""
+        self._clock = common.clock
+        self._state = common.state
+        self._outside = common.outside
+        self.stages = Stages(spec.tenants[0].cost.n_stages)
+        self.tenants = self._made(common, spec, first_number, part)
+        self._loads = [TenantLoad(tenant, common.clock) for tenant in self.tenants]
+        self._load = self._loads[0]
+        for tenant in self.tenants:
+            tenant.ring_when_loaded(common.clock, self._on_loaded)
+        self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
+        self._only = self.tenants[0] if len(self.tenants) == 1 else None
+        self._promised = [0] * len(self.stages) if isinstance(spec.tenants[0].cost, StageTable) else []
+        self.turns = self._turns_of(common, spec)
+
+    def _made(self, common: InCommon, spec: MachineSpec, first_number: int, part: Part | None) -> list[Tenant]:
+        """The tenants, in order."""
+        alone = _is_alone(spec)
+        return [
+            Tenant(common, first_number + i, each, self.stages, alone=alone, machine=self.index, part=part)
+            for i, each in enumerate(spec.tenants)
+        ]
+
+    def _turns_of(self, common: InCommon, spec: MachineSpec) -> Turns:
+        """How its lanes share the stages."""
+        if _is_alone(spec):
+            return Alone(self.tenants[0], common.clock, fast_forward=common.fast_forward)
+        return InTurn(
+            self.tenants,
+            self.stages,
+            common.clock,
+            fast_forward=common.fast_forward,
+            oldest_first=spec.turn == "oldest",
+        )
+
+    @property
+    def events(self) -> int:
+        """Turns in which iterations ended."""
+        return self.turns.events
+
+    # What routers see: iterations that have ended.
+
+    @property
+    def waiting(self) -> int:
+        if self._only is not None:
+            return self._load.waiting + self.awaited
+        return sum(load.waiting for load in self._loads) + self.awaited
+
+    @property
+    def running(self) -> int:
+        if self._only is not None:
+            return self._only.sequences.n_admitted
+        return sum(load.running for load in self._loads)
+
+    @property
+    def kv_blocks_used(self) -> int:
+        return sum(load.kv_blocks_used for load in self._loads)
+
+    @property
+    def kv_use(self) -> float:
+        return self.kv_blocks_used / sum(tenant.sequences.kv.total for tenant in self.tenants)
+
+    @property
+    def block_tokens(self) -> int:
+        return self._load.block_tokens
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(load.prefill_tokens for load in self._loads) + self.awaited_tokens
+
+    @property
+    def n_stages(self) -> int:
+        return len(self.stages)
+
+    def found_tokens(self, request: RoutedRequest) -> int:
+        """Tokens of the prompt, in full blocks, that are cached here."""
+        return self._loads[self.tenants.index(self.tenant_of(request.model))].found_tokens(request)
+
+    @property
+    def promised_ns(self) -> int:
+        """When its last stage will have done all that was accepted, for models on tables of latencies."""
+        return self._promised[-1] >> TICK_BITS
+
+    def done_ns(self, model: int, *, waiting: bool) -> int:
+        """When a request that came now would be done, alone in its batch: after all that was accepted, or (not *waiting*)
+        after all that has been started. For models on tables of latencies."""
+        clocks = self._promised if waiting else self.stages.free
+        return self.stages.through(self._clock.now_ns << TICK_BITS, self._one(model), clocks)[-1] >> TICK_BITS
+
+    def _one(self, model: int) -> list[int]:
+        table = self.tenant_of(model).spec.cost
+        if not isinstance(table, StageTable):
+            raise ValueError(f"machine {self.index} has no table of latencies to promise an end by")
+        return [ns << TICK_BITS for ns in table.of(1)]
+
+    def hosts(self, model: int) -> bool:
+        return model in self._hosting or None in self._hosting
+
+    def tenant_of(self, model: int) -> Tenant:
+        return self._hosting.get(model) or self._hosting[None]
+
+    # The doors.
+
+    def deliver(self, id_: int, kv_tokens: int = 0) -> None:
+        """A request comes, with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
+        tenant = self._only or self.tenant_of(self._model(id_))
+        if self._accept(tenant, id_, kv_tokens):
+            self.turns.arrive(tenant, self._clock.now_ns)
+
+    def _accept(self, tenant: Tenant, id_: int, kv_tokens: int) -> bool:
+        """Put a request into the queue of *tenant*; False where it can never be served there, and is rejected."""
+        self._state.replica[id_] = tenant.number
+        reason = tenant.sequences.refusal(id_)
+        if reason is not None:
+            self._outside.rejected(id_, reason)
+            return False
+        if self._promised:
+            now = self._clock.now_ns << TICK_BITS
+            self._promised = self.stages.through(now, self._one(self._model(id_)), self._promised)
+        tenant.sequences.enqueue(id_, kv_tokens, self._clock.now_ns)
+        return True
+
+    def _model(self, id_: int) -> int:
+        return 0 if self._state.model is None else self._state.model[id_]
+
+    def _on_loaded(self, tenant: Tenant) -> None:
+        """KV that was asked for has come from a tier: the sequence that waits for it may go on."""
+        tenant.sequences.version.hear(self._clock.now_ns)
+        self.turns.heed(self._clock.now_ns)
+
+    def give_up(self, id_: int) -> None:
+        """The client of a request that is here has gone: it takes no further iteration, and its KV is free when the present one
+        ends (where plans are made ahead, when the next one does)."""
+        tenant = self._serving(id_)
+        tenant.give_up(id_, self._clock.now_ns)
+        self.turns.heed(self._clock.now_ns)
+
+    def _serving(self, id_: int) -> Tenant:
+        """The tenant that a request is with."""
+        return self._only or self.tenant_of(self._model(id_))
+
+    def tenant_for(self, id_: int) -> Tenant:
+        """The tenant that decodes a request whose prompt is computed elsewhere."""
+        return self._only or self.tenant_of(self._model(id_))
+
+    def post(self, tenant: Tenant, id_: int, what: int, tokens: int = 0) -> None:
+        """Post news of a request from another machine; it is read when the next iteration is planned."""
+        now_ns, exchange = self._clock.now_ns, tenant.sequences.exchange
+        assert exchange is not None
+        exchange.tell(now_ns, what, id_, tokens)
+        self.turns.heed(now_ns)
+
+    def abort(self, now_ns: int) -> list[int]:
+        """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
+        the requests are handed back, those that ran before those that waited."""
+        self.turns.stop(now_ns)
+        for tenant in self.tenants:
+            tenant.drop_in_flight()
+        ticks = now_ns << TICK_BITS
+        self._promised = [ticks] * len(self._promised)
+        self.stages.stop(ticks)
+        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
+
+
+def _is_alone(spec: MachineSpec) -> bool:
+    """Whether a machine has one lane and one stage."""
+    first = spec.tenants[0]
+    return len(spec.tenants) == 1 and first.cost.n_stages == 1 and (first.micro_batches or 1) == 1

@@ -1,0 +1,756 @@
+"""What a run leaves behind: columns of integers, one row a request and one row a span of iterations."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwmodels.totals import Totals
+from sim.engine.record.spill import Place, Spill, in_blocks, let_go, together
+from sim.engine.record.streaming import IntArray, Stream, expand, streamed_gaps
+from sim.engine.time.clock import FRACTION, TICK_BITS
+
+Table = dict[str, NDArray[Any]]
+
+FINISHED, REJECTED, UNFINISHED, ABORTED, LOST = 0, 1, 2, 3, 4
+STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted", "lost")
+
+
+RoundCounts = dict[tuple[int, int], list[int]]
+"""By (drafted positions, tokens verified besides the one before them): how many rounds accepted 0, 1, 2, ... drafts."""
+
+
+def sum_rounds(counts: Iterable[RoundCounts]) -> RoundCounts:
+    """The counts of several lanes or replicas together."""
+    total: RoundCounts = {}
+    for of_one in counts:
+        for key, by_accepted in of_one.items():
+            have = total.setdefault(key, [0] * len(by_accepted))
+            for accepted, rounds in enumerate(by_accepted):
+                have[accepted] += rounds
+    return total
+
+
+Piece = tuple[int, int, int, int]
+"""Iterations whose price does not bend: ticks from the start of their span, how many, ticks of the first, and what each is longer
+by."""
+
+_TAPED: Final = -1
+_BENT: Final = -2
+"""In the place of `first_ticks` until the end of the run: a record that stands for several, which are kept elsewhere. Its `loaded`
+is the number of entries of `queued_ns` when it started."""
+
+
+class Layout:
+    """Names, codes and meaning of a record's fields; records are packed, so that a million take little memory and time."""
+
+    def __init__(self, *fields: tuple[str, str]) -> None:
+        codes = "<" + "".join(code for _, code in fields)
+        self.dtype = np.dtype([(name, {"q": "<i8", "i": "<i4"}[code]) for name, code in fields])
+        self.size = struct.calcsize(codes)
+        self.pack = struct.Struct(codes).pack
+        self.offset = {name: int(self.dtype.fields[name][1]) for name, _ in fields}  # type: ignore[index]
+
+
+SPAN = Layout(
+    # Iterations of one lane that differ only in the KV tokens they read.
+    ("start_ns", "q"),
+    ("start_frac", "i"),  # ticks past start_ns
+    ("n", "i"),
+    ("first_ticks", "q"),
+    ("growth_ticks", "q"),  # the i-th iteration, from 0, lasts first_ticks + i * growth_ticks
+    ("lane", "i"),
+    ("prefill_rows", "i"),
+    ("prefill_chunks", "i"),
+    ("prefill_pairs", "q"),
+    ("prefill_kv_tokens", "q"),
+    ("prefill_pairs_window", "q"),
+    ("decode_seqs", "i"),
+    ("query_tokens", "i"),
+    ("draft_steps", "i"),
+    ("decode_kv_tokens", "q"),  # read by the first iteration; grows by decode_seqs with each
+    ("decode_kv_window", "q"),
+    ("window_growth", "i"),
+    ("completions", "i"),  # prompts that complete
+    ("emitted", "i"),  # tokens that each iteration emits
+    ("running", "i"),
+    ("waiting", "i"),
+    ("kv_blocks_used", "i"),  # in the first iteration
+    ("round", "i"),  # decode rounds of the lane before this span
+    ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
+    ("in_vain", "i"),  # of decode_seqs: those that had ended
+    ("found", "q"),  # tokens that those it admits have found in the prefix cache
+    ("loaded", "q"),  # tokens that were loaded for those of them from tiers
+    ("evicted", "i"),  # blocks whose content has gone since the span before it that had prompt tokens
+)
+
+_pack_span: Final = SPAN.pack
+
+JOIN = Layout(
+    # One stay of a sequence in a lane's decoding set.
+    ("lane", "i"),
+    ("since", "i"),  # round after which it joined
+    ("until", "i"),  # round after which it left
+    ("cached", "i"),  # tokens cached when it joined
+    ("token_ns", "q"),  # time of its latest token when it joined
+    ("request", "q"),
+)
+
+BUBBLES = ("pb1", "pb2", "pb3", "depth")
+"""Why a stage idles ahead of a micro-batch while the replica has work (SARATHI, arXiv 2308.16369, section 3.2): it and
+the one before it have prompt chunks that take unequal times; one of them has prompt tokens and the other has none; both
+only decode, over unequal contexts. `depth`: too few micro-batches in flight to fill the pipeline and its hand-overs."""
+
+STAGE = Layout(
+    ("micro_batch", "i"),
+    ("stage", "i"),
+    ("start_ns", "q"),
+    ("duration_ns", "q"),
+    ("bubble_ns", "q"),  # idle time of the stage just before
+    ("bubble", "i"),  # its kind, an index into BUBBLES
+)
+
+LOAD, STORE, MOVE_IN = 0, 1, 2
+TRANSFER_NAMES = ("load", "store", "swap_out")
+
+TRANSFER = Layout(
+    # KV that crosses the link of a tier.
+    ("tier", "i"),
+    ("what", "i"),  # LOAD, STORE or MOVE_IN
+    ("request", "q"),  # -1: of blocks that were evicted
+    ("bytes", "q"),
+    ("asked_ns", "q"),
+    ("begin_ns", "q"),
+    ("sent_ns", "q"),
+    ("arrived_ns", "q"),
+)
+
+_UNDER_WAY = ("loads_under_way", "stores_under_way")
+
+_TAPED_AT_ONCE = 4096
+_TAPED_BYTES = 5 * 8
+_PIECES_AT_ONCE = 1 << 16
+_SPANS_AT_ONCE = 1 << 16
+_NEVER: Final = 1 << 60
+
+
+class Records:
+    """Packed records of one layout, appended one at a time to one growing buffer."""
+
+    __slots__ = ("_layout", "_pack", "_size", "buffer")
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._pack = layout.pack
+        self._size = layout.size
+        self.buffer = bytearray()
+
+    def add(self, *fields: int) -> None:
+        self.buffer += self._pack(*fields)
+
+    def change_last(self, name: str, value: int) -> None:
+        buffer = self.buffer
+        struct.pack_into("<i", buffer, len(buffer) - self._size + self._layout.offset[name], value)
+
+    def drop_last(self, n: int) -> None:
+        if n:
+            del self.buffer[-n * self._size :]
+
+    def write_older(self, spill: Spill, n_recent: int) -> Place:
+        """Write all but the last *n_recent* to the file, and forget them here."""
+        end = max(len(self.buffer) - n_recent * self._size, 0)
+        with memoryview(self.buffer) as records, records[:end] as older:
+            place = spill.write(older)
+        del self.buffer[:end]
+        return place
+
+    def array(self) -> NDArray[Any]:
+        """All records, in the memory they were written to: nothing can be added afterwards."""
+        return np.frombuffer(self.buffer, self._layout.dtype)
+
+
+class Tally:
+    """What is counted of iterations as they start, beside their totals: how the model stands, and what the iteration does."""
+
+    __slots__ = (
+        "blocks_used", "bubble_ns", "completions", "draft_steps", "emitted", "evicted", "found", "lane", "loaded",
+        "query_tokens", "round", "running", "waiting", "wasted",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.lane = 0
+        self.running = 0
+        """Sequences admitted ..."""
+        self.waiting = 0
+        """... and requests in the queue."""
+        self.blocks_used = 0
+        """KV blocks in the first iteration."""
+        self.round = 0
+        """Decode rounds of the lane before it."""
+        self.query_tokens = 1
+        self.draft_steps = 0
+        self.completions = 0
+        """Prompts that are complete after it."""
+        self.emitted = 0
+        self.bubble_ns = 0
+        """Idle time of the stages ahead of it."""
+        self.wasted = 0
+        """Sequences that had ended, and take a step that comes to nothing."""
+        self.found = 0
+        """Tokens that sequences find in the prefix cache when they are admitted ..."""
+        self.loaded = 0
+        """... and tokens that had been loaded for them from tiers."""
+        self.evicted = 0
+        """Blocks whose content has gone since the iteration with prompt tokens before."""
+
+
+class Reads(NamedTuple):
+    """What decodes of the same sequences read in their first iteration."""
+
+    seqs: int
+    kv: int
+    window: int
+    """KV tokens within the window ..."""
+    window_growth: int
+    """... and what these grow by each iteration."""
+
+
+class TapedStart(NamedTuple):
+    """What the iterations of a taped span have in common."""
+
+    lane: int
+    seqs: int
+    query_tokens: int
+    draft_steps: int
+    running: int
+    waiting: int
+    round: int
+    blocks_before: int
+    """KV blocks in use before them."""
+    n_queued: int
+    """Entries of `Recorder.queued_ns` when they started."""
+
+
+class Tape(NamedTuple):
+    """Arrays with one entry an iteration."""
+
+    ends: IntArray
+    """Ticks from the start."""
+    kv: IntArray
+    windows: IntArray | None
+    emitted: IntArray
+    blocks: IntArray
+    """New KV blocks."""
+
+
+class Recorder:
+    """What one model of a machine records while it runs. Records are made here, beside their layouts, and nowhere else."""
+
+    def __init__(self, spill: Spill | None = None, n_recent: int = 0, n_stages: int = 1) -> None:
+        """*spill* takes what is more than memory should hold, but for the last *n_recent* spans of *n_stages* stages each, which
+        may be forgotten again; without it all stays."""
+        self._spill = spill
+        self._n_recent = n_recent
+        self._n_stages = n_stages
+        self._at_bytes = _NEVER if spill is None else spill.at_bytes + n_recent * SPAN.size
+        self._written: list[tuple[Place, Place, Place, Place]] = []
+        """Where spans are, their pieces and taped iterations, and stages."""
+        self._closed: tuple[Place, Place] | None = None
+        """Where all spans and all stages are, in the end."""
+        self.spans = Records(SPAN)
+        self._span_buffer = self.spans.buffer
+        self.joins = Records(JOIN)
+        self.stages = Records(STAGE)
+        """Pipelines: micro-batches numbered as they are sent off."""
+        self.transfers = Records(TRANSFER)
+        self.queued_ns: list[int] = []
+        """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
+        self.resumed_gaps_ns: list[int] = []
+        """Inter-token gaps across a preemption."""
+        self._taped = np.zeros((5, 0), np.int64)
+        """Of every iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the window,
+        tokens emitted and KV blocks added."""
+        self._n_taped = 0
+        self._pieces = array("q")
+        """Of every piece of a bent span what `Piece` says."""
+        self._evicted = 0
+
+    def newly_evicted(self, evicted: int) -> int:
+        """Of so many blocks whose content has gone in all, those since this was asked last."""
+        before, self._evicted = self._evicted, evicted
+        return evicted - before
+
+    def add_iteration(self, start_ticks: int, ticks: int, totals: Totals, tally: Tally) -> None:
+        """One iteration of its own."""
+        _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
+        buffer = self._span_buffer
+        if len(buffer) > self._at_bytes:
+            self._to_file()
+        buffer += _pack_span(
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, tally.lane, prompt, chunks, pairs, prompt_kv,
+            pairs_window, n, tally.query_tokens, tally.draft_steps, kv, kv_window, 0, tally.completions, tally.emitted,
+            tally.running, tally.waiting, tally.blocks_used, tally.round, tally.bubble_ns, tally.wasted, tally.found,
+            tally.loaded, tally.evicted,
+        )  # fmt: skip
+
+    def add_decodes(
+        self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, reads: Reads, tally: Tally
+    ) -> None:
+        """*n* iterations of decodes alone, one token a sequence."""
+        seqs, kv, kv_window, window_growth = reads
+        buffer = self._span_buffer
+        buffer += _pack_span(
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, tally.lane, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, tally.running, tally.waiting, tally.blocks_used,
+            tally.round, 0, 0, 0, 0, 0,
+        )  # fmt: skip
+
+    def add_bent(self, start_ticks: int, n: int, reads: Reads, tally: Tally) -> None:
+        """*n* iterations of decodes alone whose price bends: one record now, one a piece in `all_spans`."""
+        seqs, kv, kv_window, window_growth = reads
+        buffer = self._span_buffer
+        buffer += _pack_span(
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, tally.lane, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, tally.running, tally.waiting, tally.blocks_used,
+            tally.round, 0, 0, 0, len(self.queued_ns), 0,
+        )  # fmt: skip
+
+    def add_taped(self, start_ticks: int, start: TapedStart, tape: Tape) -> None:
+        """Iterations that differ in more than a constant growth: one record now, one an iteration in `all_spans`."""
+        ends, kv, window, emitted, blocks = tape
+        buffer = self._span_buffer
+        if self._n_taped * _TAPED_BYTES > self._at_bytes:
+            self._to_file()
+        buffer += _pack_span(
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, start.lane, 0, 0, 0, 0,
+            0, start.seqs, start.query_tokens, start.draft_steps, 0, 0, 0, 0, 0, start.running, start.waiting,
+            start.blocks_before, start.round, 0, 0, 0, start.n_queued, 0,
+        )  # fmt: skip
+        at = self._n_taped
+        self._n_taped = end = at + len(ends)
+        table = self._taped
+        if end > table.shape[1]:
+            self._taped = np.zeros((5, max(2 * end, _TAPED_AT_ONCE)), np.int64)
+            self._taped[:, :at] = table[:, :at]
+            table = self._taped
+        table[0, at:end] = ends
+        table[1, at:end] = kv
+        if window is not None:
+            table[2, at:end] = window
+        table[3, at:end] = emitted
+        table[4, at:end] = blocks
+
+    def add_pieces(self, pieces: list[Piece]) -> None:
+        """The pieces of the bent span that was added last, now that it is over."""
+        self._pieces.extend(chain.from_iterable(pieces))
+
+    def drop_bent(self) -> None:
+        """Forget the bent span that was added last."""
+        self.spans.drop_last(1)
+
+    def _to_file(self) -> None:
+        """Write what is held; called before a record is added, when no span is open whose pieces are to come."""
+        spill = self._spill
+        assert spill is not None
+        spans = self.spans.write_older(spill, self._n_recent)
+        pieces, taped = spill.write(self._pieces), spill.write(np.ascontiguousarray(self._tape()))
+        stages = self.stages.write_older(spill, self._n_recent * self._n_stages)
+        self._written.append((spans, pieces, taped, stages))
+        self._pieces = array("q")
+        self._n_taped = 0
+
+    def close(self, block_tokens: int) -> None:
+        """Where records are in the file, write them there once more as they leave the run, those of a kind after one another."""
+        spill = self._spill
+        if spill is None or not self._written:
+            return
+        self._n_recent = 0
+        self._to_file()
+        growth_of = _BlockGrowth(self.joins.array(), block_tokens)
+        places: list[Place] = []
+        for spans, pieces, taped, _ in self._written:
+            records = np.frombuffer(spill.read(spans), SPAN.dtype)
+            bent = np.frombuffer(spill.read(pieces), np.int64)
+            tape = np.frombuffer(spill.read(taped), np.int64).reshape(5, -1)
+            places.append(spill.write(self._taken_apart(records, bent, tape, growth_of)))
+        of_stages = [spill.write(spill.read(stages)) for _, _, _, stages in self._written]
+        self._closed = together(places), together(of_stages)
+
+    def all_stages(self) -> NDArray[Any]:
+        """Structured by STAGE."""
+        if self._closed is None or self._spill is None:
+            return self.stages.array()
+        return self._spill.array(self._closed[1], STAGE.dtype)
+
+    def all_spans(self, block_tokens: int) -> NDArray[Any]:
+        """Structured by SPAN, taped spans taken apart into iterations and bent ones into their pieces."""
+        if self._closed is not None and self._spill is not None:
+            return self._spill.array(self._closed[0], SPAN.dtype)
+        pieces = np.frombuffer(self._pieces, np.int64)
+        growth_of = _BlockGrowth(self.joins.array(), block_tokens) if len(pieces) else None
+        return self._taken_apart(self.spans.array(), pieces, self._tape(), growth_of)
+
+    def _tape(self) -> IntArray:
+        return self._taped[:, : self._n_taped]
+
+    def _taken_apart(
+        self, spans: NDArray[Any], pieces: IntArray, tape: IntArray, growth_of: _BlockGrowth | None
+    ) -> NDArray[Any]:
+        if len(pieces):
+            assert growth_of is not None
+            spans = self._with_pieces(spans, pieces.reshape(-1, 4), growth_of)
+        return self._with_iterations(spans, tape) if tape.shape[1] else spans
+
+    def _with_pieces(self, spans: NDArray[Any], pieces_of: IntArray, growth_of: _BlockGrowth) -> NDArray[Any]:
+        which = np.flatnonzero(spans["first_ticks"] == _BENT)
+        start, n, first, growth = pieces_of.T
+        # The pieces of a span have as many iterations together as it has.
+        ends = np.searchsorted(np.cumsum(n), np.cumsum(spans["n"][which], dtype=np.int64)) + 1
+        pieces = np.diff(ends, prepend=0)
+        lengths = np.ones(len(spans), np.int64)
+        lengths[which] = pieces
+        table = np.repeat(spans, lengths)
+        bent = np.flatnonzero(table["first_ticks"] == _BENT)
+        of, step = expand(pieces)
+        rounds = np.cumsum(n) - n
+        rounds -= rounds[ends - pieces][of]
+        start = start + table["start_frac"][bent]
+        start_ns: IntArray = table["start_ns"][bent] + (start >> TICK_BITS)
+        before: IntArray = table["loaded"][bent]
+        queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right")
+        queued -= before
+        table["loaded"][bent] = 0
+        table["start_ns"][bent] = start_ns
+        table["start_frac"][bent] = start & FRACTION
+        table["n"][bent] = n
+        table["first_ticks"][bent] = first
+        table["growth_ticks"][bent] = growth
+        table["decode_kv_tokens"][bent] += rounds * table["decode_seqs"][bent]
+        table["decode_kv_window"][bent] += rounds * table["window_growth"][bent]
+        # Who comes in the instant in which the span starts was seen by its first piece.
+        table["waiting"][bent] += np.where(step > 0, np.maximum(queued, 0), 0)
+        round_ = table["round"][bent].astype(np.int64)
+        for at in range(0, len(bent), _PIECES_AT_ONCE):
+            some = slice(at, at + _PIECES_AT_ONCE)
+            taken = growth_of.between(round_[some] + 1, round_[some] + rounds[some] + 1)
+            table["kv_blocks_used"][bent[some]] += taken
+        table["round"][bent] += rounds
+        return table
+
+    def _with_iterations(self, spans: NDArray[Any], tape: IntArray) -> NDArray[Any]:
+        which = np.flatnonzero(spans["first_ticks"] == _TAPED)
+        ends, kv, window, emitted, blocks = tape
+        lengths = np.ones(len(spans), np.int64)
+        lengths[which] = spans["n"][which]
+        table = np.repeat(spans, lengths)
+        taped = np.repeat(spans["first_ticks"] == _TAPED, lengths)
+        n = lengths[which]
+        of = np.repeat(np.arange(len(which)), n)
+        first = np.cumsum(n) - n
+        step = np.arange(len(of)) - first[of]
+        durations = np.diff(ends, prepend=0)
+        durations[first] = ends[first]
+        starts = spans["start_frac"][which][of] + ends - durations
+        start_ns: IntArray = spans["start_ns"][which][of] + (starts >> TICK_BITS)
+        queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right") - table["loaded"][taped]
+        summed = np.cumsum(blocks)
+        table["start_ns"][taped] = start_ns
+        table["start_frac"][taped] = starts & FRACTION
+        table["n"][taped] = 1
+        table["first_ticks"][taped] = durations
+        table["decode_kv_tokens"][taped] = kv
+        table["decode_kv_window"][taped] = window
+        table["emitted"][taped] = emitted
+        # An entry counts from the instant after its own when the span's end has had its turn, so before it may be later.
+        table["waiting"][taped] += np.maximum(queued, 0)
+        table["kv_blocks_used"][taped] += summed - (summed[first] - blocks[first])[of]
+        table["loaded"][taped] = 0
+        table["round"][taped] += step
+        return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaColumns:
+    """The record of one replica."""
+
+    spans: NDArray[Any]
+    """Structured by SPAN, in the order in which they started."""
+    joins: NDArray[Any]
+    """Structured by JOIN."""
+    queued_ns: IntArray
+    resumed_gaps_ns: IntArray
+    stages: NDArray[Any]
+    """Structured by STAGE, micro_batch being a row of `spans`; empty without a pipeline."""
+    kv_blocks_total: int
+    block_tokens: int
+    n_stages: int = 1
+    transfers: NDArray[Any] | None = None
+    """Structured by TRANSFER, in the order in which they were asked for; None without tiers."""
+    emitted: dict[int, IntArray] | None = None
+    """By lane: tokens of every round of every stay, in the order of `joins`; None where a round emits one."""
+    speculation: RoundCounts | None = None
+    """Counts of the rounds that drafted tokens, by how many they drafted; None without speculation."""
+
+    def busy_ns(self) -> int:
+        """Time that its stages have spent on micro-batches, all stages together."""
+        if len(self.stages):
+            return int(self.stages["duration_ns"].sum())
+        whole_ns = rest = 0
+        for spans in in_blocks(self.spans, _SPANS_AT_ONCE):
+            n = spans["n"].astype(np.int64)
+            ticks = n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) // 2)
+            # Whole nanoseconds and the rest apart: exact, whatever the spans.
+            whole_ns += int((ticks >> TICK_BITS).sum())
+            rest += int((ticks & FRACTION).sum())
+        return whole_ns + (rest >> TICK_BITS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """All that a run recorded. Times are nanoseconds from the start; -1 where an event did not happen."""
+
+    requests: Table
+    reasons: tuple[str, ...]
+    replicas: tuple[ReplicaColumns, ...]
+    stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
+    """Which tokens reach a client together."""
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def iterations(self) -> Table:
+        """One row an iteration, ordered by start time, then replica.
+
+        Columns: replica, lane, start_ns, duration_ns, rows, prefill_tokens, decode_tokens (query tokens of the decodes),
+        sequences (that take part), running, waiting, kv_tokens (read by the decodes), kv_blocks_used, emitted_tokens,
+        bubble_ns; where blocks are found again, prefix_hit_tokens (that those whom it admits have found on the device, beside
+        what it computes of prompts) and prefix_evictions (blocks whose content has gone since the replica's iteration with
+        prompt tokens before, for this one and for decodes between; 0 where an iteration has none); with tiers loaded_tokens (for
+        those whom it admits to compute the rest of their prompts, from all tiers), loads_under_way and stores_under_way as well,
+        which are -1 on replicas without.
+        """
+        table = _joined(list(self.iteration_blocks()))
+        order = np.lexsort((table["replica"], table["start_ns"]))
+        return {name: column[order] for name, column in table.items()}
+
+    def iteration_blocks(self, max_rows: int = 1 << 18) -> Iterator[Table]:
+        """The same in pieces of about *max_rows* rows, replica after replica, in the order in which they were planned: of one long
+        replica, or of several short ones."""
+        held: list[Table] = []
+        n, latest = 0, -1
+        for index, piece in self._iteration_pieces(max_rows):
+            n += len(piece["start_ns"])
+            if held and (n > max_rows or index == latest):
+                yield _joined(held)
+                held, n = [], len(piece["start_ns"])
+            held.append(piece)
+            latest = index
+        if held:
+            yield _joined(held)
+
+    def _iteration_pieces(self, max_rows: int) -> Iterator[tuple[int, Table]]:
+        # A table has the same columns for all, whether they have tiers or not.
+        tiered = any(replica.transfers is not None for replica in self.replicas)
+        for index, replica in enumerate(self.replicas):
+            spans = replica.spans
+            several = any(int(block["n"].max()) > 1 for block in in_blocks(spans, _SPANS_AT_ONCE))
+            growth = _BlockGrowth(replica.joins, replica.block_tokens) if several else None
+            at = 0
+            while at < len(spans) or (at == 0 and not len(spans)):
+                ends = np.cumsum(spans["n"][at : at + max_rows], dtype=np.int64)
+                to = at + max(1, int(np.searchsorted(ends, max_rows, side="right")))
+                block = self._iterations_of(index, spans[at:to], growth, tiered)
+                let_go(spans)
+                yield index, block
+                at = to
+
+    def _iterations_of(self, index: int, spans: NDArray[Any], growth_of: _BlockGrowth | None, tiered: bool) -> Table:
+        replica = self.replicas[index]
+        row, step = expand(spans["n"].astype(np.int64))
+        first = spans["first_ticks"][row]
+        growth = spans["growth_ticks"][row]
+        start = spans["start_frac"][row] + step * first + growth * (step * (step - 1) // 2)
+        end = start + first + step * growth
+        start_ns = spans["start_ns"][row] + (start >> TICK_BITS)
+        decode = spans["decode_seqs"][row].astype(np.int64)
+        decode_tokens = decode * spans["query_tokens"][row]
+        prefill = spans["prefill_rows"][row].astype(np.int64)
+        used = spans["kv_blocks_used"][row].astype(np.int64)
+        if growth_of is not None:
+            # The recorded value is that of the span's first iteration; the rounds behind that one have added theirs.
+            used += growth_of.between(spans["round"][row] + 1, spans["round"][row] + step + 1)
+        return {
+            "replica": np.full(len(row), index, np.int32),
+            "lane": spans["lane"][row],
+            "start_ns": start_ns,
+            "duration_ns": spans["start_ns"][row] + (end >> TICK_BITS) - start_ns,
+            "rows": prefill + decode_tokens,
+            "prefill_tokens": prefill,
+            "decode_tokens": decode_tokens,
+            "sequences": decode + spans["prefill_chunks"][row],
+            "running": spans["running"][row].astype(np.int64),
+            "waiting": spans["waiting"][row] + self._queued_since(replica, spans["start_ns"][row], start_ns),
+            "kv_tokens": spans["decode_kv_tokens"][row] + decode * step,
+            "kv_blocks_used": used,
+            "emitted_tokens": spans["emitted"][row].astype(np.int64),
+            "bubble_ns": spans["bubble_ns"][row],
+            **(
+                {"prefix_hit_tokens": spans["found"][row], "prefix_evictions": spans["evicted"][row].astype(np.int64)}
+                if "prefix_hit_tokens" in self.requests
+                else {}
+            ),
+            **(self._tier_columns(replica, spans["loaded"][row], start_ns) if tiered else {}),
+        }
+
+    def _tier_columns(self, replica: ReplicaColumns, loaded: IntArray, start_ns: IntArray) -> Table:
+        if replica.transfers is None:
+            absent = np.full(len(start_ns), -1, np.int64)
+            return dict.fromkeys(("loaded_tokens", *_UNDER_WAY), absent)
+        return {"loaded_tokens": loaded, **_under_way(replica.transfers, start_ns)}
+
+    def _queued_since(self, replica: ReplicaColumns, span_ns: IntArray, start_ns: IntArray) -> IntArray:
+        """Requests that have joined the queue between a span's start and an iteration of it."""
+        queued = replica.queued_ns
+        return np.searchsorted(queued, start_ns, side="right") - np.searchsorted(queued, span_ns, side="right")
+
+    def transfers(self) -> Table | None:
+        """One row a transfer of KV between a device and a tier, in the order in which they were asked for; None without tiers.
+
+        Columns: replica, tier (its place, nearest first), what (an index into `TRANSFER_NAMES`), request (-1: of evicted blocks),
+        bytes, asked_ns, begin_ns, sent_ns, arrived_ns.
+        """
+        parts = [
+            (index, replica.transfers) for index, replica in enumerate(self.replicas) if replica.transfers is not None
+        ]
+        if not parts:
+            return None
+        rows = np.concatenate([part for _, part in parts])
+        table: Table = {"replica": np.concatenate([np.full(len(part), index, np.int32) for index, part in parts])}
+        table |= {name: rows[name] for name in TRANSFER.offset}
+        order = np.lexsort((table["replica"], table["asked_ns"]))
+        return {name: column[order] for name, column in table.items()}
+
+    def itl(self) -> tuple[IntArray, IntArray]:
+        """Inter-token gaps in ns and how many gaps have that length, as clients see them.
+
+        A sequence that decodes in two rounds of its lane, one after the other, sees the time between their ends; one that
+        joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival, and
+        so do those that `stream` sends together. Tokens that a retry has discarded do not count.
+        """
+        parts = list(self.itl_blocks())
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate([gaps for gaps, _ in parts]), np.concatenate([weights for _, weights in parts])
+
+    def itl_blocks(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
+        """The same in pieces of about *max_rounds* rounds."""
+        # By lane nobody can tell whose tokens a retry has discarded.
+        if self.stream.interval > 1 or self.meta.get("fleet", {}).get("discarded_tokens"):
+            yield from streamed_gaps(self.replicas, self.requests, self.stream)
+            return
+        for replica in self.replicas:
+            spans, joins = replica.spans, replica.joins
+            for lane in lanes_of(spans):
+                rounds = _rounds_in_blocks(spans, lane, max_rounds)
+                yield from _lane_gaps(rounds, joins[joins["lane"] == lane])
+            if len(replica.resumed_gaps_ns):
+                yield replica.resumed_gaps_ns, np.ones(len(replica.resumed_gaps_ns), np.int64)
+
+
+def _joined(tables: list[Table]) -> Table:
+    if len(tables) == 1:
+        return tables[0]
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def lanes_of(spans: NDArray[Any]) -> list[int]:
+    """The lanes that have any."""
+    found: set[int] = set()
+    for block in in_blocks(spans, _SPANS_AT_ONCE):
+        found.update(np.unique(block["lane"]).tolist())
+    return sorted(found)
+
+
+def _rounds_in_blocks(spans: NDArray[Any], lane: int, max_rounds: int) -> Iterator[NDArray[Any]]:
+    """The spans of a lane that have decodes, in pieces of at most *max_rounds* rounds or of one span."""
+    held = spans[:0]
+    for block in in_blocks(spans, _SPANS_AT_ONCE):
+        mine = block[(block["lane"] == lane) & (block["decode_seqs"] > block["in_vain"])]
+        held = np.concatenate((held, mine)) if len(held) else mine
+        rounds = np.cumsum(held["n"], dtype=np.int64)
+        at, before = 0, 0
+        # The last piece may have more in the next block.
+        while (to := max(at + 1, int(np.searchsorted(rounds, before + max_rounds, side="right")))) < len(held):
+            yield held[at:to]
+            at, before = to, int(rounds[to - 1])
+        held = held[at:]
+    if len(held):
+        yield held
+
+
+def _lane_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[tuple[IntArray, IntArray]]:
+    """Gaps and weights of one lane from its *rounds*, spans with decodes."""
+    joins = joins[joins["until"] > joins["since"]]
+    joins = joins[np.argsort(joins["since"], kind="stable")]
+    since, token_ns = joins["since"].astype(np.int64), joins["token_ns"]
+    first, last_end_ns = 0, 0
+    for spans in rounds:
+        ends, seqs = _round_ends(spans)
+        low, high = np.searchsorted(since, (first, first + len(ends)))
+        joined = since[low:high] - first
+        gaps = np.diff(ends, prepend=last_end_ns)
+        # Who joined since the round before has a gap of its own; in a lane's first round that is everybody.
+        weights = seqs - np.bincount(joined, minlength=len(ends))
+        kept = weights > 0
+        yield (
+            np.concatenate((gaps[kept], ends[joined] - token_ns[low:high])),
+            np.concatenate((weights[kept], np.ones(high - low, np.int64))),
+        )
+        first, last_end_ns = first + len(ends), int(ends[-1])
+
+
+def _under_way(transfers: NDArray[Any], start_ns: IntArray) -> Table:
+    """Loads and stores of tiers that have been asked for and have not arrived at the start of each iteration."""
+    found: Table = {}
+    loads = transfers["what"] == LOAD
+    for name, mine in zip(_UNDER_WAY, (loads, ~loads), strict=True):
+        asked, arrived = np.sort(transfers["asked_ns"][mine]), np.sort(transfers["arrived_ns"][mine])
+        found[name] = np.searchsorted(asked, start_ns, side="right") - np.searchsorted(arrived, start_ns, side="right")
+    return found
+
+
+class _BlockGrowth:
+    """KV blocks that the decoding sequences of a lane have taken between two of its rounds."""
+
+    def __init__(self, joins: NDArray[Any], block_tokens: int) -> None:
+        self._block = block = block_tokens
+        self._until = joins["until"].astype(np.int64)
+        # A sequence that joined after round r with c tokens takes a block in round d (from 0) when (c + d - r) % block == 0.
+        self._first = joins["since"] + (-joins["cached"].astype(np.int64)) % block
+
+    def between(self, first: IntArray, last: IntArray) -> IntArray:
+        """Blocks taken in rounds first, ..., last - 1 for each pair; the rounds of one call should lie close together."""
+        if not len(first):
+            return np.empty(0, np.int64)
+        low, high, block = int(first.min()), int(last.max()), self._block
+        inside = (self._first < high) & (self._until > low)
+        begin, until = self._first[inside], np.minimum(self._until[inside], high)
+        begin += np.maximum(0, -(-(low - begin) // block)) * block
+        which, turn = expand(np.maximum(0, -(-(until - begin) // block)))
+        taken = np.bincount(begin[which] + turn * block - low, minlength=high - low)
+        total = np.concatenate(([0], np.cumsum(taken)))
+        return total[last - low] - total[first - low]
+
+
+def _round_ends(spans: NDArray[Any]) -> tuple[IntArray, IntArray]:
+    """End time in ns, and number of sequences that had not ended, of every round of *spans*."""
+    row, step = expand(spans["n"].astype(np.int64))
+    done = step + 1
+    elapsed = done * spans["first_ticks"][row] + spans["growth_ticks"][row] * (done * step // 2)
+    ends = spans["start_ns"][row] + ((spans["start_frac"][row] + elapsed) >> TICK_BITS)
+    return ends, (spans["decode_seqs"] - spans["in_vain"])[row].astype(np.int64)

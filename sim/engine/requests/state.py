@@ -1,0 +1,184 @@
+"""What is known of every request, by id: columns shared by all machines of a run.
+
+What a request has done belongs to it, never to the machine or the slot that it happens to be in.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from policies.view import NO_TERMS, Terms, WaitingSeq
+from sim.engine.batch.lane import Lane
+from sim.engine.kv.content import Contents
+from sim.engine.record.columns import BUBBLES, UNFINISHED
+
+_new: Final = tuple[object, ...].__new__
+"""Builds a NamedTuple without the detour through its constructor."""
+
+
+class RequestState:
+    """One entry a request in each column."""
+
+    def __init__(
+        self, prompt: array[int], output: array[int], arrival: array[int],
+        model: array[int] | None, deadline: array[int] | None, pipelined: bool, priority: array[int] | None = None,
+        max_tokens: array[int] | None = None, contents_in: Callable[[int], Contents] | None = None,
+    ) -> None:  # fmt: skip
+        n = len(prompt)
+        self.contents_in = contents_in
+        """What requests read and write in blocks of so many tokens; None: the workload does not say."""
+        self.prompt = prompt
+        self.output = output
+        self.max_tokens = output if max_tokens is None else max_tokens
+        """Output tokens that the client allows at most."""
+        self.model = model
+        self.deadline = deadline
+        """Relative to arrival, -1 absent; None: nobody has one."""
+        self.priority = priority
+        """None: 0 for all."""
+        self.terms: Terms = NO_TERMS
+        """Of classes of service."""
+        self.left = output[:]
+        """Tokens still to emit; of a sequence that decodes, as of when it joined the others."""
+        self.arrival = arrival
+        blank = array("q", [-1]) * n
+        self.scheduled = array("q", blank)
+        self.first_token = array("q", blank)
+        self.finish = array("q", blank)
+        self.token_ns = array("q", blank)
+        """When a request that was preempted or handed back emitted its latest token."""
+        self.rounds = array("i", bytes(4 * n))
+        """Decode rounds done, where it speculates: the acceptance of the next one is drawn by their number."""
+        self.recomputed = array("q", bytes(8 * n))
+        """Tokens whose KV was computed and given up."""
+        self.bubbles = tuple(array("q", bytes(8 * n)) for _ in BUBBLES) if pipelined else ()
+        """Idle time of stages ahead of its micro-batches, by kind."""
+        self.replica: array[int] = array("i", [-1]) * n
+        self.preemptions = array("i", bytes(4 * n))
+        self.prefix_hits = array("q", bytes(8 * n) if contents_in is not None else b"")
+        """Tokens found in the prefix cache when first admitted ..."""
+        self.prefix_hits_again = array("q", self.prefix_hits)
+        """... and after preemptions."""
+        self.tier_hits: dict[str, array[int]] = {}
+        """By kind of tier: tokens loaded for its first admission, and (`swap`) those that came back after it had given way."""
+        self.load_ns = array("q")
+        """How long it was held for loads; -1 less when it began, while it is."""
+        self.status = bytearray([UNFINISHED]) * n
+        self.given_back: dict[int, int] = {}
+        """Of those that ran on machines that have been stopped: tokens whose KV is gone."""
+        self.again: bytearray | None = None
+        """Of each request whether its machine has failed, where machines do."""
+        self.carried: array[int] | None = None
+        """Tokens that a request had emitted when it came to the router, where machines fail on which prompts alone are computed:
+        they are computed, and handed over, like those of its prompt."""
+        self.reason = array("i", [-1]) * n
+        self.shortened: dict[int, int] = {}
+        """Of those whose answers a scheduler has shortened: tokens that they lack, 0 where they would have ended sooner."""
+        self.told: Callable[[Lane, int], None] | None = None
+        """Whoever is told of each step of a lane when it has ended, and when that was; None: nobody listens."""
+
+    def clear(self) -> None:
+        """There are no requests."""
+        for column, _ in self._blank():
+            del column[:]
+
+    def add(
+        self, prompt: int, output: int, max_tokens: int, arrival_ns: int, model: int = 0, priority: int = 0
+    ) -> None:
+        """One request more, behind the others; of columns that the run does not have nothing is kept."""
+        for column, blank in self._blank():
+            column.append(blank)
+        self.prompt[-1], self.output[-1], self.left[-1], self.arrival[-1] = prompt, output, output, arrival_ns
+        if self.max_tokens is not self.output:
+            self.max_tokens[-1] = max_tokens
+        if self.model is not None:
+            self.model[-1] = model
+        if self.priority is not None:
+            self.priority[-1] = priority
+
+    def _blank(self) -> Iterator[tuple[array[int] | bytearray, int]]:
+        """Every column, each once, and what stands there for a request of which nothing is known yet."""
+        yield from ((column, 0) for column in (self.prompt, self.output, self.left, self.arrival))
+        if self.max_tokens is not self.output:
+            yield self.max_tokens, 0
+        yield from ((column, 0) for column in (self.model, self.priority) if column is not None)
+        if self.deadline is not None:
+            yield self.deadline, -1
+        absent = (self.scheduled, self.first_token, self.finish, self.token_ns, self.replica, self.reason)
+        yield from ((column, -1) for column in absent)
+        yield from ((column, 0) for column in (self.rounds, self.recomputed, self.preemptions, *self.bubbles))
+        if self.contents_in is not None:
+            yield from ((column, 0) for column in (self.prefix_hits, self.prefix_hits_again))
+        if self.tier_hits:
+            yield from ((column, 0) for column in (*self.tier_hits.values(), self.load_ns))
+        if self.again is not None:
+            yield self.again, 0
+        if self.carried is not None:
+            yield self.carried, 0
+        yield self.status, UNFINISHED
+
+    def keep_tier_hits(self, kinds: Sequence[str]) -> None:
+        """Loads from tiers of *kinds* are to be counted."""
+        n = len(self.prompt)
+        for kind in kinds:
+            self.tier_hits.setdefault(kind, array("q", bytes(8 * n)))
+        if not len(self.load_ns):
+            self.load_ns = array("q", bytes(8 * n))
+
+    def to_hand(self, id_: int) -> int:
+        """Tokens whose KV goes to the machine that decodes the request."""
+        return (self.prompt[id_] or 1) + (0 if self.carried is None else self.carried[id_])
+
+    def load_began(self, id_: int, now_ns: int) -> None:
+        self.load_ns[id_] -= now_ns
+
+    def load_ended(self, id_: int, now_ns: int) -> None:
+        self.load_ns[id_] += now_ns
+
+    def shorten(self, id_: int, tokens: int) -> bool:
+        """Have a request that does not run end after *tokens* output tokens at the latest, or with the next where it has as many;
+        whether it might have had more."""
+        tokens = max(tokens, self.output[id_] - self.left[id_] + 1)
+        lacks = max(self.output[id_] - tokens, 0)
+        self.shortened[id_] = self.shortened.get(id_, 0) + lacks
+        self.output[id_] -= lacks
+        self.left[id_] -= lacks
+        if self.max_tokens is self.output:
+            return lacks > 0
+        had, self.max_tokens[id_] = self.max_tokens[id_], min(self.max_tokens[id_], tokens)
+        return had > tokens
+
+    def waiting_seq(self, id_: int, *, cached_tokens: int = 0, preempted: bool = False) -> WaitingSeq:
+        """The request as it waits: what it still has to compute beside *cached_tokens* whose KV exists.
+
+        Who has emitted a token and has the KV of all before it has nothing to compute: it decodes from there. Who has emitted none
+        computes one token of its prompt at least. A request without a prompt starts from one begin-of-sequence token. ValueError
+        for KV that cannot be.
+        """
+        emitted = self.output[id_] - self.left[id_]
+        tokens = (self.prompt[id_] or 1) + emitted - cached_tokens
+        if cached_tokens:
+            if cached_tokens < 0 or tokens < 1:
+                raise ValueError(
+                    f"request {id_} has {tokens + cached_tokens} tokens, of which {cached_tokens} are said to have KV; the latest "
+                    "never has"
+                )
+            if tokens == 1 and emitted:
+                tokens = 0
+        return _new(
+            WaitingSeq,
+            (
+                id_,
+                tokens,
+                self.arrival[id_],
+                0 if self.model is None else self.model[id_],
+                -1 if self.deadline is None else self.deadline[id_],
+                preempted,
+                cached_tokens,
+                0 if self.priority is None else self.priority[id_],
+                0,
+                0,
+            ),
+        )

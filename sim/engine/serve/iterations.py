@@ -1,0 +1,317 @@
+"""Starting iterations: KV blocks are taken, totals are added up, and the iteration is priced and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from hwmodels.reach import Window
+from hwmodels.totals import Totals, pairs_within, seen
+from policies.view import PartialSeq, Plan, pads_to
+from sim.engine.batch.lane import Ended, Lane, Prepared
+from sim.engine.batch.padding import padded
+from sim.engine.batch.prices import Prices
+from sim.engine.batch.span import Step
+from sim.engine.batch.stages import Stages
+from sim.engine.record.columns import Recorder, Tally
+from sim.engine.serve.sequences import Sequences
+from sim.engine.spec.experiment import ReplicaSpec
+from sim.engine.time.clock import TICK_BITS
+from sim.engine.time.errors import PolicyError
+
+_new: Final = tuple[object, ...].__new__
+"""Builds a NamedTuple without the detour through its constructor: a third of the time, several times an iteration."""
+
+NO_PROMPTS: Final[tuple[tuple[int, int], ...]] = ()
+NOBODY: Final[Mapping[int, Ended]] = {}
+
+
+class Work(Tally):
+    """What is added up for an iteration that is being started."""
+
+    __slots__ = ("blocks", "completing", "kv_tokens", "pairs", "pairs_window", "rows")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+        """Prompt tokens ..."""
+        self.pairs = 0
+        self.pairs_window = 0
+        self.kv_tokens = 0
+        """... and KV tokens that they attend to."""
+        self.completing: list[int] = []
+        """Requests whose prompts are complete after this iteration."""
+        self.blocks = 0
+        """KV blocks that are still to be taken."""
+
+
+class Iterations:
+    """Starts the iterations of one model on a machine."""
+
+    def __init__(
+        self, spec: ReplicaSpec, sequences: Sequences, recorder: Recorder, prices: Prices, stages: Stages, *,
+        alone: bool, is_rank: bool, fast_forward: bool,
+    ) -> None:  # fmt: skip
+        self.prices = prices
+        self.pads_to = pads_to(spec.scheduler)
+        self.window: Window = spec.cost.window_tokens
+        self._scheduler = spec.scheduler
+        self._sequences = sequences
+        self._kv = sequences.kv
+        self._queue = sequences.queue
+        self._finding = sequences.finding
+        self._left = sequences.state.left
+        self._bubbles = sequences.state.bubbles
+        self._recorder = recorder
+        self._stages = stages
+        self._fast_forward = fast_forward
+        self._by_chunk = sequences.kv.by_chunk
+        self._caches = sequences.kv.caches
+        self._finds = sequences.kv.caches or bool(spec.tiers)
+        self._late = sequences.kv.caches_late
+        exchange = sequences.exchange
+        self._drops_token = exchange is not None and exchange.drops_token
+        self._n_sent = 0
+        self._price: Callable[[Lane, Totals, int, int], int] = (
+            self._price_later if is_rank else self._price_alone if alone else self._price_stages
+        )
+        self._work = Work()
+
+    # An iteration of its own.
+
+    def start(
+        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int,
+        ended: Mapping[int, Ended] = NOBODY,
+    ) -> int:  # fmt: skip
+        """Start one iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks; the
+        tick at which it ends. A step of those that have *ended* comes to nothing."""
+        decoding, work = lane.decoding, self._work
+        work.completing = []
+        if self._finds:
+            self._take_in_turn(lane, run, n, growth, ticks, ended)
+        else:
+            work.blocks = growth
+            self._compute(lane, run, ticks)
+            if work.blocks:
+                self._sequences.take(work.blocks, ticks)
+        decode_rows = decode_kv = decode_window = work.emitted = 0
+        if n:
+            decode_rows = n * decoding.query_tokens
+            decode_kv = decoding.cached + decode_rows
+            work.emitted, decode_window = decoding.next_round()
+        rows, completing = work.rows, work.completing
+        work.completions = len(completing)
+        if completing and not self._drops_token:
+            left = self._left
+            work.emitted += sum([left[id_] > 0 for id_ in completing])
+        totals: Totals = _new(
+            Totals,
+            (
+                rows + decode_rows, rows, len(run), work.pairs, work.kv_tokens, n, decode_kv, decode_rows + work.completions,
+                work.pairs_window, decode_window,
+            ),
+        )  # fmt: skip
+        if ended or work.wasted:
+            totals = self._with_wasted(totals, decoding.query_tokens, ended)
+        lane.run = run
+        lane.completing = completing
+        lane.decodes = n > 0
+        lane.through_arrivals = True
+        return self._price(lane, totals, growth, ticks)
+
+    def _with_wasted(self, totals: Totals, query_tokens: int, ended: Mapping[int, Ended]) -> Totals:
+        """*totals* with a step of those that have *ended*."""
+        self._work.wasted = len(ended)
+        reads = [gone.cached + query_tokens for gone in ended.values()]
+        in_window = 0 if self.window is None else sum(seen(kv, self.window) for kv in reads)
+        return totals._replace(
+            rows=totals.rows + len(reads) * query_tokens,
+            decode_seqs=totals.decode_seqs + len(reads),
+            decode_kv_tokens=totals.decode_kv_tokens + sum(reads),
+            logit_rows=totals.logit_rows + len(reads) * query_tokens,
+            decode_kv_window=totals.decode_kv_window + in_window,
+        )
+
+    # What it takes.
+
+    def _price_alone(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
+        """Start it on the only stage."""
+        tally = self.standing(lane)
+        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, tally.draft_steps)
+        lane.span = Step(ticks, ticks + duration, growth)
+        self._recorder.add_iteration(ticks, duration, totals, tally)
+        return ticks + duration
+
+    def _price_stages(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
+        """Send it through the machine's stages; the tick at which it has left the last."""
+        priced = totals if not self.pads_to else self._padded(lane, totals)
+        durations, handover = self.prices.stages(priced, lane.decoding.draft_steps)
+        end, bubbles = self._stages.send(
+            ticks, durations, handover, bool(lane.run), self._n_sent, self._recorder.stages.add
+        )
+        self._n_sent += 1
+        for kind, bubble_ns in enumerate(bubbles):
+            if bubble_ns:
+                if lane.decodes:
+                    lane.bubbles[kind] += bubble_ns
+                for id_, _ in lane.run:
+                    self._bubbles[kind][id_] += bubble_ns
+        lane.span = Step(ticks, end, growth)
+        tally = self.standing(lane)
+        tally.bubble_ns = sum(bubbles)
+        self._recorder.add_iteration(ticks, end - ticks, totals, tally)
+        return end
+
+    def _price_later(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
+        """Leave it to `launch`: how long a rank takes is known when all ranks have planned."""
+        priced = totals if not self.pads_to else self._padded(lane, totals)
+        lane.prepared = Prepared(priced, totals, lane.decoding.draft_steps, growth)
+        return ticks
+
+    def launch(self, lane: Lane, ticks: int, duration: int) -> None:
+        """Start what was prepared at *ticks* for a rank, now that the whole step is known to take *duration* ticks."""
+        prepared = lane.prepared
+        assert prepared is not None
+        lane.prepared = None
+        lane.span = Step(ticks, ticks + duration, prepared.growth)
+        self._recorder.add_iteration(ticks, duration, prepared.totals, self.standing(lane))
+
+    def standing(self, lane: Lane) -> Tally:
+        """What is counted of the iterations that *lane* starts, with how the model stands now."""
+        work, kv, decoding = self._work, self._kv, lane.decoding
+        work.lane = lane.index
+        work.running = self._sequences.n_admitted
+        work.waiting = len(self._queue)
+        work.blocks_used = kv.total - kv.free
+        work.round = decoding.round
+        work.query_tokens = decoding.query_tokens
+        work.draft_steps = decoding.draft_steps
+        return work
+
+    def _padded(self, lane: Lane, totals: Totals) -> Totals:
+        context = max((seq.cached_tokens for seq in lane.view.running), default=0) if lane.decodes else 0
+        return padded(totals, lane.run, lane.decoding.query_tokens, context, self.pads_to, self.window)
+
+    # Prompts.
+
+    def _compute(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> None:
+        """Add up the prompt chunks of *run*, and admit those that wait; with a prefix cache each takes its blocks in its turn."""
+        partials, kv, work = lane.partial, self._kv, self._work
+        by_chunk, caches, window = self._by_chunk, self._caches, self.window
+        rows = pairs = pairs_window = kv_tokens = 0
+        for id_, tokens in run:
+            partial = partials.get(id_)
+            if partial is None:
+                partial = self._admit(lane, id_, tokens, ticks)
+            elif by_chunk:
+                work.blocks -= kv.held(partial[1])
+            _, cached, left, arrival_ns, model, deadline_ns, priority = partial
+            remaining = left - tokens
+            if remaining < 0 or tokens <= 0:
+                raise PolicyError(
+                    f"{self._scheduler!r} planned {tokens} prompt tokens for request {id_}, "
+                    f"of which {left} are left to compute"
+                )
+            rows += tokens
+            pairs += tokens * cached + tokens * (tokens + 1) // 2
+            if window is not None:
+                pairs_window += pairs_within(cached, tokens, window)
+            cached += tokens
+            kv_tokens += cached
+            if by_chunk:
+                work.blocks += kv.held(cached)
+            if caches:
+                self._take_chunk(id_, cached, ticks)
+            partials[id_] = _new(PartialSeq, (id_, cached, remaining, arrival_ns, model, deadline_ns, priority))
+            if remaining == 0:
+                work.completing.append(id_)
+        work.rows = rows
+        work.pairs = pairs
+        work.pairs_window = pairs_window
+        work.kv_tokens = kv_tokens
+
+    def _admit(self, lane: Lane, id_: int, tokens: int, ticks: int) -> PartialSeq:
+        """A sequence of the queue that is admitted, before its first chunk."""
+        work = self._work
+        seq = self._sequences.admit(lane, id_, ticks >> TICK_BITS, tokens)
+        if not self._by_chunk:
+            work.blocks += -(-(seq.tokens + seq.cached_tokens) // self._kv.block_tokens)
+        work.blocks -= seq.kept_blocks
+        if self._finds and not seq.kept_blocks:
+            self._note_found(id_)
+        return _new(
+            PartialSeq,
+            (id_, seq.cached_tokens, seq.tokens, seq.arrival_ns, seq.model, seq.deadline_ns, seq.priority),
+        )
+
+    # With a prefix cache or tiers.
+
+    def _take_in_turn(
+        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int, ended: Mapping[int, Ended]
+    ) -> None:
+        """Take the blocks of an iteration one after the other, since each may evict what the next would find, and count what is
+        found."""
+        kv, sequences, finding, work = self._kv, self._sequences, self._finding, self._work
+        work.blocks = work.found = work.loaded = 0
+        if not self._caches:
+            work.blocks = growth
+            self._compute(lane, run, ticks)
+            sequences.take(work.blocks, ticks)
+            return
+        # Those that have ended take the blocks of a step that comes to nothing, and give them back.
+        wasted = sum(gone.growth_blocks for gone in ended.values())
+        if not finding.in_turn:
+            finding.keep(self._queue, lane, run)
+        if self._late:
+            kv.before_prompts(sum(tokens for _, tokens in run), len(run))
+        elif growth or wasted:
+            sequences.take(growth + wasted, ticks)
+        self._compute(lane, run, ticks)
+        if self._late:
+            kv.before_decodes(n + len(ended))
+            sequences.take(growth + wasted, ticks)
+            finding.step_on(ended)
+        else:
+            kv.give(wasted)
+        if finding.ended:
+            finding.free_the_ended()
+        work.evicted = self._recorder.newly_evicted(kv.evicted) if run else 0
+
+    def _note_found(self, id_: int) -> None:
+        """Count what a sequence has found as it is admitted, on the device and loaded from tiers."""
+        block_tokens, work = self._kv.block_tokens, self._work
+        found = self._kv.found(id_)
+        loaded = self._sequences.brought.loaded_last
+        work.blocks -= found
+        work.loaded += loaded
+        # The blocks of what was loaded are cached, too.
+        work.found += (found - min(-(-loaded // block_tokens), found)) * block_tokens
+
+    def _take_chunk(self, id_: int, cached: int, ticks: int) -> None:
+        work = self._work
+        if work.blocks:
+            self._sequences.take(work.blocks, ticks)
+        self._kv.cached(id_, cached)
+        work.blocks = 0
+
+    # Several at once.
+
+    def start_span(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
+        """Start decode iterations alone, as many as nothing can change in, the first of which takes *growth* blocks; the tick at
+        which they end."""
+        decoding, sequences, kv = lane.decoding, self._sequences, self._kv
+        free = kv.free
+        if self._late:
+            kv.before_decodes(decoding.n)
+        if growth:
+            sequences.take(growth, ticks)
+        if self._finding.ended:
+            self._finding.free_the_ended()
+        lane.run = NO_PROMPTS
+        lane.completing = ()
+        lane.decodes = True
+        lane.through_arrivals = plan.through_arrivals
+        hold = plan.hold if self._fast_forward else 1
+        span = lane.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
+        span.open(self._recorder, self.standing(lane))
+        return span.end(span.n)

@@ -1,0 +1,212 @@
+"""Asking a scheduler: what it is shown of a lane, and what its answer is worth.
+
+How long a plan may be carried out without asking again is decided here (`Planner._may_hold`), by the version that it was made for
+(`sim.engine.batch.version`) and by the events that cut a span; nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies.view import ALWAYS_NS, Plan, ReplicaView, plan_of, reserves
+from sim.engine.batch.lane import Lane, QueueView
+from sim.engine.serve.loading import Loading
+from sim.engine.serve.sequences import Sequences
+from sim.engine.spec.experiment import ReplicaSpec
+from sim.engine.time.clock import TICK_BITS
+from sim.engine.time.errors import PolicyError
+
+
+class Planner:
+    """Shows a model's scheduler the views of its lanes and takes its plans."""
+
+    def __init__(
+        self, spec: ReplicaSpec, sequences: Sequences, loading: Loading | None, *, alone: bool, is_rank: bool
+    ) -> None:
+        self._scheduler = spec.scheduler
+        # object: the answer of a policy that somebody else wrote is looked at before it is believed.
+        self._plan: Callable[[ReplicaView], object] = plan_of(spec.scheduler)
+        self._sequences = sequences
+        self._kv = sequences.kv
+        self._queue = sequences.queue
+        self._exchange = sequences.exchange
+        self._ahead = sequences.ahead
+        self._loading = loading
+        self._speculates = spec.decoding is not None
+        self._by_chunk = sequences.kv.by_chunk
+        self._late = sequences.kv.caches_late
+        self._shares_cache = sequences.kv.caches and not alone
+        self._writes_evicted = loading is not None and loading.tiers.takes_evicted
+        self._shows_more = self._ahead is not None or is_rank or reserves(spec.scheduler)
+        apart = self._exchange is not None or self._ahead is not None or loading is not None
+        self._is_plain = not (apart or sequences.kv.caches)
+        """Nothing happens that a plan does not know or say."""
+        shown = sequences.finding.described if sequences.finding.described_to_it else None
+        self.queue_view = QueueView(sequences.queue, shown)
+        self.prompts_wait = False
+        """No prompt is shown to the scheduler, whoever waits: the ranks of a machine start prompts together."""
+
+    def show(self, lane: Lane, ticks: int) -> bool:
+        """Bring the view of *lane* up to date; False where there is nothing to plan."""
+        decoding, partial, queue, view = lane.decoding, lane.partial, self._queue, lane.view
+        if self._speculates:
+            decoding.follow_batch()
+            view.query_tokens = decoding.query_tokens
+        n = decoding.n
+        lane.growth = growth = decoding.growth_blocks if n else 0
+        if lane.paused:
+            n += len(lane.paused)
+            growth = self._sequences.growth_of(lane)
+        if not (n or partial or queue) and not self._is_leaving(lane):
+            view.memo = None
+            return False
+        kv = self._kv
+        if growth > kv.free and self._sequences.brought.at_hand:
+            assert self._loading is not None
+            self._loading.make_room(growth)
+        view.waiting = self.queue_view if queue else ()
+        view.prefilling = tuple(partial.values()) if partial else ()
+        view.n_decoding = n
+        view.free_blocks = kv.free
+        view.growth_blocks = growth
+        view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
+        view.after_prefill = bool(lane.run)
+        if self._shows_more:
+            self._show_more(lane)
+        return True
+
+    def _is_leaving(self, lane: Lane) -> bool:
+        """Whether sequences that have ended keep their seats in an otherwise empty lane until a plan knows that they have."""
+        if lane.leaving and self._sequences.hands_over:
+            # They are known to take no step, so that no plan is needed to say so.
+            lane.forget_the_leaving()
+        return bool(lane.leaving)
+
+    def _show_more(self, lane: Lane) -> None:
+        """Show what some schedulers alone are shown, and hide what the coming plan does not know."""
+        view, exchange = lane.view, self._exchange
+        # Those whose KV has come from another machine are still to be admitted.
+        landed = 0 if exchange is None else exchange.promised
+        view.promised_blocks = self._sequences.promises.blocks - landed
+        if self._ahead is not None:
+            self._ahead.hide(lane, self.queue_view, given=not self._kv.caches)
+        if self.prompts_wait:
+            view.waiting = view.prefilling = ()
+
+    def ask(self, lane: Lane) -> Plan:
+        """The scheduler's plan for *lane*, as it was shown, held for no longer than it holds."""
+        view = lane.view
+        plan = self._plan(view)
+        if not isinstance(plan, Plan):
+            raise self._no_plan(plan)
+        if self._loading is not None:
+            plan = self._with_loads(self._loading, lane, plan)
+        view.memo = plan.memo
+        if self._late:
+            self._sequences.finding.listed = plan.order
+            if plan.looks is not None:
+                self._kv.use(plan.looks)
+        if plan.hold > 1 and (plan.reject or not (self._is_plain or self._may_hold(lane, plan))):
+            plan = plan._replace(hold=1)
+        return plan
+
+    def _answer(self, view: ReplicaView) -> Plan:
+        answer = self._plan(view)
+        if not isinstance(answer, Plan):
+            raise self._no_plan(answer)
+        return answer
+
+    def _no_plan(self, answer: object) -> PolicyError:
+        return PolicyError(f"{self._scheduler!r} answered {answer!r}; expected a policies.view.Plan")
+
+    def _may_hold(self, lane: Lane, plan: Plan) -> bool:
+        """Whether the scheduler would say the same again if nothing happened: where it may not, it is asked each iteration.
+
+        A plan does not hold that did not know of something, nor one that would see something else after every iteration. Whatever
+        happens later ends it by the version that it was made for.
+        """
+        kv, exchange, ahead = self._kv, self._exchange, self._ahead
+        asked = exchange is not None and bool(exchange.asked)
+        waits = asked or bool(self._queue)
+        if self._writes_evicted or (asked and plan.preempt) or self._sequences.given_up:
+            # Clients that have gone are let go with the next plan where their requests have only just come.
+            return False
+        if waits and (self._shares_cache or kv.writes):
+            # Those who wait find more with each step that emits what is named, and less with each that evicts.
+            return False
+        if ahead is None:
+            return True
+        ends_matter = waits or plan.through_arrivals
+        unknown_ends = bool(lane.leaving or self._sequences.finding.ended)
+        return not (unknown_ends and ends_matter) and not ahead.misses(
+            self._sequences.version, through_arrivals=plan.through_arrivals
+        )
+
+    def let_prompts_start(self, starts: bool) -> None:
+        """Show prompts from now on, or none."""
+        if self.prompts_wait is starts:
+            self.prompts_wait = not starts
+            self._sequences.version.changes += 1
+
+    # Loads from tiers.
+
+    def _with_loads(self, loading: Loading, lane: Lane, plan: Plan) -> Plan:
+        """Start the loads of those whom *plan* admits, and return what is planned without them."""
+        view, kv, sequences = lane.view, self._kv, self._sequences
+        while plan.run:
+            held_back = sequences.growth_of(lane) + self._growth_of_chunks(lane, plan)
+            # Preempted sequences have not given their memory back yet.
+            started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
+            if started > 0:
+                view.waiting = self.queue_view if self.queue_view else ()
+                view.free_blocks = kv.free
+                plan = self._answer(view)
+                continue
+            run = loading.before_the_first(plan.run) if started < 0 else plan.run
+            waits = loading.in_flight or sequences.brought.at_hand or sequences.awaits()
+            if waits and not sequences.finding.in_turn:
+                run = loading.that_fit(run, held_back)
+            if run or plan.decode or not view.n_decoding:
+                return plan if run == plan.run else plan._replace(run=run, hold=1, through_arrivals=False)
+            # It put off the decodes for the sake of prompts that have to wait.
+            view.waiting = ()
+            return self._answer(view)._replace(hold=1, through_arrivals=False)
+        return plan
+
+    def _growth_of_chunks(self, lane: Lane, plan: Plan) -> int:
+        """KV blocks that the next chunks of admitted prompts take, where they take them by chunk."""
+        if not self._by_chunk:
+            return 0
+        kv, partial = self._kv, lane.partial
+        chunks = ((partial[id_].cached_tokens, tokens) for id_, tokens in plan.run if id_ in partial)
+        return sum(kv.held(cached + tokens) - kv.held(cached) for cached, tokens in chunks)
+
+    # After a plan that starts nothing.
+
+    def knows_more_now(self, lane: Lane) -> bool:
+        """Whether the latest plan was made ahead, and one that is made now would know more."""
+        if self._ahead is None or not self._ahead.made:
+            return False
+        if self._speculates:
+            self._sequences.start_anew(lane)
+        return True
+
+    def plans_now(self) -> bool:
+        """Have the coming plan know all that has happened, where it would have been made ahead; False where it does anyway."""
+        if self._ahead is None or self._ahead.seen_ns == ALWAYS_NS:
+            return False
+        self._ahead.seen_ns = ALWAYS_NS
+        return True
+
+    def takes_memory_back(self, lane: Lane, until_ns: int, now_ns: int) -> bool:
+        """Have the last of those give its blocks back who wait with loaded KV and hold memory from each other; whether one did.
+
+        *until_ns*: the instant that the empty plan waits for, if any.
+        """
+        sequences, waits_for_time = self._sequences, now_ns < until_ns < ALWAYS_NS
+        if not sequences.brought.at_hand or sequences.n_admitted or lane.leaving or waits_for_time:
+            return False
+        assert self._loading is not None
+        last = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.brought.at_hand)
+        self._loading.let_go_of(last.id)
+        return True

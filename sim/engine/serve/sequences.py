@@ -1,0 +1,598 @@
+"""Where each request of a tenant is, and every move between: queued, admitted, joined, paused, preempted, ended.
+
+Moves keep the books: KV blocks, what a request has emitted, how many are admitted. Who moves, and when, others decide.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from policies.view import (
+    ALWAYS_NS,
+    RunningSeq,
+    WaitingSeq,
+    plans_ahead,
+    preempted_last,
+    reserves,
+    takes_by_chunk,
+)
+from sim.engine.batch.async_scheduling import Ahead
+from sim.engine.batch.decoding import Departure, RunningSet
+from sim.engine.batch.lane import Ended, Lane, Paused
+from sim.engine.batch.version import Version
+from sim.engine.cache.block_cache import pool_of
+from sim.engine.cache.prefix_lookup import Finding
+from sim.engine.kv.pool import KvPool, OutOfBlocks
+from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED, Recorder
+from sim.engine.requests.reservations import Promises
+from sim.engine.requests.state import RequestState
+from sim.engine.serve.kv_exchange import Exchange, n_with_blocks
+from sim.engine.spec.experiment import ReplicaSpec
+from sim.engine.spec.roles import Part
+from sim.engine.tiers.loaded import Brought
+from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
+from sim.engine.time.errors import PolicyError
+
+
+class Outside(Protocol):
+    """What a machine tells the cluster."""
+
+    def finished(self, id_: int, now_ns: int, /) -> None: ...
+
+    def rejected(self, id_: int, reason: str, /) -> None: ...
+
+    def prefilled(self, id_: int, end_ns: int, /) -> None:
+        """A prompt is done that is decoded elsewhere."""
+        ...
+
+    def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int, /) -> None:
+        """There is room for KV that was computed elsewhere, of which *found_tokens* tokens are cached here; *leg*: for what."""
+        ...
+
+    def no_room(self, id_: int, now_ns: int, leg: int, /) -> None:
+        """A request that asked for room has to wait for it."""
+        ...
+
+
+_new = tuple[object, ...].__new__
+"""Builds a NamedTuple without the detour through its constructor."""
+
+_MOST_IN_VAIN = 10_000
+"""Preemptions without a token after which a run is said not to end. vLLM 0.32.0 has no such bound, and goes on for ever."""
+
+
+class Sequences:
+    """The requests of one model on a machine."""
+
+    def __init__(
+        self, spec: ReplicaSpec, state: RequestState, outside: Outside, recorder: Recorder, *, alone: bool,
+        part: Part | None = None,
+    ) -> None:  # fmt: skip
+        """*part*: what the machine has to do with handing over; None: nothing."""
+        self.queue: deque[WaitingSeq] = deque()
+        # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only go on if another gives
+        # way, and a scheduler sees its own alone.
+        self.kv = pool_of(spec, state, by_chunk=alone and takes_by_chunk(spec.scheduler))
+        self.state = state
+        self.n_admitted = 0
+        self.version = Version()
+        """Counts what may change a plan, in whichever lane."""
+        self.n_computed = 0
+        """Of those that wait: with nothing to compute before they decode."""
+        self.given_up: dict[int, int] = {}
+        """Requests whose clients have gone, and when; they leave when it is known to whoever plans."""
+        self.brought = Brought(self.kv, state)
+        self._in_vain = 0
+        """Preemptions since a token was emitted."""
+        self._outside = outside
+        self._recorder = recorder
+        self._alone = alone
+        self.scheduler = spec.scheduler
+        self._preempted_last = preempted_last(spec.scheduler)
+        self.max_model_len = spec.max_model_len
+        # KV slots beyond a request's tokens: those of drafted ones, twice where a round is planned before the last is known.
+        drafted = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
+        self.came_ns: deque[int] | None = deque() if alone and plans_ahead(spec.scheduler) else None
+        """When requests came to the queue that the latest plan may not know of; None where nobody asks."""
+        self.ahead = None if self.came_ns is None else Ahead(self.came_ns)
+        self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
+        self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
+        self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
+        self.exchange = None if part is None else Exchange(self, part, outside, recorder, alone=alone)
+        self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
+
+    def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
+        """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
+        if self.came_ns is not None:
+            self.came_ns.append(now_ns)
+        seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)
+        self.queue.append(seq)
+        self.n_computed += not seq.tokens
+        self.version.arrive(now_ns)
+
+    def note_arrivals(self) -> None:
+        """Keep when requests came, for `sim.engine.machine.loads.left_waiting`."""
+        if self.came_ns is None:
+            self.came_ns = deque()
+
+    def give_up(self, id_: int, now_ns: int) -> None:
+        """The client of a request has gone; the request leaves when it is known to the scheduler."""
+        self.given_up[id_] = now_ns
+        self.version.hear(now_ns)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests in the queue, and those on their way to it from another machine, whether that has been read or not."""
+        exchange = self.exchange
+        return len(self.queue) + (0 if exchange is None else exchange.coming + exchange.n_unread)
+
+    def take_out(self, lane: Lane, id_: int) -> tuple[int, int, int]:
+        """A sequence that is not in flight leaves its lane: its tokens cached, the KV blocks to give back, and when it emitted its
+        latest token (-1: none since it was admitted)."""
+        if id_ in lane.decoding:
+            departure = self.leave(lane, id_)
+            found = departure.cached_tokens, departure.blocks, _last_token_ns(lane, departure)
+        elif id_ in lane.paused:
+            found = lane.paused.pop(id_)
+        elif id_ in lane.partial:
+            partial = lane.partial.pop(id_)
+            cached = partial.cached_tokens
+            found = cached, self.kv.held(cached, partial.remaining_tokens), -1
+        else:
+            raise PolicyError(f"{self.scheduler!r} preempted request {id_}, which is not running here")
+        del lane.admitted[id_]
+        self.n_admitted -= 1
+        self.promises.end(id_)
+        return found
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or has been admitted, or wants room, or there is news to read."""
+        exchange = self.exchange
+        return (
+            self.n_admitted > 0 or bool(self.queue) or (exchange is not None and bool(exchange.mail or exchange.asked))
+        )
+
+    def awaits(self) -> bool:
+        """Whether something will come from another machine that frees blocks or brings work."""
+        return self.exchange is not None and self.exchange.holds
+
+    def running_seq(self, lane: Lane, id_: int) -> RunningSeq:
+        """An admitted sequence as policies see it."""
+        leaving = False
+        if id_ in lane.leaving:
+            cached, blocks, growth, steps_on, _, _ = lane.leaving[id_]
+            leaving = not steps_on
+        elif id_ in lane.decoding:
+            cached, blocks = lane.decoding.state_of(id_)
+            growth = lane.decoding.growth_of(id_)
+        elif id_ in lane.partial:
+            partial = lane.partial[id_]
+            cached, growth = partial.cached_tokens, 0
+            blocks = self.kv.held(cached, partial.remaining_tokens)
+        else:
+            paused = lane.paused[id_]
+            cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(lane, paused)
+        state = self.state
+        return _new(
+            RunningSeq,
+            (
+                id_, cached, blocks, growth, state.arrival[id_], 0 if state.model is None else state.model[id_],
+                -1 if state.deadline is None else state.deadline[id_],
+                0 if state.priority is None else state.priority[id_], leaving,
+                self.kv.shared_blocks(id_) if self.kv.caches else 0,
+            ),
+        )  # fmt: skip
+
+    def paused_growth(self, lane: Lane, paused: Paused) -> int:
+        return max(0, self.kv.held(paused.cached + lane.decoding.query_tokens) - paused.blocks)
+
+    def refusal(self, id_: int) -> str | None:
+        """Why a request can never be served here; None where it can."""
+        state = self.state
+        carried = 0 if state.carried is None else state.carried[id_]
+        return self.never_fits(state.prompt[id_], state.output[id_], carried)
+
+    def never_fits(self, prompt: int, output: int, carried: int = 0) -> str | None:
+        """Why a request of so many tokens, *carried* of which it has emitted elsewhere, can never be served here; None where it
+        can."""
+        limit = self.max_model_len
+        handed = 0
+        if self.hands_over:
+            # It is asked for one token, whatever the client wants.
+            output = min(output, 1)
+            handed = carried
+        if limit is not None and prompt + handed + output > limit:
+            return f"prompt and output exceed the model's context of {limit} tokens"
+        # The last token is never cached: nothing comes after it.
+        kv = self.kv
+        slots = (prompt or 1) + handed + (output - 1 + self.most_beyond if output else kv.lookahead_tokens)
+        needed = kv.blocks(slots if limit is None else min(slots, limit))
+        if needed <= kv.total:
+            return None
+        what = "prompt and output"
+        if self.hands_over:
+            what = "its prompt and what it has emitted" if carried else "its prompt"
+        return f"needs {needed} KV blocks for {what} but the replica has {kv.total}"
+
+    def growth_of(self, lane: Lane) -> int:
+        """KV blocks that a decode step of all would take that a lane has."""
+        growth = lane.decoding.growth_blocks if lane.decoding.n else 0
+        return growth + sum(self.paused_growth(lane, paused) for paused in lane.paused.values())
+
+    def reject(self, refused: Sequence[tuple[int, str]]) -> None:
+        for id_, reason in refused:
+            seq = next((seq for seq in self.queue if seq.id == id_), None)
+            if seq is None:
+                raise PolicyError(f"{self.scheduler!r} rejected request {id_}, which does not wait here")
+            self.queue.remove(seq)
+            self.n_computed -= not seq.tokens
+            self.brought.gone(id_)
+            self.version.changes += 1
+            if seq.kept_blocks:
+                assert self.exchange is not None
+                self.exchange.leave_the_queue(id_, seq.cached_tokens)
+            self._outside.rejected(id_, reason)
+
+    def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
+        """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
+        decoding, paused = lane.decoding, lane.paused
+        wanted = set(paused) | set(decoding) if decode is True else set(decode)
+        unknown = [id_ for id_ in wanted if id_ not in decoding and id_ not in paused]
+        if unknown:
+            raise PolicyError(
+                f"{self.scheduler!r} planned a decode step for request {unknown[0]}, which is not decoding here"
+            )
+        if decode is not True:
+            for id_ in [id_ for id_ in decoding if id_ not in wanted]:
+                departure = self.leave(lane, id_)
+                paused[id_] = Paused(departure.cached_tokens, departure.blocks, _last_token_ns(lane, departure))
+        for id_ in [id_ for id_ in paused if id_ in wanted]:
+            seq = paused.pop(id_)
+            self._join(lane, id_, seq.cached, seq.token_ns, seq.blocks)
+
+    def start_anew(self, lane: Lane) -> None:
+        """The next round is planned when all is known of the last one: it takes no slots for tokens that may have been accepted."""
+        for id_ in list(lane.decoding):
+            departure = self.leave(lane, id_)
+            self._join(lane, id_, departure.cached_tokens, _last_token_ns(lane, departure), departure.blocks)
+
+    def leave(self, lane: Lane, id_: int) -> Departure:
+        """Take a sequence out of the decodes of its lane."""
+        departure = lane.decoding.leave(id_)
+        self._log_departure(lane, departure)
+        self.state.left[id_] -= departure.emitted
+        if self.kv.by_chunk:
+            return departure
+        # Slots held for drafted tokens beyond what is cached go back.
+        kept = self.kv.held(departure.cached_tokens)
+        self.kv.give(departure.blocks - kept)
+        return departure._replace(blocks=kept)
+
+    def _join(self, lane: Lane, id_: int, cached: int, token_ns: int, blocks: int | None = None) -> None:
+        self.version.changes += 1
+        held = self.kv.held(cached) if blocks is None else blocks
+        lane.decoding.join(id_, cached, self.state.left[id_], token_ns, held)
+        if not self._alone:
+            lane.bubbles_at_join[id_] = lane.bubbles.copy()
+
+    def _log_departure(self, lane: Lane, departure: Departure) -> None:
+        if not self._alone:
+            before = lane.bubbles_at_join.pop(departure.id)
+            for kind, column in enumerate(self.state.bubbles):
+                column[departure.id] += lane.bubbles[kind] - before[kind]
+        _, _, _, _, since, cached_before, token_ns, _ = departure
+        self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns, departure.id)
+
+    def preempt(self, lane: Lane, id_: int, *, scheduled: bool = False, beside: int = 0) -> None:
+        """Give back a sequence's blocks; it returns to the queue, to its head unless asked otherwise, to be computed again.
+
+        *scheduled*: its next step had been planned, and *beside* blocks been taken for it.
+        """
+        state = self.state
+        if id_ in lane.leaving:
+            state.preemptions[id_] += 1
+            self.finding.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
+            return
+        known = self.finding.kept(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
+        cached, blocks, token_ns = self.take_out(lane, id_)
+        if token_ns >= 0:
+            state.token_ns[id_] = token_ns
+        self.kv.release(id_, blocks + beside, known)
+        self.version.changes += 1
+        self._in_vain += 1
+        if self._in_vain > _MOST_IN_VAIN:
+            raise PolicyError(
+                f"{self.scheduler!r} has preempted {_MOST_IN_VAIN:,} times while nobody emitted a token: sequences take memory "
+                "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
+            )
+        state.preemptions[id_] += 1
+        if self.brought.moves_out is None or not self.brought.moves_out(id_, cached):
+            state.recomputed[id_] += cached
+        seq = state.waiting_seq(id_, preempted=True)
+        # At the end: ahead of those who came after the plan was made.
+        unknown = 0 if self.ahead is None else self.ahead.n_unknown
+        # Behind those whose blocks are here already, which would have to wait for it otherwise.
+        first = 0 if self.exchange is None else n_with_blocks(self)
+        self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else first, seq)
+
+    def admit(self, lane: Lane, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
+        """Take a request from the queue into the lane, to compute *tokens* tokens; blocks that it lacks are its caller's."""
+        queue = self.queue
+        if queue and queue[0].id == id_:
+            seq = queue.popleft()
+        else:
+            found = next((each for each in queue if each.id == id_), None)
+            if found is None:
+                raise PolicyError(
+                    f"{self.scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
+                )
+            seq = found
+            queue.remove(seq)
+        lane.admitted[id_] = None
+        self.n_admitted += 1
+        self.version.changes += 1
+        if self.state.scheduled[id_] < 0:
+            self.state.scheduled[id_] = now_ns
+        if seq.kept_blocks:
+            assert self.exchange is not None
+            self.exchange.take_in(id_, now_ns)
+            return seq
+        self.promises.make(id_)
+        self.brought.admitted(seq)
+        return self.finding.find(seq, tokens) if self.kv.caches else seq
+
+    def join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
+        """Admit those of *run* that have nothing to compute; what is left of *run*."""
+        for id_, tokens in run:
+            if tokens:
+                continue
+            seq = self.admit(lane, id_, ticks >> TICK_BITS, 0)
+            if seq.tokens:
+                raise PolicyError(
+                    f"{self.scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
+                )
+            self.n_computed -= 1
+            _take_what_lacks(self, seq, ticks)
+            if self.kv.caches:
+                self.kv.cached(id_, seq.cached_tokens)
+            self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
+        return tuple(entry for entry in run if entry[1])
+
+    def take(self, blocks: int, ticks: int) -> None:
+        try:
+            self.kv.take(blocks)
+        except OutOfBlocks:
+            raise PolicyError(
+                f"{self.scheduler!r} planned {blocks} new KV blocks at t={ticks / TICKS_PER_S:.6f} s but only "
+                f"{self.kv.free} are free; wrap it in EvictNewest or admit less",
+                short_of_memory=True,
+            ) from None
+
+    def end_rounds(self, lane: Lane, rounds: int, growth_first: int, end_ns: int) -> None:
+        """The decodes of a lane have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""
+        decoding = lane.decoding
+        self._in_vain = 0
+        if rounds > 1:
+            take_for_rounds(self.kv, decoding, rounds, growth_first)
+        lane.last_round_ns = end_ns
+        departures = decoding.advance(rounds)
+        if not departures:
+            return
+        state = self.state
+        for departure in departures:
+            self._log_departure(lane, departure)
+            id_, cached, blocks, emitted, _, _, _, emitted_last = departure
+            state.left[id_] -= emitted
+            slots_before = cached - emitted_last + decoding.query_tokens
+            self._end(lane, id_, blocks, end_ns, cached, emitted_last, slots_before)
+
+    def complete_prompts(self, lane: Lane, end_ns: int) -> None:
+        """The prompts that the iteration completed emit a token, and decode from there or have ended."""
+        state = self.state
+        for id_ in lane.completing:
+            _, cached, _, _, _, _, _ = lane.partial.pop(id_)
+            if self.exchange is not None and self.exchange.leaves(id_):
+                self._in_vain = 0
+                self.exchange.depart(lane, id_, cached, end_ns)
+                continue
+            left = state.left[id_]
+            if left:
+                self._in_vain = 0
+                if state.first_token[id_] < 0:
+                    state.first_token[id_] = end_ns
+                else:
+                    self._recorder.resumed_gaps_ns.append(end_ns - state.token_ns[id_])
+                state.left[id_] = left = left - 1
+            if left:
+                self._join(lane, id_, cached, end_ns)
+                self.finding.complete(id_, cached)
+            else:
+                self._end(lane, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
+
+    def _end(
+        self, lane: Lane, id_: int, blocks: int, end_ns: int, cached: int, emitted_last: int, slots_before: int
+    ) -> None:
+        """*slots_before*: KV slots that it would have used if all that its last iteration submitted had been accepted."""
+        if self.kv.caches:
+            self.finding.end(id_, blocks, cached, emitted_last)
+        else:
+            self.kv.give(blocks)
+        given_up_ns = self.given_up.pop(id_, None)
+        if given_up_ns is not None and self.ahead is not None and given_up_ns <= self.ahead.seen_ns:
+            # Its last iteration had been planned before its client went.
+            self.finding.free_one(id_, 0, emitted_last)
+            del lane.admitted[id_]
+            self.n_admitted -= 1
+            self.promises.end(id_)
+            self.version.changes += 1
+            self.state.status[id_] = ABORTED
+            return
+        promised = self.promises.end(id_)
+        if self.ahead is not None:
+            # One token at least comes of every iteration: who has that many to go to its limit is known to end.
+            sure = self.state.max_tokens[id_] - self.state.output[id_] + emitted_last <= 1
+            growth = max(self.kv.held(slots_before + lane.decoding.query_tokens) - blocks, 0)
+            lane.leaving[id_] = Ended(cached, blocks, growth, not sure, promised, emitted_last)
+        else:
+            del lane.admitted[id_]
+        self.n_admitted -= 1
+        self.version.changes += 1
+        state = self.state
+        state.finish[id_] = end_ns
+        state.status[id_] = FINISHED
+        self._outside.finished(id_, end_ns)
+
+
+def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
+    """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
+    that waited."""
+    ids: list[int] = []
+    given_back: dict[int, int] = {}
+    for lane in lanes:
+        for id_ in list(lane.decoding):
+            departure = sequences.leave(lane, id_)
+            sequences.state.token_ns[id_] = _last_token_ns(lane, departure)
+            given_back[id_] = departure.cached_tokens
+        for id_, paused in lane.paused.items():
+            sequences.state.token_ns[id_] = paused.token_ns
+            given_back[id_] = paused.cached
+        given_back |= {id_: partial.cached_tokens for id_, partial in lane.partial.items()}
+        lane.forget_the_leaving()
+        ids += lane.admitted
+        lane.admitted.clear()
+        lane.partial.clear()
+        lane.paused.clear()
+    given_back |= {seq.id: seq.cached_tokens for seq in sequences.queue if seq.kept_blocks}
+    if sequences.exchange is not None:
+        given_back |= sequences.exchange.landing()
+    sequences.state.given_back |= given_back
+    ids += [seq.id for seq in sequences.queue]
+    sequences.queue.clear()
+    if sequences.exchange is not None:
+        ids += sequences.exchange.hand_back()
+    sequences.brought.reset()
+    if sequences.came_ns is not None:
+        sequences.came_ns.clear()
+    if sequences.ahead is not None:
+        sequences.ahead.reset()
+    sequences.given_up.clear()
+    sequences.n_admitted = sequences.n_computed = 0
+    sequences.promises.reset()
+    sequences.finding.ended.clear()
+    sequences.kv.reset()
+    return ids
+
+
+def _take_what_lacks(sequences: Sequences, seq: WaitingSeq, ticks: int) -> None:
+    """The blocks of one that decodes from where it is, beside those that it holds."""
+    kv = sequences.kv
+    lacks = kv.held(seq.cached_tokens) - (seq.kept_blocks or kv.found(seq.id))
+    # Room may have been taken for a token more than has come, which its first step computes.
+    kv.give(max(-lacks, 0))
+    sequences.take(max(lacks, 0), ticks)
+
+
+def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Sequence[tuple[int, int]]) -> None:
+    """Of those who wait some are refused, and others allowed no more than so many output tokens from now on."""
+    if reject:
+        sequences.reject(reject)
+    for id_, tokens in shorten:
+        what = f"{sequences.scheduler!r} shortens the answer of request {id_}"
+        if not any(seq.id == id_ for seq in sequences.queue):
+            raise PolicyError(f"{what}, which does not wait here")
+        if tokens < 1:
+            raise PolicyError(f"{what} to {tokens} tokens; the least is 1")
+        sequences.version.changes += sequences.state.shorten(id_, tokens)
+
+
+def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
+    """The blocks of so many decode steps, of which *taken* have been taken."""
+    if kv.caches_late:
+        # What the last of them evicts depends on what there was before it.
+        before = decoding.blocks_for(rounds - 1)
+        kv.take(before - taken)
+        kv.before_decodes(decoding.n)
+        taken = before
+    kv.take(decoding.blocks_for(rounds) - taken)
+
+
+def _last_token_ns(lane: Lane, departure: Departure) -> int:
+    return lane.last_round_ns if departure.emitted else departure.token_ns
+
+
+def let_go(sequences: Sequences, lane: Lane) -> None:
+    """Those in the queue or in *lane* leave whose clients are known to have gone."""
+    state = sequences.state
+    known_ns = ALWAYS_NS if sequences.ahead is None else sequences.ahead.seen_ns
+    for id_ in [id_ for id_, at_ns in sequences.given_up.items() if at_ns <= known_ns]:
+        waiting = next((seq for seq in sequences.queue if seq.id == id_), None)
+        if state.status[id_] == UNFINISHED and waiting is None and id_ not in lane.admitted:
+            # In flight in another micro-batch.
+            continue
+        del sequences.given_up[id_]
+        if state.status[id_] != UNFINISHED:
+            continue
+        state.status[id_] = ABORTED
+        sequences.version.changes += 1
+        if waiting is not None:
+            sequences.queue.remove(waiting)
+            sequences.n_computed -= not waiting.tokens
+            sequences.brought.gone(id_)
+            if waiting.kept_blocks:
+                assert sequences.exchange is not None
+                sequences.exchange.leave_the_queue(id_, waiting.cached_tokens)
+            continue
+        ahead = sequences.ahead
+        known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)
+        sequences.kv.release(id_, sequences.take_out(lane, id_)[1], known)
+
+
+def give_way_in_turn(
+    sequences: Sequences,
+    lane: Lane,
+    decode: bool | tuple[int, ...],
+    run: tuple[tuple[int, int], ...],
+    preempt: tuple[int, ...],
+) -> None:
+    """Preempt as vLLM does, which matters to what is evicted: those who run take their blocks in order of admission, and
+    whoever lacks some has the next of *preempt* give way. One that gives way later may have taken its own before."""
+    kv, decoding = sequences.kv, lane.decoding
+    chunks, gone, taken = dict(run), set[int](), dict[int, int]()
+    left = list(preempt)
+    steps = {*preempt, *(() if isinstance(decode, bool) else decode)}
+    for id_ in list(lane.admitted):
+        if id_ in gone:
+            continue
+        if id_ in lane.partial:
+            cached, tokens = lane.partial[id_].cached_tokens, chunks.get(id_, 0)
+            blocks = kv.held(cached + tokens) - kv.held(cached) if kv.by_chunk else 0
+        elif id_ in lane.leaving:
+            ended = lane.leaving[id_]
+            blocks = ended.growth_blocks if ended.steps_on and (decode is True or id_ in steps) else 0
+        elif id_ in lane.paused:
+            # It takes what it needs when it goes on.
+            blocks = 0
+        else:
+            blocks = decoding.growth_of(id_) if decode is True or id_ in steps else 0
+        while blocks > kv.free and left:
+            victim = left.pop(0)
+            gone.add(victim)
+            _give_way(sequences, lane, victim, taken.get(victim, -1), chunks)
+        if id_ in gone:
+            break
+        if blocks <= kv.free:
+            kv.prepay(blocks)
+            taken[id_] = blocks
+    for victim in left:
+        _give_way(sequences, lane, victim, taken.get(victim, -1), chunks)
+
+
+def _give_way(sequences: Sequences, lane: Lane, id_: int, taken: int, chunks: dict[int, int]) -> None:
+    """One is preempted that had taken *taken* blocks for its next step; -1: it had not been planned yet."""
+    if taken >= 0 and id_ in lane.partial and id_ in chunks:
+        sequences.kv.cached(id_, lane.partial[id_].cached_tokens + chunks[id_])
+    sequences.kv.hand_over(max(taken, 0))
+    sequences.preempt(lane, id_, scheduled=taken >= 0, beside=max(taken, 0))

@@ -1,0 +1,446 @@
+"""One model on a machine: its queue, its scheduler, its sequences, its KV memory and its prices.
+
+A tenant has one *lane* for each micro-batch that may be in flight. When a lane may plan, the machine says; `Tenant.begin` is what
+happens then: hear what has come, show the lane to the scheduler, ask it, carry its plan out, start the iteration.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from hwmodels.totals import Totals, pairs_within
+from policies.view import ALWAYS_NS, Plan, ReplicaView, admits_in_turn, looks_itself
+from sim.engine.batch.async_scheduling import stepping_on
+from sim.engine.batch.decode_set import UniformSet
+from sim.engine.batch.lane import Elsewhere, Lane, LanePrice, RunningView
+from sim.engine.batch.prices import Prices, prices_of
+from sim.engine.batch.speculative_set import TapedSet
+from sim.engine.batch.stages import Stages
+from sim.engine.batch.version import HeldPlan
+from sim.engine.kv.block_runs import RunPool
+from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
+from sim.engine.record.spill import Spill
+from sim.engine.requests.state import RequestState
+from sim.engine.serve.iterations import NO_PROMPTS, Iterations
+from sim.engine.serve.loading import Loading
+from sim.engine.serve.planner import Planner
+from sim.engine.serve.sequences import Outside, Sequences, give_way_in_turn, let_go, refuse, take_for_rounds
+from sim.engine.serve.sequences import hand_back as give_all_back
+from sim.engine.spec.experiment import ReplicaSpec
+from sim.engine.spec.roles import OneEach, Part
+from sim.engine.tiers.tiers import SharedStores, Tiers
+from sim.engine.time.clock import TICK_BITS
+from sim.engine.time.events import ARRIVALS, Alarm, Clock
+
+NOTHING: Final = -1
+"""What `Tenant.begin` returns where nothing was started."""
+ASK_AGAIN: Final = -2
+"""Nothing was started, and the scheduler would see something else now."""
+
+_LANES_AT_ONCE = 64
+"""More micro-batches than these get their lanes when they are needed."""
+
+
+class InCommon(NamedTuple):
+    """What the machines of a run have in common, and their tenants."""
+
+    clock: Clock
+    state: RequestState
+    outside: Outside
+    seed: int
+    fast_forward: bool
+    prices: dict[int, Prices]
+    """Prices of iterations, worked out once for all replicas that one `ReplicaSpec` describes, by its identity."""
+    stores: SharedStores | None = None
+    """What machines read of each other's KV."""
+    spill: Spill | None = None
+    """Takes the records of iterations that are more than memory should hold."""
+
+
+class Tenant:
+    """Serves the requests of one model that are routed to its machine."""
+
+    def __init__(
+        self, common: InCommon, number: int, spec: ReplicaSpec, stages: Stages, *,
+        alone: bool, machine: int, prices: Prices | None = None, part: Part | None = None,
+    ) -> None:  # fmt: skip
+        """*number*: of the run's tenants; *alone*: no pipeline and no other tenant, so that decodes may be held; *prices*: of a
+        rank, whose steps its machine takes together with others, and ends (`launch`); *part*: what the machine has to do with
+        handing over."""
+        state = common.state
+        is_rank = prices is not None
+        self.number = number
+        self.spec = spec
+        self._max_lanes = spec.micro_batches or len(stages)
+        self.recorder = recorder = Recorder(
+            common.spill, n_recent=0 if alone else self._max_lanes, n_stages=len(stages)
+        )
+        self.sequences = sequences = Sequences(spec, state, common.outside, recorder, alone=alone, part=part)
+        if prices is None:
+            prices = common.prices.get(id(spec)) or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+            common.prices[id(spec)] = prices
+        self.state = state
+        self.stages = stages
+        self.alone = alone
+        self._seed = common.seed
+        self._kv = sequences.kv
+        self._version = sequences.version
+        self._ahead = sequences.ahead
+        self._finding = sequences.finding
+        self._late = sequences.kv.caches_late
+        self.loading: Loading | None = None
+        if spec.tiers and (sequences.kv.caches or spec.swaps):
+            self.loading = self._loading_of(machine, common.stores or SharedStores(peers=False))
+        self.iterations = iterations = Iterations(
+            spec, sequences, recorder, prices, stages, alone=alone, is_rank=is_rank, fast_forward=common.fast_forward
+        )
+        self.planner = Planner(spec, sequences, self.loading, alone=alone, is_rank=is_rank)
+        by_step = is_rank or not alone
+        self._steps_singly = by_step or bool(iterations.pads_to)
+        """Decodes are started one iteration after the other ..."""
+        self._holds = by_step and common.fast_forward and not iterations.pads_to
+        """... by a plan that a lane holds."""
+        self._hears = self._what_it_hears()
+        self.lanes: list[Lane] = []
+        sequences.finding.lanes = self.lanes
+        self.ready: deque[Lane] = deque()
+        """Lanes that are not in flight, the longest idle first."""
+        for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
+            self._add_lane()
+
+    # Lanes.
+
+    def next_lane(self) -> Lane | None:
+        """The lane that has been idle longest, taken from `ready`; None where all are in flight."""
+        if not self.ready and len(self.lanes) < self._max_lanes:
+            self._add_lane()
+        return self.ready.popleft() if self.ready else None
+
+    def _add_lane(self) -> None:
+        spec, kv, state, iterations = self.spec, self._kv, self.state, self.iterations
+        decoding = (
+            UniformSet(spec.block_tokens, iterations.window)
+            if spec.decoding is None
+            else TapedSet(
+                spec.block_tokens, iterations.window, spec.decoding, self._seed, state.rounds,
+                lookahead_tokens=kv.lookahead_tokens, max_model_len=spec.max_model_len, ahead=self._ahead is not None,
+            )
+        )  # fmt: skip
+        lane = Lane(len(self.lanes), decoding)
+        looks_for_itself = looks_itself if self._late else admits_in_turn
+        lane.view = ReplicaView(
+            block_tokens=spec.block_tokens,
+            total_blocks=kv.total,
+            running=RunningView(lane, self.sequences.running_seq),
+            price=LanePrice(lane, iterations.prices, self.stages, iterations.window, iterations.pads_to),
+            elsewhere=Elsewhere(self.lanes, lane),
+            prompt_tokens=state.prompt,
+            max_tokens=OneEach(state.carried) if self.sequences.hands_over else state.max_tokens,
+            by_chunk=kv.by_chunk,
+            lookahead_tokens=kv.lookahead_tokens,
+            draft_slots=spec.draft_slots,
+            max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
+            terms=state.terms,
+            cache=kv if kv.caches and looks_for_itself(spec.scheduler) else None,
+        )
+        self.lanes.append(lane)
+        self.ready.append(lane)
+
+    # Planning.
+
+    def begin(self, lane: Lane, ticks: int) -> int:
+        """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING.
+
+        For a rank the tick is not known yet: any other answer than NOTHING means that an iteration is prepared, and the machine
+        launches it.
+        """
+        planner = self.planner
+        while True:
+            if self._hears:
+                self._hear(lane, ticks)
+            if lane.held is not None:
+                if self._still_holds(lane, lane.held, ticks):
+                    return self._go_on(lane, lane.held, ticks)
+                lane.held = None
+            if not planner.show(lane, ticks):
+                if planner.plans_now():
+                    continue
+                lane.wake_ns = ALWAYS_NS
+                return NOTHING
+            plan = planner.ask(lane)
+            end = self._carry_out(lane, plan, ticks)
+            if end >= 0:
+                return end
+            if not self._asks_again(lane, plan, ticks, changed=end == ASK_AGAIN):
+                lane.wake_ns = plan.until_ns
+                return NOTHING
+
+    def _still_holds(self, lane: Lane, held: HeldPlan, ticks: int) -> bool:
+        """Whether nothing has happened that a held plan does not let pass, and there is memory for its next iteration."""
+        return held.holds(self._version, ticks >> TICK_BITS) and lane.decoding.growth_blocks <= self._kv.free
+
+    def _asks_again(self, lane: Lane, plan: Plan, ticks: int, *, changed: bool) -> bool:
+        """Whether a plan that starts nothing was made ahead, has *changed* what the next one sees, or leaves memory to those who
+        hold it from each other, one of whom gives it back."""
+        planner = self.planner
+        if planner.knows_more_now(lane) or changed:
+            return True
+        return planner.takes_memory_back(lane, plan.until_ns, ticks >> TICK_BITS)
+
+    def _go_on(self, lane: Lane, held: HeldPlan, ticks: int) -> int:
+        """Carry a held plan out for one iteration more."""
+        held.left -= 1
+        # Routers that poll are told of it as of a plan that is made now.
+        lane.view.now_ns = ticks >> TICK_BITS
+        return self.iterations.start(lane, NO_PROMPTS, lane.decoding.n, lane.decoding.growth_blocks, ticks)
+
+    def _carry_out(self, lane: Lane, plan: Plan, ticks: int) -> int:
+        """Refuse, preempt and pause those whom *plan* names, and start what it plans: the tick at which that ends, or NOTHING."""
+        sequences, iterations = self.sequences, self.iterations
+        decode, run = plan.decode, plan.run
+        wasted = None
+        if lane.leaving:
+            wasted = stepping_on(lane.leaving, plan)
+            if isinstance(decode, tuple):
+                decode = tuple(id_ for id_ in decode if id_ not in lane.leaving)
+        if plan.reject or plan.shorten:
+            refuse(sequences, plan.reject, plan.shorten)
+        if plan.preempt or sequences.n_computed or lane.paused or (decode is not True and decode is not False):
+            run = self._move(lane, plan, decode, ticks)
+        n, growth = (lane.decoding.n, lane.growth) if decode else (0, 0)
+        if wasted is not None:
+            self._forget_the_leaving(lane)
+            if wasted:
+                return iterations.start(lane, run, n, growth, ticks, wasted)
+        if run or (n and self._steps_singly):
+            if self._holds and plan.hold > 1 and not run:
+                lane.held = HeldPlan(
+                    plan.hold - 1, self._version, through_arrivals=plan.through_arrivals, until_ns=plan.until_ns
+                )
+            return iterations.start(lane, run, n, growth, ticks)
+        if n:
+            return iterations.start_span(lane, plan, growth, ticks)
+        # What it has changed the next plan sees.
+        return ASK_AGAIN if plan.preempt or plan.reject or len(run) < len(plan.run) else NOTHING
+
+    def _forget_the_leaving(self, lane: Lane) -> None:
+        if self._kv.writes:
+            self._finding.note_the_leaving(lane)
+        lane.forget_the_leaving()
+
+    def _move(self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...], ticks: int) -> tuple[tuple[int, int], ...]:
+        """Preempt, join and pause those whom *plan* names; what is left of its prompts."""
+        sequences, decoding, run = self.sequences, lane.decoding, plan.run
+        if plan.preempt:
+            self._give_way(lane, plan, decode)
+        if sequences.n_computed:
+            run = sequences.join_the_decodes(lane, run, ticks)
+        if decode is not False:
+            sequences.choose_decodes(lane, decode)
+        lane.growth = decoding.growth_blocks if decoding.n else 0
+        return run
+
+    def _give_way(self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...]) -> None:
+        """Preempt those whom *plan* names."""
+        sequences, kv = self.sequences, self._kv
+        if kv.caches and self._finding.in_turn:
+            give_way_in_turn(sequences, lane, decode, plan.run + plan.undone, plan.preempt)
+            return
+        if self._late:
+            # Before anybody gives way, what nobody holds does.
+            kv.make_room(sequences.growth_of(lane))
+        kept = lane.decoding.n + len(lane.paused) + len(lane.leaving)
+        for id_ in plan.preempt:
+            sequences.preempt(lane, id_)
+            kept -= 1
+            kv.gave_way(kept)
+
+    # Hearing what has come.
+
+    def _what_it_hears(self) -> tuple[Callable[[Lane, int], None], ...]:
+        """The steps before a plan that this tenant needs, in order; none for one without a cache, tiers, other machines and clients
+        that go."""
+        sequences, steps = self.sequences, list[Callable[[Lane, int], None]]()
+        if self.loading is not None:
+            steps.append(self._land_loads)
+        if sequences.given_up:
+            steps.append(self._let_go)
+        if self._ahead is not None and sequences.kv.caches:
+            steps.append(self._free_the_ended)
+        if sequences.exchange is not None:
+            steps.append(self._read_news)
+        if self._late:
+            steps.append(self._show_chunks)
+        return tuple(steps)
+
+    def _hear(self, lane: Lane, ticks: int) -> None:
+        """Take in what has come since the last plan, as far as the coming one knows it."""
+        for step in self._hears:
+            step(lane, ticks)
+
+    def give_up(self, id_: int, now_ns: int) -> None:
+        """The client of a request that is here has gone."""
+        first = not self.sequences.given_up
+        self.sequences.give_up(id_, now_ns)
+        if first:
+            self._hears = self._what_it_hears()
+
+    def _land_loads(self, lane: Lane, ticks: int) -> None:
+        assert self.loading is not None
+        self.loading.tiers.now_ns = ticks >> TICK_BITS
+        self.loading.land(ALWAYS_NS if self._ahead is None else self._ahead.seen_ns)
+
+    def _let_go(self, lane: Lane, ticks: int) -> None:
+        if self.sequences.given_up:
+            let_go(self.sequences, lane)
+        else:
+            self._hears = self._what_it_hears()
+
+    def _free_the_ended(self, lane: Lane, ticks: int) -> None:
+        assert self._ahead is not None
+        if self._finding.ended and self._ahead.seen_ns == ALWAYS_NS:
+            self._finding.free_the_ended()
+
+    def _read_news(self, lane: Lane, ticks: int) -> None:
+        exchange = self.sequences.exchange
+        assert exchange is not None
+        if exchange.mail or exchange.asked:
+            exchange.read(lane, ticks)
+
+    def _show_chunks(self, lane: Lane, ticks: int) -> None:
+        if lane.partial:
+            self._finding.go_on(lane)
+
+    # Ending.
+
+    def commit(self, lane: Lane, done: int, end_ticks: int) -> None:
+        """Account for the first *done* iterations of the span in flight, which end at *end_ticks*: all of them, or fewer when
+        the machine stops."""
+        span = lane.span
+        assert span is not None
+        lane.span = None
+        if done < span.n or not span.is_recorded:
+            span.close(self.recorder, done)
+            if not done:
+                lane.undo_prompts()
+                return
+        if self._ahead is not None:
+            self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
+        sequences = self.sequences
+        if lane.decodes:
+            sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
+        if self.loading is not None and lane.run:
+            self._write_prompts(self.loading.tiers, lane, end_ticks >> TICK_BITS)
+        if lane.completing:
+            sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
+        if self.state.told is not None:
+            self.state.told(lane, end_ticks >> TICK_BITS)
+        if self._finding.ended and self._ahead is None:
+            self._finding.free_the_ended()
+
+    def _write_prompts(self, tiers: Tiers, lane: Lane, end_ns: int) -> None:
+        """Tell the tiers which prompt blocks a step has computed."""
+        tiers.now_ns = end_ns
+        for id_, _ in lane.run:
+            computed = min(lane.partial[id_].cached_tokens, self.state.prompt[id_])
+            tiers.computed(id_, computed // self._kv.block_tokens)
+
+    def stop(self, lane: Lane, done: int, end_ticks: int) -> None:
+        """Commit the first *done* iterations of the span in flight, in the middle of which the machine stops."""
+        n = 0 if lane.span is None else lane.span.n
+        self.commit(lane, done, end_ticks)
+        if 0 < done < n:
+            # The step in flight had taken its blocks, and what gave way to them is gone.
+            take_for_rounds(self._kv, lane.decoding, 1, 0)
+
+    def drop_in_flight(self) -> None:
+        """Forget the micro-batches that have not left the last stage."""
+        n_in_flight = sum(lane.span is not None for lane in self.lanes)
+        self.recorder.spans.drop_last(n_in_flight)
+        self.recorder.stages.drop_last(n_in_flight * len(self.stages))
+        for lane in self.lanes:
+            if lane.span is not None:
+                lane.undo_prompts()
+            lane.span = None
+            lane.held = lane.view.memo = None
+            lane.wake_ns = ALWAYS_NS
+        self.ready.clear()
+        self.ready.extend(self.lanes)
+
+    def hand_back(self) -> list[int]:
+        """Give up everything; see `sim.engine.serve.sequences.hand_back`."""
+        ids = give_all_back(self.sequences, self.lanes)
+        return ids if self.loading is None else ids + self.loading.reset()
+
+    # KV from elsewhere.
+
+    def _loading_of(self, machine: int, shared: SharedStores) -> Loading:
+        spec, kv, state = self.spec, self._kv, self.state
+        contents = state.contents_in(spec.block_tokens) if kv.caches and state.contents_in is not None else None
+        space = (-1 if spec.model is None else spec.model, spec.block_tokens, spec.block_bytes)
+        tiers = Tiers(spec.tiers, space, contents, self.recorder, shared, machine=machine, number=self.number)
+        tiers.price_ns = self._prompt_ns
+        if isinstance(kv, RunPool):
+            kv.gives_up = tiers.evicted if tiers.takes_evicted else None
+        return Loading(self.sequences, tiers, swaps=spec.swaps)
+
+    def _prompt_ns(self, tokens: int, cached: int) -> int:
+        """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
+        window = self.iterations.window
+        pairs = tokens * cached + tokens * (tokens + 1) // 2
+        within = 0 if window is None else pairs_within(cached, tokens, window)
+        totals = Totals(tokens, tokens, 1, pairs, cached + tokens, 0, 0, 1, within, 0)
+        return sum(self.iterations.prices.stages(totals, 0)[0]) >> TICK_BITS
+
+    def ring_when_loaded(self, clock: Clock, callback: Callable[[Tenant], None]) -> None:
+        """Have *callback* called whenever KV that was asked for comes from a tier."""
+        if self.loading is not None:
+            self.loading.rings_at = partial(self._ring_at, clock, callback)
+
+    def _ring_at(self, clock: Clock, callback: Callable[[Tenant], None], at_ns: int) -> None:
+        Alarm(clock, ARRIVALS, lambda _event: callback(self)).set(at_ns)
+
+    @property
+    def n_loading(self) -> int:
+        """Requests whose KV is on its way from a tier."""
+        return 0 if self.loading is None else len(self.loading.in_flight)
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether something will come from a tier or from another machine that frees blocks or brings work."""
+        return self.n_loading > 0 or self.sequences.awaits()
+
+    def gives_room_up(self) -> bool:
+        """Have a sequence give its room up that has landed with its KV and cannot be admitted; see `Exchange.surrender`."""
+        exchange = self.sequences.exchange
+        return exchange is not None and exchange.surrender()
+
+    # What it leaves behind.
+
+    def columns(self) -> ReplicaColumns:
+        """The records of the run."""
+        recorder, kv = self.recorder, self._kv
+        speculates = self.spec.decoding is not None
+        return ReplicaColumns(
+            spans=recorder.all_spans(kv.block_tokens),
+            joins=recorder.joins.array(),
+            queued_ns=np.array(recorder.queued_ns, np.int64),
+            resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),
+            stages=recorder.all_stages(),
+            kv_blocks_total=kv.total,
+            block_tokens=kv.block_tokens,
+            n_stages=len(self.stages),
+            transfers=recorder.transfers.array() if self.loading is not None else None,
+            emitted=_emitted(self.lanes) if speculates else None,
+            speculation=sum_rounds(lane.decoding.speculation() for lane in self.lanes) if speculates else None,
+        )
+
+
+def _emitted(lanes: Sequence[Lane]) -> dict[int, IntArray]:
+    found = {lane.index: lane.decoding.emitted() for lane in lanes}
+    return {index: tokens for index, tokens in found.items() if tokens is not None}

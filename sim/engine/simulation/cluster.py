@@ -1,0 +1,517 @@
+"""Replays a workload: arrivals, the router, the machines, and the columns that they leave."""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from sim.engine.disaggregation.handovers import Handovers
+from sim.engine.fleet.disaggregated_fleet import DisaggregatedFleet
+from sim.engine.fleet.fleet import Fleet
+from sim.engine.gateway.gateway import Gate, eligible
+from sim.engine.kv.content import Contents, contents_of
+from sim.engine.machine.machine import Machine
+from sim.engine.machine.ranks import machine_of, ranked
+from sim.engine.record.columns import ABORTED, LOST, REJECTED, UNFINISHED, Columns, IntArray, ReplicaColumns
+from sim.engine.record.spill import Spill
+from sim.engine.requests.service_classes import terms_of
+from sim.engine.requests.state import RequestState
+from sim.engine.serve.tenant import InCommon, Tenant
+from sim.engine.simulation.followers import Followers
+from sim.engine.simulation.front_end import FrontEnd
+from sim.engine.simulation.invariants import Watch
+from sim.engine.simulation.result_columns import as_column, bubble_columns, request_columns, tier_columns, tier_facts
+from sim.engine.spec.experiment import Experiment, MachineSpec
+from sim.engine.tiers.tiers import SharedStores
+from sim.engine.time.errors import UnservedError
+from sim.engine.time.events import ARRIVALS, Alarm, Clock
+from workloads import ClosedLoop, Trace
+
+_ROUTING_STREAM = 0x726F7574
+"""Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
+
+_NEW_OBJECTS = 50_000
+"""Between two looks for cycles."""
+
+FELT_AFTER_NS = 1
+"""Nothing that one machine does is felt by another sooner."""
+
+
+def run(
+    experiment: Experiment,
+    *,
+    fast_forward: bool = True,
+    check_invariants: bool = False,
+    spill_to: Path | None = None,
+    followed: Callable[[Callable[[], int]], AbstractContextManager[None]] = lambda _ended: nullcontext(),
+) -> Columns:
+    """Replay the experiment's workload to its end, or to its horizon.
+
+    Records of iterations beyond 64 MB go to a file without a name in the folder *spill_to*, or in that of temporary files.
+
+    With *fast_forward* off every iteration is an event of its own: the same columns, slower. With *check_invariants* the
+    invariants that docs/exactness.md names are checked at every event, slower still; `InvariantError` names the broken one.
+    *followed* makes a context that the run happens in, of a function that counts the requests that have ended: it may be asked
+    from another thread, and costs nothing while nobody asks.
+    """
+    began = time.perf_counter()
+    with _COLLECTIONS.few():
+        cluster = Cluster(experiment, fast_forward, check_invariants, spill_to)
+        with followed(cluster.ended):
+            columns = cluster.run()
+    columns.meta["wall_s"] = time.perf_counter() - began
+    return columns
+
+
+class _Collections:
+    """How often Python looks for cycles, which belongs to the process: the first of several runs in threads changes it, and
+    the last that ends restores it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._runs = 0
+        self._before = gc.get_threshold()
+
+    @contextmanager
+    def few(self) -> Generator[None]:
+        """Makes Python look less often: what a run keeps is in use, and with a prefix cache a tenth of the time went into
+        looking through it."""
+        with self._lock:
+            self._runs += 1
+            if self._runs == 1:
+                self._before = gc.get_threshold()
+                if self._before[0]:
+                    gc.set_threshold(max(self._before[0], _NEW_OBJECTS), *self._before[1:])
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if not self._runs:
+                    gc.set_threshold(*self._before)
+
+
+_COLLECTIONS = _Collections()
+
+
+def _as_array(column: IntArray) -> array[int]:
+    """A column that is read one value at a time: eight bytes a value, and faster than numpy."""
+    return array("q", np.ascontiguousarray(column, np.int64).tobytes())
+
+
+def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
+    """What tiers of several machines share; None where no machine has a tier."""
+    kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
+    return SharedStores(peers="peer" in kinds) if kinds else None
+
+
+def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
+    """Where clients wait for answers: how long each thinks before a request, and when that is due by the trace's own plan.
+
+    With a limit on requests in flight whoever may send takes the next of the trace and waits until it is due: a closed loop's
+    clients that have a plan. None where nobody waits, and where there is no plan.
+    """
+    workload = experiment.workload
+    if isinstance(workload, ClosedLoop):
+        return [0] * len(workload) if workload.think_ns is None else workload.think_ns.tolist(), None
+    if experiment.in_flight is None:
+        return None, None
+    return [0] * len(workload), _as_array(workload.arrival_ns)
+
+
+def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | None) -> RequestState:
+    """The columns of the workload's requests, of which nothing has happened yet."""
+    workload = experiment.workload
+    n = len(workload)
+    arrival = array("q", [-1]) * n
+    model = priority = None
+    if isinstance(workload, Trace):
+        model = None if workload.model_index is None else _as_array(workload.model_index)
+        priority = None if workload.priority is None else _as_array(workload.priority)
+        if experiment.in_flight is None:
+            follows = workload.follows
+            known = workload.arrival_ns
+            arrival = _as_array(known if follows is None else np.where(follows.counts > 0, -1, known))
+    pipelined = any(
+        len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1
+        for spec in experiment.machines
+        for tenant in spec.tenants
+    )
+    state = RequestState(
+        _as_array(workload.prompt_tokens),
+        _as_array(workload.output_tokens),
+        arrival,
+        model,
+        None if workload.deadline_ns is None else _as_array(workload.deadline_ns),
+        pipelined,
+        priority,
+        # Where nothing says what clients allow, it is what they get: the best that a scheduler could be told.
+        None if workload.max_tokens is None else _as_array(workload.max_tokens),
+        contents_in,
+    )
+    state.terms = terms_of(workload)
+    if experiment.fleet is not None and experiment.handover is not None:
+        state.carried = array("q", bytes(8 * n))
+    return state
+
+
+class Cluster:
+    """Arrivals, the router between machines, closed-loop clients, and the end of the run."""
+
+    def __init__(
+        self, experiment: Experiment, fast_forward: bool, check_invariants: bool, spill_to: Path | None = None
+    ) -> None:
+        workload = experiment.workload
+        self._experiment = experiment
+        self._n = len(workload)
+        self._contents: dict[int, Contents] = {}
+        shares = isinstance(workload, Trace) and workload.prefix_blocks is not None
+        contents_in = self._contents_in if shares else None
+        specs = experiment.machines
+        self._state = _state_of(experiment, contents_in)
+        self._prompt = self._state.prompt
+        self._clock = Clock()
+        self._machines: list[Machine] = []
+        spill = Spill(spill_to, sum(len(spec.tenants) * spec.ranks for spec in specs))
+        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs), spill)
+        first = 0
+        for index, spec in enumerate(specs):
+            self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
+            first += len(self._machines[-1].tenants)
+        self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
+        alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
+        self._only = self._machines[0] if alone else None
+        self._gate: Gate | None = None
+        self._handovers: Handovers | None = None
+        if self._only is None:
+            self._gate, self._handovers = self._gates(contents_in)
+        self._routing = None if self._gate is None else self._gate.routing
+        self._fleet = None
+        if experiment.fleet is not None and self._gate is not None:
+            given = experiment.fleet, self._machines, self._gate, self._state, self._clock, self, experiment.seed
+            pools = self._handovers
+            self._fleet = Fleet(*given) if pools is None else DisaggregatedFleet(*given, handovers=pools)
+        self._watch = (
+            Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
+        )
+        self._reasons: dict[str, int] = {}
+        self._sent = 0
+        self._front_end = FrontEnd(experiment)
+        self._think, self._due_ns = _waiting_clients(experiment)
+        follows = workload.follows if isinstance(workload, Trace) else None
+        self._followers = None if follows is None else Followers(follows)
+
+    def _gates(self, contents_in: Callable[[int], Contents] | None) -> tuple[Gate, Handovers | None]:
+        """The router that requests come to, and what is between machines where prefill and decode are apart."""
+        experiment, spec = self._experiment, self._experiment.handover
+        given = experiment.workload, self._state, self._clock
+        luck = [experiment.seed, _ROUTING_STREAM]
+        if spec is None:
+            gate = Gate(experiment.router, self._machines, self._machines, *given, luck, contents_in, self.rejected)
+            return gate, None
+        # Requests come to machines that begin with a prompt; those that decode get theirs from these.
+        first, second = (
+            [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
+            for decodes in (False, True)
+        )
+        gate = Gate(experiment.router, first, self._machines, *given, luck, contents_in, self.rejected)
+        # A stream of its own: requests are as lucky at the first router as they are without pools.
+        beyond = Gate(spec.router, second, self._machines, *given, [*luck, 1], contents_in, self.rejected)
+        return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
+
+    def _contents_in(self, block_tokens: int) -> Contents:
+        """What the workload says of contents, in blocks of *block_tokens* tokens."""
+        found = self._contents.get(block_tokens)
+        if found is None:
+            trace = self._experiment.workload
+            assert isinstance(trace, Trace)
+            assert trace.prefix_blocks is not None
+            assert trace.prefix_offsets is not None
+            assert trace.prefix_block_tokens is not None
+            found = self._contents[block_tokens] = contents_of(
+                trace.prefix_blocks, trace.prefix_offsets, trace.prefix_block_tokens, trace.prompt_tokens,
+                trace.output_tokens, block_tokens,
+            )  # fmt: skip
+        return found
+
+    def ended(self) -> int:
+        """Requests that have ended so far."""
+        return self._n - self._state.status.count(UNFINISHED)
+
+    def run(self) -> Columns:
+        """Replay the workload to its end or the horizon."""
+        clock = self._clock
+        self._begin()
+        if self._fleet is not None:
+            self._fleet.begin()
+        horizon_ns = self._experiment.horizon_ns
+        if self._watch is not None:
+            self._watch.run(horizon_ns)
+        else:
+            clock.run(until=horizon_ns)
+        if not clock.expects(0):
+            self._check_nobody_is_left()
+        if self._fleet is not None:
+            self._fleet.close(horizon_ns)
+        for machine in self._machines:
+            machine.abort(clock.now_ns)
+        return self.columns()
+
+    def _check_nobody_is_left(self) -> None:
+        """UnservedError where nothing is left to happen and requests have come that have not ended.
+
+        Those that wait for a machine that is gone for good are counted by the fleet (`held_to_the_end`); with them wait those that
+        came behind them, to a machine whose memory they hold.
+        """
+        state, handovers, fleet = self._state, self._handovers, self._fleet
+        waiting = set[int]() if fleet is None else set(fleet.in_wait())
+        jammed = set[int]() if handovers is None else {handovers.prefill_replica[id_] for id_ in handovers.awaiting}
+        left = [
+            id_
+            for id_ in range(len(state.status))  # mypyc cannot enumerate a bytearray
+            if state.status[id_] == UNFINISHED
+            and state.arrival[id_] >= 0
+            and id_ not in waiting
+            and state.replica[id_] not in jammed
+        ]
+        if not left:
+            return
+        ongoing = {} if handovers is None else handovers.ongoing
+        machine_of = [machine.index for machine in self._machines for _ in machine.tenants]
+        places = Counter(
+            f"wait for room at machine {ongoing[id_].receiver.index}"
+            if id_ in ongoing and not ongoing[id_].has_room
+            else f"are at machine {machine_of[state.replica[id_]]}"
+            for id_ in left
+        )
+        named = ", ".join(map(str, left[:5])) + (f" and {len(left) - 5:,} more" if len(left) > 5 else "")
+        raise UnservedError(
+            f"{len(left):,} of {len(state.status):,} requests can never be served ({named}): at "
+            f"t={self._clock.now_ns / 1e9:.6f} s nothing is left to happen, "
+            f"{', '.join(f'{n:,} {where}' for where, n in places.items())}, and each waits for memory that others hold; give more "
+            "KV blocks, or look at the scheduler if it is your own"
+        )
+
+    def _begin(self) -> None:
+        """Send the first requests, and set the clock for those whose arrival is known."""
+        workload = self._experiment.workload
+        if isinstance(workload, ClosedLoop):
+            if workload.start_ns is None:
+                for _ in range(min(workload.concurrency, self._n)):
+                    self._send_next(None)
+                return
+            # Who starts late may find that others have sent all there is to send.
+            for start_ns in workload.start_ns.tolist():
+                Alarm(self._clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
+        elif self._due_ns is not None:
+            for _ in range(min(self._experiment.in_flight or 0, self._n)):
+                self._send_next(None)
+        elif self._n:
+            self._expect(workload)
+
+    def _expect(self, workload: Trace) -> None:
+        """Set the clock for the requests of a trace that wait for no answer."""
+        follows = workload.follows
+        first = np.arange(self._n) if follows is None else np.flatnonzero(follows.counts == 0)
+        if self._front_end.serial_ns and follows is not None:
+            # Requests that follow an answer come to the desk among these, and nobody knows yet when.
+            for id_ in first.tolist():
+                self._send(id_, int(workload.arrival_ns[id_]), None)
+        else:
+            visible = self._front_end.visible_ns(workload.arrival_ns, workload.prompt_tokens)
+            order = first[np.argsort(visible[first], kind="stable")]
+            self._visible, self._order = _as_array(visible[order]), _as_array(order)
+            self._next = 0
+            if self._routing is not None:
+                self._routing.expect(self._order, self._visible)
+            self._arrivals = Alarm(self._clock, ARRIVALS, self._on_trace)
+            self._arrivals.set(self._visible[0])
+        self._expect_aborts(workload)
+
+    def _expect_aborts(self, workload: Trace) -> None:
+        """Set the clock for the requests that their clients give up."""
+        if workload.abort_ns is None or not (workload.abort_ns >= 0).any():
+            return
+        ids = np.flatnonzero(workload.abort_ns >= 0)
+        at_ns = (workload.arrival_ns + workload.abort_ns)[ids]
+        order = np.argsort(at_ns, kind="stable")
+        self._aborts: deque[tuple[int, int]] = deque(zip(at_ns[order].tolist(), ids[order].tolist(), strict=True))
+        self._giving_up = Alarm(self._clock, ARRIVALS, self._on_abort)
+        self._giving_up.set(self._aborts[0][0])
+
+    def _on_abort(self, _event: object) -> None:
+        aborts, now_ns = self._aborts, self._clock.now_ns
+        while aborts and aborts[0][0] <= now_ns:
+            self._give_up(aborts.popleft()[1])
+        if aborts:
+            self._giving_up.set(aborts[0][0])
+
+    def _give_up(self, id_: int) -> None:
+        """The client of a request has gone."""
+        number = self._state.replica[id_]
+        if self._state.status[id_] != UNFINISHED:
+            return
+        if self._handovers is not None and self._handovers.give_up(id_):
+            return
+        if number < 0:
+            # It has not come through the front end yet.
+            self._state.status[id_] = ABORTED
+            return
+        next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
+
+    def _on_trace(self, _event: object) -> None:
+        visible, order = self._visible, self._order
+        now, i, n = visible[self._next], self._next, len(visible)
+        while i < n and visible[i] == now:
+            self._route(order[i])
+            i += 1
+        self._next = i
+        if i < n:
+            self._arrivals.set(visible[i])
+
+    def _route(self, id_: int) -> None:
+        if self._state.status[id_] == ABORTED:
+            return
+        if self._only is not None:
+            self._only.deliver(id_)
+            return
+        assert self._gate is not None
+        if self._fleet is not None:
+            self._fleet.come(id_)
+            return
+        if self._handovers is not None:
+            self._handovers.come(id_)
+            return
+        machine = self._gate.choose(id_)
+        if machine is not None:
+            machine.deliver(id_)
+
+    def _send_next(self, ended_ns: int | None) -> None:
+        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a
+        limit on requests in flight the next of the trace, when it is due."""
+        id_ = self._sent
+        if id_ >= self._n:
+            return
+        self._sent += 1
+        assert self._think is not None
+        sent_ns = self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]
+        self._send(id_, sent_ns if self._due_ns is None else max(sent_ns, self._due_ns[id_]), ended_ns)
+
+    def _send(self, id_: int, sent_ns: int, ended_ns: int | None) -> None:
+        """A client sends a request: felt 1 ns after the end that it waited for, if any, at the earliest (see `FELT_AFTER_NS`)."""
+        self._state.arrival[id_] = sent_ns
+        felt_ns = 0 if ended_ns is None else ended_ns + FELT_AFTER_NS
+        if self._front_end.serial_ns and sent_ns > self._clock.now_ns:
+            # Who thinks longer comes later to the desk, whoever ended first.
+            Alarm(self._clock, ARRIVALS, lambda _event: self._admit(id_, sent_ns, felt_ns)).set(sent_ns)
+        else:
+            self._admit(id_, sent_ns, felt_ns)
+
+    def _admit(self, id_: int, sent_ns: int, felt_ns: int) -> None:
+        seen_ns = max(self._front_end.seen_ns(sent_ns, self._prompt[id_]), felt_ns)
+        if self._routing is not None:
+            self._routing.expect_one(id_, seen_ns)
+        Alarm(self._clock, ARRIVALS, lambda _event: self._route(id_)).set(seen_ns)
+
+    # What machines tell.
+
+    def finished(self, id_: int, now_ns: int) -> None:
+        if self._handovers is not None:
+            self._handovers.ended(id_, now_ns)
+        if self._fleet is not None:
+            self._fleet.ended(id_, now_ns)
+        if self._think is not None:
+            self._send_next(now_ns)
+        elif self._followers is not None:
+            for follower, sent_ns in self._followers.ended(id_, now_ns):
+                self._send(follower, sent_ns, now_ns)
+
+    def prefilled(self, id_: int, end_ns: int) -> None:
+        assert self._handovers is not None
+        self._handovers.prefilled(id_, end_ns)
+
+    def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int) -> None:
+        assert self._handovers is not None
+        self._handovers.has_room(id_, now_ns, found_tokens, leg)
+
+    def no_room(self, id_: int, now_ns: int, leg: int) -> None:
+        assert self._handovers is not None
+        self._handovers.no_room(id_, now_ns, leg)
+
+    def first_token_elsewhere(self, id_: int, at_ns: int) -> None:
+        """A request has its first token without an iteration of the machine that gives it the others."""
+
+    def begins_anew(self, id_: int) -> None:
+        """The machine of a request has failed, and it emits all of its tokens again."""
+
+    def lost(self, id_: int, reason: str) -> None:
+        self.rejected(id_, reason, LOST)
+
+    def rejected(self, id_: int, reason: str, status: int = REJECTED) -> None:
+        state = self._state
+        state.status[id_] = status
+        state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
+        self.finished(id_, self._clock.now_ns)
+
+    # What the run leaves behind.
+
+    def columns(self) -> Columns:
+        """The records of the run."""
+        state = self._state
+        tenants = [tenant for machine in self._machines for tenant in machine.tenants]
+        for tenant in tenants:
+            tenant.recorder.close(tenant.sequences.kv.block_tokens)
+        replicas = tuple(tenant.columns() for tenant in tenants)
+        requests = request_columns(state, self._experiment.workload, caching=self._caching)
+        if self._handovers is not None:
+            requests |= self._handovers.columns()
+        if self._fleet is not None:
+            requests |= {
+                "failures": as_column(self._fleet.failures, np.int32),
+                "held_ns": as_column(self._fleet.held_ns),
+            }
+        return Columns(
+            requests={**requests, **tier_columns(state), **bubble_columns(state)},
+            reasons=tuple(self._reasons),
+            replicas=replicas,
+            stream=self._experiment.stream,
+            meta=self._meta(tenants, replicas),
+        )
+
+    def _meta(self, tenants: Sequence[Tenant], replicas: Sequence[ReplicaColumns]) -> dict[str, Any]:
+        """Figures of the whole run."""
+        state, machines = self._state, self._machines
+        horizon_ns = self._experiment.horizon_ns
+        makespan_ns = int(as_column(state.finish).max(initial=0))
+        if horizon_ns is not None:
+            makespan_ns = min(max(makespan_ns, self._clock.now_ns), horizon_ns)
+        meta: dict[str, Any] = {
+            "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
+            "makespan_ns": makespan_ns,
+            "preemptions": sum(state.preemptions),
+        }
+        if self._caching:
+            meta["prefix_evictions"] = sum(tenant.sequences.kv.evicted for tenant in tenants)
+        if self._handovers is not None:
+            meta["links"] = self._handovers.links()
+        if self._fleet is not None:
+            meta["fleet"] = self._fleet.facts()
+        meta["n_machines"] = len(machines)
+        meta["n_stages"] = sum(machine.n_stages for machine in machines)
+        if state.tier_hits:
+            meta["tiers"] = tier_facts(tenants)
+        ranks = ranked(machines)
+        if ranks:
+            meta["ranks"] = ranks
+        meta["busy_ns"] = sum(replica.busy_ns() for replica in replicas)
+        meta["events"] = sum(machine.events for machine in machines)
+        return meta

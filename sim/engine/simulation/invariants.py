@@ -1,0 +1,262 @@
+"""What must hold at every event of every run, by name; `run(..., check_invariants=True)` looks after each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sim.engine.batch.lane import Lane
+from sim.engine.disaggregation.handovers import Handovers
+from sim.engine.fleet.fleet import Fleet
+from sim.engine.machine.machine import Machine
+from sim.engine.machine.ranks import RankedMachine
+from sim.engine.record.columns import FINISHED, UNFINISHED
+from sim.engine.requests.state import RequestState
+from sim.engine.serve.kv_exchange import ASK
+from sim.engine.serve.tenant import Tenant
+from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING
+from sim.engine.time.errors import InvariantError
+from sim.engine.time.events import Clock
+
+INVARIANTS = {
+    "INV-1": "blocks held by sequences, each counted once, and blocks free are all the blocks of a pool",
+    "INV-2": "a request is in one place: one queue, or one lane once",
+    "INV-3": "the clock never goes backwards",
+    "INV-4": "a request that has finished has emitted what was asked",
+    "INV-5": "tokens computed for a sequence are those whose KV exists: none are computed twice, none are skipped",
+    "INV-6": "what ends was started before, and what starts has arrived",
+    "INV-7": "within an instant ranks never go back: nothing that a machine does is felt by another in the same nanosecond",
+    "INV-8": "ranks of a machine that take a step start it and end it together",
+    "INV-9": "blocks that a tier keeps, each counted once, are the bytes that it says it keeps, and no more than it has room for",
+    "INV-10": "KV that is on its way was computed: its sender holds the blocks until it has arrived, its receiver keeps room",
+    "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
+    "INV-12": "where nothing is to happen any more, no blocks are held for machines that there are, and nobody is between two",
+}
+
+
+def _tokens_of(tenant: Tenant | None, id_: int, *, kept: bool) -> int:
+    """Tokens that the blocks hold which *tenant* has lent, or keeps, for a request."""
+    exchange = None if tenant is None else tenant.sequences.exchange
+    if exchange is None:
+        return 0
+    return (exchange.kept if kept else exchange.lent).get(id_, 0) * exchange.sequences.kv.block_tokens
+
+
+def tenant_ids(tenant: Tenant) -> set[int]:
+    """Requests that wait or run there."""
+    return {seq.id for seq in tenant.sequences.queue}.union(*(lane.admitted for lane in tenant.lanes))
+
+
+class Watch:
+    """Steps the clock and checks the machines after each event."""
+
+    def __init__(
+        self, state: RequestState, machines: Sequence[Machine], clock: Clock, handovers: Handovers | None = None,
+        fleet: Fleet | None = None,
+    ) -> None:  # fmt: skip
+        self._handovers = handovers
+        self._fleet = fleet
+        self._state = state
+        self._machines = machines
+        self._clock = clock
+
+    def run(self, until_ns: int | None) -> None:
+        """As `Clock.run`, with a look after every event, none of which is skipped."""
+        self._clock.short_cuts = False
+        before = (-1, 0)
+        while (due := self._clock.next_due()) is not None and (until_ns is None or due[0] < until_ns):
+            if due < before:
+                self._fail("INV-3" if due[0] < before[0] else "INV-7", f"{due} after {before} (ns, rank)")
+            before = due
+            self._clock.step()
+            self.check()
+        if self._clock.next_due() is None:
+            self._check_the_end()
+        if until_ns is not None:
+            self._clock.run(until=until_ns)
+
+    def _check_the_end(self) -> None:
+        if self._handovers is not None and self._handovers.ongoing:
+            self._fail("INV-12", f"requests {list(self._handovers.ongoing)} are between machines")
+        # Whose prompt no machine is left to decode.
+        awaiting = set[int]() if self._handovers is None else set(self._handovers.awaiting)
+        for machine in self._machines:
+            for exchange in [tenant.sequences.exchange for tenant in machine.tenants]:
+                left = set[int]() if exchange is None else {*exchange.asked, *exchange.kept, *exchange.lent} - awaiting
+                if left:
+                    self._fail("INV-12", f"machine {machine.index} asks or holds blocks for requests {sorted(left)}")
+
+    def check(self) -> None:
+        """InvariantError naming what does not hold."""
+        now_ns = self._clock.now_ns
+        seen: set[int] = set()
+        for machine in self._machines:
+            for tenant in machine.tenants:
+                self._check_tenant(machine, tenant, seen)
+            if isinstance(machine, RankedMachine):
+                self._check_steps(machine)
+        if self._fleet is not None:
+            self._check_fleet(self._fleet, seen)
+        self._check_ends(seen, now_ns)
+        if self._handovers is not None:
+            self._check_handovers(self._handovers)
+
+    def _check_steps(self, machine: RankedMachine) -> None:
+        spans = [lane.span for tenant in machine.tenants for lane in tenant.lanes if lane.span is not None]
+        steps = {(span.start_ticks, span.n, span.end(span.n)) for span in spans}
+        if len(steps) > 1:
+            self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
+
+    def _check_ends(self, seen: set[int], now_ns: int) -> None:
+        state = self._state
+        for id_, status in enumerate(state.status):
+            if status == FINISHED and (state.left[id_] or id_ in seen):
+                self._fail("INV-4", f"request {id_} finished with {state.left[id_]} tokens to emit")
+            if status == FINISHED and not state.arrival[id_] <= state.scheduled[id_] <= state.finish[id_] <= now_ns:
+                self._fail("INV-6", f"request {id_}")
+            if status != UNFINISHED and id_ in seen:
+                self._fail("INV-2", f"request {id_} has ended and is still here")
+
+    def _check_handovers(self, handovers: Handovers) -> None:
+        """While KV is on a link, the sender holds the blocks of the whole prompt, and the receiver those that it took for it.
+        Routers count requests that have been sent to a machine and wait elsewhere."""
+        awaited = Counter(leg.receiver.index for leg in handovers.ongoing.values() if leg.keeper is None)
+        awaited.update(leg.sender.index for leg in handovers.ongoing.values() if not leg.delivered)
+        for machine in self._machines:
+            if machine.awaited != awaited[machine.index]:
+                self._fail("INV-2", f"machine {machine.index} awaits {machine.awaited}, not {awaited[machine.index]}")
+        for id_, leg in handovers.ongoing.items():
+            tokens = self._state.to_hand(id_)
+            lent = _tokens_of(leg.lender, id_, kept=False)
+            kept = _tokens_of(leg.keeper, id_, kept=True)
+            if leg.computed and lent < tokens:
+                self._fail("INV-10", f"request {id_} has {tokens} tokens to send, and its sender holds room for {lent}")
+            if leg.sends and kept < tokens:
+                self._fail(
+                    "INV-10",
+                    f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}",
+                )
+
+    def _check_fleet(self, fleet: Fleet, seen: set[int]) -> None:
+        self._check_places(fleet, seen)
+        serving = (READY, DRAINING)
+        for machine, now in zip(self._machines, fleet.states, strict=True):
+            loads = any(tenant.n_loading for tenant in machine.tenants)
+            if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting or loads):
+                self._fail("INV-11", f"machine {machine.index} does not serve and has requests")
+            for exchange in [tenant.sequences.exchange for tenant in machine.tenants]:
+                if now not in serving and exchange is not None and (exchange.holds or exchange.mail):
+                    self._fail("INV-11", f"machine {machine.index} does not serve and holds KV for others")
+        for id_, leg in () if self._handovers is None else self._handovers.ongoing.items():
+            if any(fleet.states[each.index] not in serving for each in (leg.sender, leg.receiver)):
+                self._fail("INV-11", f"request {id_} is between machines of which one does not serve")
+
+    def _check_places(self, fleet: Fleet, seen: set[int]) -> None:
+        held = list(fleet.held)
+        exchanges = [tenant.sequences.exchange for machine in self._machines for tenant in machine.tenants]
+        landing = {id_ for exchange in exchanges if exchange is not None for id_ in exchange.landing()}
+        for id_, status in enumerate(self._state.status):
+            if status == UNFINISHED and fleet.came[id_]:
+                places = (id_ in seen) + held.count(id_) + (id_ in fleet.again)
+                if self._handovers is not None:
+                    places += self._handovers.is_between(id_) + self._handovers.waits_for_room(id_) + (id_ in landing)
+                if places != 1:
+                    self._fail("INV-11", f"request {id_} is in {places} places")
+
+    def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
+        sequences = tenant.sequences
+        held = self._check_queue(tenant, seen) + sum(
+            self._check_lane(machine, tenant, lane, seen) for lane in tenant.lanes
+        )
+        held += self._check_exchange(machine, tenant) + self._check_loads(machine, tenant, seen)
+        kv = sequences.kv
+        if kv.caches:
+            fault = kv.fault()
+            if fault is not None:
+                self._fail("INV-1", f"machine {machine.index}: {fault}")
+            # Those who have ended and not given their blocks back yet are in no lane any more.
+            held += sum(blocks for _, _, blocks, _ in sequences.finding.ended) - kv.held_again
+        if held != kv.used:
+            self._fail("INV-1", f"machine {machine.index}: {held} blocks held, {kv.used} of {kv.total} taken")
+        if sequences.n_admitted != sum(len(lane.admitted) for lane in tenant.lanes):
+            self._fail("INV-2", f"machine {machine.index} counts {sequences.n_admitted} admitted")
+
+    def _check_queue(self, tenant: Tenant, seen: set[int]) -> int:
+        """The blocks that those hold who wait."""
+        held = sum(each.blocks for each in tenant.sequences.brought.at_hand.values())
+        for seq in tenant.sequences.queue:
+            self._once(seq.id, seen)
+            held += seq.kept_blocks
+            # Who has nothing to compute lacks the KV of its latest token, as all who decode do.
+            if (seq.tokens or 1) + seq.cached_tokens != self._context(seq.id):
+                self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
+        return held
+
+    def _check_lane(self, machine: Machine, tenant: Tenant, lane: Lane, seen: set[int]) -> int:
+        """The blocks that a lane's sequences hold."""
+        held = 0
+        for id_ in lane.admitted:
+            self._once(id_, seen)
+            held += self._check_sequence(tenant, lane, id_)
+        if len(lane.admitted) != len(lane.partial) + len(lane.paused) + lane.decoding.n:
+            self._fail("INV-2", f"a lane of machine {machine.index} has sequences that were not admitted")
+        # Of what is in flight the blocks of the first iteration have been taken, and no others.
+        return held + (lane.span.growth_first if lane.span is not None and lane.decodes else 0)
+
+    def _check_exchange(self, machine: Machine, tenant: Tenant) -> int:
+        """The blocks that are held for sequences of other machines."""
+        exchange = tenant.sequences.exchange
+        if exchange is None:
+            return 0
+        told_to_go = exchange.told_to_go()
+        if exchange.n_unread != sum(what == ASK for _, what, _, _ in exchange.mail):
+            self._fail("INV-2", f"machine {machine.index} has not read of {exchange.n_unread} requests")
+        for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
+            if id_ in tenant_ids(tenant) and id_ not in told_to_go:
+                self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
+        return sum(exchange.kept.values()) + sum(exchange.lent.values())
+
+    def _check_loads(self, machine: Machine, tenant: Tenant, seen: set[int]) -> int:
+        """The blocks that are held for KV on its way from tiers."""
+        loading = tenant.loading
+        if loading is None:
+            return 0
+        fault = loading.tiers.fault()
+        if fault is not None:
+            self._fail("INV-9", f"machine {machine.index}: {fault}")
+        for id_ in loading.in_flight:
+            self._once(id_, seen)
+        return sum(load.blocks for load in loading.in_flight.values())
+
+    def _check_sequence(self, tenant: Tenant, lane: Lane, id_: int) -> int:
+        """The blocks that it holds."""
+        seq = tenant.sequences.running_seq(lane, id_)
+        if id_ in lane.partial:
+            partial = lane.partial[id_]
+            if partial.cached_tokens + partial.remaining_tokens != self._context(id_):
+                self._fail(
+                    "INV-5",
+                    f"request {id_} is computed to {partial.cached_tokens}, {partial.remaining_tokens} are left",
+                )
+            return seq.blocks
+        if id_ in lane.paused and seq.cached_tokens != self._context(id_) - 1:
+            self._fail("INV-5", f"request {id_} pauses with {seq.cached_tokens} tokens cached")
+        if id_ in lane.decoding and seq.cached_tokens < self._context(id_) - 1:
+            # What it has emitted since it joined is booked when it leaves.
+            self._fail("INV-5", f"request {id_} decodes with {seq.cached_tokens} tokens cached")
+        if id_ in lane.decoding and seq.blocks < tenant.sequences.kv.blocks(seq.cached_tokens):
+            self._fail("INV-1", f"request {id_} holds {seq.blocks} blocks for {seq.cached_tokens} tokens")
+        return seq.blocks
+
+    def _context(self, id_: int) -> int:
+        """Tokens of the prompt and those emitted; the latest of these is not cached."""
+        state = self._state
+        return (state.prompt[id_] or 1) + state.output[id_] - state.left[id_]
+
+    def _once(self, id_: int, seen: set[int]) -> None:
+        if id_ in seen:
+            self._fail("INV-2", f"request {id_} is in two places")
+        seen.add(id_)
+
+    def _fail(self, name: str, what: str) -> None:
+        raise InvariantError(f"{name} at t={self._clock.now_ns} ns ({INVARIANTS[name]}): {what}")

@@ -1,0 +1,127 @@
+"""What a run leaves behind of its requests and tiers, from the columns of their state."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.engine.record.columns import BUBBLES, IntArray
+from sim.engine.requests.service_classes import class_columns
+from sim.engine.requests.state import RequestState
+from sim.engine.serve.tenant import Tenant
+from sim.engine.tiers.tiers import Tiers
+from workloads import ClosedLoop, Trace
+
+_HITS = {"again": "tier_again"}
+"""Columns of what was loaded that are not called as a tier."""
+
+
+def as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> NDArray[Any]:
+    """The same memory as a numpy column."""
+    return np.frombuffer(values, dtype)
+
+
+def request_columns(state: RequestState, workload: Trace | ClosedLoop, *, caching: bool) -> dict[str, NDArray[Any]]:
+    """One entry a request in each column. *caching*: some machine has a prefix cache."""
+    n = len(state.prompt)
+    none = np.zeros(n, np.int64)
+    output = as_column(state.output)
+    found: dict[str, NDArray[Any]] = {
+        "request_id": np.arange(n),
+        "deadline_ns": as_column(state.deadline) if state.deadline is not None else none - 1,
+        "model_index": none if state.model is None else as_column(state.model),
+        **({} if state.priority is None else {"priority": as_column(state.priority)}),
+        **class_columns(workload),
+        "arrival_ns": as_column(state.arrival),
+        "scheduled_ns": as_column(state.scheduled),
+        "first_token_ns": as_column(state.first_token),
+        "finish_ns": as_column(state.finish),
+        "prompt_tokens": as_column(state.prompt),
+        "output_tokens": output,
+        "emitted_tokens": output - as_column(state.left),
+        "replica": as_column(state.replica, np.int32),
+        "preemptions": as_column(state.preemptions, np.int32),
+        "recomputed_tokens": as_column(state.recomputed),
+        "status": np.frombuffer(state.status, np.int8),
+        "reason": as_column(state.reason, np.int32),
+        **({"shortened_tokens": _shortened(state)} if state.shortened else {}),
+        "bubble_ns": np.sum(_bubbles(state), axis=0),
+    }
+    if caching:
+        hits = as_column(state.prefix_hits)
+        computed = as_column(state.prompt) - hits - _loaded(state)
+        found["prefix_hit_tokens"] = hits
+        found["prefix_hit_again_tokens"] = as_column(state.prefix_hits_again)
+        found["computed_prompt_tokens"] = np.where(as_column(state.scheduled) >= 0, computed, 0)
+    return found
+
+
+def bubble_columns(state: RequestState) -> dict[str, NDArray[Any]]:
+    """Idle time of stages ahead of each request, by kind."""
+    return {f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], _bubbles(state), strict=False)}
+
+
+def _bubbles(state: RequestState) -> list[NDArray[Any]]:
+    return [as_column(kind) for kind in state.bubbles] or [np.zeros(len(state.prompt), np.int64)] * len(BUBBLES)
+
+
+def _shortened(state: RequestState) -> IntArray:
+    """Tokens that each answer lacks which was to end sooner; -1 of others."""
+    column = np.full(len(state.output), -1, np.int64)
+    column[list(state.shortened)] = list(state.shortened.values())
+    return column
+
+
+def tier_columns(state: RequestState) -> dict[str, NDArray[Any]]:
+    """Tokens of each request that were loaded, by kind of tier, and how long it was held; empty without tiers."""
+    if not state.tier_hits:
+        return {}
+    return {
+        **{f"{_HITS.get(kind, kind)}_hit_tokens": as_column(hits) for kind, hits in state.tier_hits.items()},
+        "load_ns": np.maximum(as_column(state.load_ns), 0),
+    }
+
+
+def _loaded(state: RequestState) -> NDArray[Any]:
+    """Prompt tokens of each request that were loaded when it was first admitted."""
+    none = np.zeros(len(state.prompt), np.int64)
+    return sum((as_column(hits) for kind, hits in state.tier_hits.items() if kind not in ("again", "swap")), none)
+
+
+def tier_facts(tenants: Sequence[Tenant]) -> dict[str, dict[str, int]]:
+    """Capacity, what was loaded and stored and how long it waited for its turn, by kind of tier, all *tenants* together."""
+    found: dict[str, dict[str, int]] = {}
+    seen: set[int] = set()
+    for tiers in [tenant.loading.tiers for tenant in tenants if tenant.loading is not None]:
+        for place, spec in enumerate(tiers.specs):
+            mine = found.setdefault(spec.kind, {})
+            for name, value in _facts_of(tiers, place, seen).items():
+                mine[name] = mine.get(name, 0) + value
+    return found
+
+
+def _facts_of(tiers: Tiers, place: int, seen: set[int]) -> dict[str, int]:
+    """The facts of one tier of a machine; a store that machines share counts once."""
+    store, counts = tiers.stores[place], tiers.counts[place]
+    own = None if id(store) in seen else store
+    seen.add(id(store))
+    return {
+        "capacity_bytes": 0 if own is None else own.capacity_bytes,
+        "used_bytes": 0 if own is None else own.used_bytes,
+        "evicted_blocks": 0 if own is None else own.evicted,
+        "loads": counts.loads,
+        "loaded_tokens": counts.loaded_blocks * tiers.block_tokens,
+        "load_bytes": counts.load_bytes,
+        "load_ns": counts.load_ns,
+        "load_wait_ns": counts.load_wait_ns,
+        "stores": counts.stores,
+        "store_bytes": counts.store_bytes,
+        "store_wait_ns": counts.store_wait_ns,
+        "skipped_short": counts.skipped_short,
+        "skipped_slower": counts.skipped_slower,
+        "link_busy_ns": tiers.links[place].busy_ns,
+    }

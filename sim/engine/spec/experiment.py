@@ -1,0 +1,243 @@
+"""Everything that a run needs, resolved to objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from hwmodels.cost import CostModel
+from policies.ranks import PromptBalance
+from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
+from policies.view import PlanFunction, Scheduler
+from sim.engine.batch.decoding import Decoding
+from sim.engine.batch.prices import StageTable
+from sim.engine.record.streaming import Stream
+from sim.engine.spec.lifecycle import FleetSpec
+from sim.engine.spec.roles import HandoverSpec, Part
+from sim.engine.tiers.tiers import TierSpec, check_tiers
+from workloads import ClosedLoop, Trace
+
+Turn = Literal["rotation", "oldest"]
+PrefixCacheKind = Literal["blocks", "tree"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBehind:
+    """What layers that read a window of a context leave in a cache of blocks: nobody reads it again, and it gives way in its turn.
+
+    Of the blocks that a sequence has computed, all but the last *window_blocks* (which count as a part of the others, and of each
+    sequence) leave *per_block* blocks each.
+    """
+
+    per_block: float
+    window_blocks: int
+
+    def __post_init__(self) -> None:
+        if not (self.per_block > 0 and self.window_blocks >= 0):
+            raise ValueError(
+                f"per_block is above 0 and window_blocks at least 0; got {self.per_block!r} and {self.window_blocks!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSpec:
+    """A model on a machine: what its iterations cost, who plans them, and how many KV blocks it has."""
+
+    cost: CostModel | StageTable
+    scheduler: Scheduler | PlanFunction
+    kv_blocks: int
+    block_tokens: int = 16
+    decoding: Decoding | None = None
+    """None: one token a step."""
+    draft_cost: CostModel | None = None
+    """What one step of the draft model costs; None where drafting is free or part of the round overhead."""
+    speculation_overhead_s: float = 0.0
+    """Fixed cost of every iteration that verifies drafted tokens."""
+    lookahead_tokens: int = 0
+    """KV slots that each sequence holds beyond the tokens of its round, where the scheduler takes blocks by chunk: for methods of
+    drafting that write there."""
+    draft_slots: int = 0
+    """Tokens of an iteration's budget that drafting takes for each sequence, for schedulers that count them."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output that the model can take; longer requests are rejected. None: no limit."""
+    micro_batches: int | None = None
+    """Micro-batches in flight; None: as many as there are pipeline stages."""
+    model: int | None = None
+    """Row of the workload's models whose requests it serves; None: all."""
+    prefix_cache: PrefixCacheKind | None = None
+    """How KV blocks are found again where the workload says what prompts have in common: `blocks` as vLLM does it
+    (`sim.engine.cache.block_cache`), `tree` as SGLang does it (`sim.engine.cache.radix_cache`); None: they are not."""
+    prefix_drops_last: bool = False
+    """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
+    left_behind: LeftBehind | None = None
+    """What layers with windows leave in the prefix cache; None: there are none, or nobody keeps it."""
+    tiers: tuple[TierSpec, ...] = ()
+    """KV memory behind the device, nearest first: what the device has given up is loaded from there."""
+    swaps: bool = False
+    """Sequences that give way are moved to the `host` tier, and come back from there, in place of being computed again."""
+    block_bytes: int = 0
+    """Of a KV block on all devices together, for what crosses the links of tiers."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is at least {least}; got {getattr(self, name)}")
+        if self.micro_batches is not None and self.micro_batches < 1:
+            raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
+        check_tiers(self.tiers)
+        if self.tiers and self.prefix_cache == "tree":
+            raise ValueError(
+                "tiers keep the blocks of a prefix cache, and prefix_cache is tree; give blocks or leave tiers out"
+            )
+        kinds = [tier.kind for tier in self.tiers]
+        if self.tiers and self.block_bytes < 1:
+            raise ValueError(f"block_bytes is at least 1 where there are tiers; got {self.block_bytes}")
+        if self.tiers and self.prefix_cache is None and not self.swaps:
+            raise ValueError(
+                "tiers keep what a prefix cache gives up, and there is none; give prefix_cache or leave tiers out"
+            )
+        if self.swaps and "host" not in kinds:
+            raise ValueError("sequences that give way are swapped to a tier of kind host, and there is none")
+        if isinstance(self.cost, StageTable) and self.decoding is not None:
+            raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSpec:
+    """A machine whose stages several models share. A `ReplicaSpec` by itself is a machine with one model."""
+
+    tenants: tuple[ReplicaSpec, ...]
+    turn: Turn = "rotation"
+    """Who may plan when the first stage is free: the models in rotation, or the one whose queue has the oldest head."""
+    ranks: int = 1
+    """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec`
+    to itself, and all step together."""
+    rank_router: Router | RouteFunction | None = None
+    """Which of them gets a request of the machine; None for a machine without ranks."""
+    prompt_balance: PromptBalance | None = None
+    """When prompts of ranks may start; None: whenever a rank's scheduler says so."""
+
+    def __post_init__(self) -> None:
+        if not self.tenants:
+            raise ValueError("tenants needs at least one ReplicaSpec; got none")
+        self._check_ranks()
+        models = [spec.model for spec in self.tenants]
+        if len(self.tenants) > 1 and (None in models or len(set(models)) < len(models)):
+            raise ValueError(f"tenants of a machine serve a different model each; got {models!r}")
+        if len({spec.cost.n_stages for spec in self.tenants}) > 1:
+            raise ValueError(
+                "tenants of a machine run on the same stages; got pipelines of "
+                f"{', '.join(str(spec.cost.n_stages) for spec in self.tenants)} stages"
+            )
+
+    def _check_ranks(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks is at least 1; got {self.ranks}")
+        if (self.ranks == 1) != (self.rank_router is None):
+            raise ValueError(
+                f"a rank_router is of a machine with ranks, and one with ranks has one; got {self.ranks} ranks"
+            )
+        if self.ranks == 1 and self.prompt_balance is not None:
+            raise ValueError("prompt_balance is between ranks, and a machine without has nothing to balance")
+        if self.ranks == 1:
+            return
+        if len(self.tenants) > 1:
+            raise ValueError("models that share a machine have no ranks; give one of the two")
+        spec = next(iter(self.tenants))
+        if spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1:
+            raise ValueError(
+                "ranks step together in one stage with one batch each; pipelines and micro-batches of ranks are not modelled"
+            )
+        if not hasattr(spec.cost, "common_step"):
+            raise ValueError(
+                f"{spec.cost!r} does not say what a step of {self.ranks} ranks takes; give a cost model with common_step"
+            )
+        knows = knowledge_of(self.rank_router)
+        if knows is not None and knows != Knowledge(prefixes=True):
+            raise ValueError(
+                f"{self.rank_router!r} asks for more than loads and cached prefixes as they are, which no router inside a machine "
+                "is told; take another as rank_router"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A workload, the machines that serve it, and the router between them."""
+
+    workload: Trace | ClosedLoop
+    replicas: tuple[ReplicaSpec | MachineSpec, ...]
+    router: Router
+    seed: int = 0
+    horizon_ns: int | None = None
+    """When the clock stops; None: when every request has ended."""
+    admission_s: float = 0.0
+    """From arrival until the router sees a request (tokenisation and the rest of the front end), and the same ..."""
+    admission_s_per_token: float = 0.0
+    """... for each prompt token."""
+    admission_serial_s: float = 0.0
+    """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
+    before it. All machines share the front end."""
+    in_flight: int | None = None
+    """Requests of a trace that its clients have under way at most; those beyond it wait in the client, as behind a semaphore, and
+    are sent in the trace's order when one has ended: `arrival_ns` of the columns says when. None: no limit."""
+    stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
+    """Which tokens reach a client together; it changes what clients measure, not what machines do."""
+    handover: HandoverSpec | None = None
+    """Prefill and decode on machines of their own; None: each machine serves its requests from beginning to end."""
+    fleet: FleetSpec | None = None
+    """What becomes of machines in time; None: all of them are there from beginning to end."""
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise ValueError("replicas needs at least one ReplicaSpec; got none")
+        for name in ("admission_s", "admission_s_per_token", "admission_serial_s"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
+        if self.handover is not None and len(self.handover.roles) != len(self.replicas):
+            raise ValueError(
+                f"handover has roles for {len(self.handover.roles)} machines and there are {len(self.replicas)}; give one each"
+            )
+        if self.fleet is not None:
+            self._check_fleet(self.fleet)
+        if self.in_flight is not None:
+            if self.in_flight < 1:
+                raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
+            if not isinstance(self.workload, Trace):
+                raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
+            if self.workload.follows is not None or self.workload.abort_ns is not None:
+                raise ValueError("in_flight is for requests that wait for no others and that are not given up")
+
+    def _check_fleet(self, fleet: FleetSpec) -> None:
+        if len(fleet.pools) != len(self.replicas):
+            raise ValueError(
+                f"fleet has pools for {len(fleet.pools)} machines and there are {len(self.replicas)}; give one each"
+            )
+
+    def part_of(self, index: int) -> Part | None:
+        """What machine *index* has to do with handing over; None: nothing."""
+        spec = self.handover
+        if spec is None or spec.roles[index] == "both":
+            return None
+        return Part(
+            role=spec.roles[index],
+            drops_token=spec.first_token == "decode",
+            gives_token=spec.first_token == "prefill",
+            headroom_tokens=spec.headroom_tokens,
+        )
+
+    @property
+    def machines(self) -> tuple[MachineSpec, ...]:
+        """Every replica as a machine."""
+        # Thousands of machines are usually described by one object.
+        made = {
+            key: spec if isinstance(spec, MachineSpec) else MachineSpec(tenants=(spec,))
+            for key, spec in {id(spec): spec for spec in self.replicas}.items()
+        }
+        return tuple(made[id(spec)] for spec in self.replicas)
+
+    @property
+    def tenants(self) -> tuple[ReplicaSpec, ...]:
+        """The models on machines, machine after machine, and rank after rank: row i of a result's replicas is tenant i."""
+        return tuple(tenant for machine in self.machines for tenant in machine.tenants * machine.ranks)

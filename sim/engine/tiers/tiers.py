@@ -1,0 +1,418 @@
+"""KV memory behind the device: host memory, disks, a store that machines share, and what other machines have.
+
+A `Tiers` is one tenant's: which tier has how much of a prompt, what a load from it takes, and what is written to it when. A load
+or a store takes its tier's link, first come first served and both directions together; iterations go on meanwhile. Who waits for a
+load is in `sim.engine.serve.loading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Final, Literal, NamedTuple
+
+from sim.engine.kv.content import Contents
+from sim.engine.record.columns import LOAD, MOVE_IN, STORE, Recorder
+from sim.engine.tiers.links import Link, LinkSpec, Slowdown, Transfer, check_slowdowns
+from sim.engine.tiers.stores import Piece, SharedStore, Space, Store
+
+TierKind = Literal["host", "disk", "remote", "peer"]
+WriteRule = Literal["through", "eviction"]
+
+KINDS: Final[tuple[TierKind, ...]] = ("host", "disk", "remote", "peer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSpec:
+    """One tier of a model on a machine."""
+
+    kind: TierKind
+    """`host` and `disk` are the machine's own, a `remote` store is shared by all machines that name it, and `peer` is the host
+    memory of the other machines, which nobody writes to."""
+    read_bytes_per_s: float
+    """Of the machine, all of its devices together."""
+    write_bytes_per_s: float | None = None
+    """None: as it reads."""
+    latency_s: float = 0.0
+    """Of a load or a store, beside its bytes; others may go meanwhile."""
+    capacity_bytes: int = 0
+    """Of a `peer` none."""
+    write: WriteRule = "through"
+    """`through`: prompt blocks are written when they have been computed; `eviction`: what the device, or the tier before this one,
+    gives up is written."""
+    min_load_tokens: int = 0
+    """A prompt that would gain fewer tokens is computed."""
+    skip_when_slower: bool = False
+    """A load is left out that would come, its turn on the link included, later than its tokens would be computed alone."""
+    concurrent_transfers: int = 1
+    staged: bool = False
+    """What is loaded comes to host memory first: the time of a copy over the link of the `host` tier is added, but not its turn."""
+    store: str = ""
+    """Of a `remote` tier: which."""
+    slowdowns: tuple[Slowdown, ...] = ()
+    """Times for which its link is not what it was."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is one of {', '.join(KINDS)}; got {self.kind!r}")
+        for name in ("read_bytes_per_s", "write_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None and not rate > 0:
+                raise ValueError(f"{name} is the bandwidth of the tier's link and above 0; got {rate!r}")
+        if not (isfinite(self.latency_s) and self.latency_s >= 0):
+            raise ValueError(f"latency_s is a finite time of at least 0; got {self.latency_s!r}")
+        if self.write not in ("through", "eviction"):
+            raise ValueError(f"write is through or eviction; got {self.write!r}")
+        if self.kind != "peer" and self.capacity_bytes < 1:
+            raise ValueError(f"a {self.kind} tier has capacity_bytes; got {self.capacity_bytes}")
+        if self.min_load_tokens < 0:
+            raise ValueError(f"min_load_tokens is at least 0; got {self.min_load_tokens}")
+        check_slowdowns(self.slowdowns)
+
+
+def check_tiers(specs: Sequence[TierSpec]) -> None:
+    """ValueError for tiers of one machine that do not go together."""
+    kinds = [spec.kind for spec in specs]
+    for kind in ("host", "peer"):
+        if kinds.count(kind) > 1:
+            raise ValueError(f"a machine has one tier of kind {kind} at most; got {kinds.count(kind)}")
+    if "peer" in kinds and "host" not in kinds:
+        raise ValueError("a peer tier reads the host memory of other machines, and there is no tier of kind host")
+    if "host" not in kinds and any(spec.staged for spec in specs):
+        raise ValueError("staged loads come over the link of the host tier, and there is no tier of kind host")
+    for above, spec in zip((None, *specs), specs, strict=False):
+        if spec.write != "eviction" or spec.kind == "peer" or above is None:
+            continue
+        if above.kind in ("remote", "peer"):
+            raise ValueError(
+                f"write: eviction: the {spec.kind} tier would take what a {above.kind} tier gives up, which is no machine's own; "
+                "write it through"
+            )
+
+
+class SharedStores:
+    """What machines of a run read of each other."""
+
+    def __init__(self, *, peers: bool) -> None:
+        self.peers = peers
+        """Whether anybody reads the host memory of others."""
+        self.hosts: dict[int, SharedStore] = {}
+        """By the number of their tenant, in order of machines."""
+        self._named: dict[str, SharedStore] = {}
+
+    def host(self, number: int, capacity_bytes: int) -> Store:
+        if not self.peers:
+            return Store(capacity_bytes)
+        self.hosts[number] = SharedStore(capacity_bytes)
+        return self.hosts[number]
+
+    def named(self, name: str, capacity_bytes: int) -> Store:
+        found = self._named.setdefault(name, SharedStore(capacity_bytes))
+        if found.capacity_bytes != capacity_bytes:
+            raise ValueError(
+                f"machines share the store {name!r} and say that it has {found.capacity_bytes} and {capacity_bytes} bytes"
+            )
+        return found
+
+
+class Counts:
+    """What has been loaded from a tier and written to it."""
+
+    __slots__ = (
+        "load_bytes", "load_ns", "load_wait_ns", "loaded_blocks", "loads", "skipped_short", "skipped_slower",
+        "store_bytes", "store_wait_ns", "stores",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.loads = self.loaded_blocks = self.load_bytes = self.load_wait_ns = self.load_ns = 0
+        self.stores = self.store_bytes = self.store_wait_ns = 0
+        self.skipped_short = self.skipped_slower = 0
+
+
+class Segment(NamedTuple):
+    """Blocks that one tier has."""
+
+    tier: int
+    lo: int
+    hi: int
+    source: Store
+
+
+class Tiers:
+    """The tiers of a tenant, nearest first."""
+
+    def __init__(
+        self, specs: Sequence[TierSpec], space: Space, contents: Contents | None, recorder: Recorder, shared: SharedStores, *,
+        machine: int, number: int,
+    ) -> None:  # fmt: skip
+        """*contents*: what the workload names; None: nothing is found again, and sequences alone are moved. *machine*, *number*: of
+        the machine, and of the tenant among all of the run."""
+        check_tiers(specs)
+        self.specs = tuple(specs)
+        self.block_tokens, self.block_bytes = space[1], space[2]
+        self._space = space
+        self._contents = contents
+        self._recorder = recorder
+        self._shared = shared
+        self._machine = machine
+        self._number = number
+        self.links = [
+            Link(
+                LinkSpec(
+                    bandwidth_bytes_per_s=spec.read_bytes_per_s,
+                    latency_s=spec.latency_s,
+                    concurrent_transfers=spec.concurrent_transfers,
+                    write_bytes_per_s=spec.write_bytes_per_s,
+                    slowdowns=spec.slowdowns,
+                )
+            )
+            for spec in specs
+        ]
+        self.stores = [self._store_of(spec) for spec in specs]
+        if number in shared.hosts:
+            shared.hosts[number].passes_on = self._pass_on_at
+        self.counts = [Counts() for _ in specs]
+        self.now_ns = 0
+        """The present instant, set by the tenant when it has its turn."""
+        self.price_ns: Callable[[int, int], int] = _free
+        """What computing so many tokens behind so many others takes."""
+        self._home = next((i for i, spec in enumerate(specs) if spec.kind == "host"), -1)
+        """The tier that sequences are moved to when they give way."""
+        self._writes_through = [i for i, spec in enumerate(specs) if spec.kind != "peer" and spec.write == "through"]
+        self.takes_evicted = contents is not None and any(
+            spec.kind != "peer" and spec.write == "eviction" for spec in specs
+        )
+        """Whether what is evicted is written somewhere, so that it matters when it is."""
+
+    def _store_of(self, spec: TierSpec) -> Store | None:
+        if spec.kind == "peer":
+            return None
+        if spec.kind == "host":
+            return self._shared.host(self._number, spec.capacity_bytes)
+        if spec.kind == "remote":
+            return self._shared.named(spec.store, spec.capacity_bytes)
+        return Store(spec.capacity_bytes)
+
+    # Contents.
+
+    def _pieces(self, id_: int, lo: int, hi: int) -> list[Piece]:
+        """Blocks *lo* to *hi* of a request, from its beginning on."""
+        contents, space = self._contents, self._space
+        assert contents is not None
+        named = contents.named[id_]
+        found: list[Piece] = []
+        if hi > max(named, lo):
+            found.append(((space, -1 - id_), max(named, lo), hi))
+            hi = named
+        chain = contents.chain[id_]
+        while chain >= 0 and hi > lo:
+            start = contents.start[chain]
+            if hi > start:
+                found.append(((space, chain), max(start, lo), hi))
+                hi = start
+            chain = contents.parent[chain]
+        found.reverse()
+        return found
+
+    def _bring_up_to_now(self) -> None:
+        # What the memory of machines gives up may go to a store that is among those that follow.
+        for store in (*self._shared.hosts.values(), *self.stores):
+            if isinstance(store, SharedStore):
+                store.bring_up_to(self.now_ns)
+
+    def segments(self, id_: int, at: int, upto: int) -> list[Segment]:
+        """Who has which blocks of a request from block *at* on, of those below *upto*, as far as a load is worth it."""
+        if self._contents is None or at >= upto:
+            return []
+        self._bring_up_to_now()
+        pieces, found = self._pieces(id_, at, upto), list[Segment]()
+        for tier, spec in enumerate(self.specs):
+            source, to = self._longest(tier, pieces, at)
+            if source is None or to <= at:
+                continue
+            tokens = (to - at) * self.block_tokens
+            if tokens < spec.min_load_tokens:
+                self.counts[tier].skipped_short += 1
+                continue
+            if spec.skip_when_slower and self._load_ns(tier, to - at) > self.price_ns(tokens, at * self.block_tokens):
+                self.counts[tier].skipped_slower += 1
+                continue
+            found.append(Segment(tier, at, to, source))
+            at = to
+        return found
+
+    def _longest(self, tier: int, pieces: list[Piece], at: int) -> tuple[Store | None, int]:
+        store = self.stores[tier]
+        if store is not None:
+            return store, store.covered(pieces, at, self.now_ns)
+        best, to = None, at
+        for number, other in self._shared.hosts.items():
+            if number != self._number:
+                reach = other.covered(pieces, at, self.now_ns)
+                if reach > to:
+                    best, to = other, reach
+        return best, to
+
+    def _load_ns(self, tier: int, blocks: int) -> int:
+        link = self.links[tier]
+        return (
+            link.wait_ns(self.now_ns)
+            + link.takes_ns(self.now_ns, blocks * self.block_bytes)
+            + self._staging_ns(tier, blocks * self.block_bytes)
+        )
+
+    def load(self, id_: int, segments: Sequence[Segment]) -> int:
+        """Start to load; when the last byte is here, the next nanosecond at the earliest."""
+        ends_ns = self.now_ns + 1
+        for tier, lo, hi, source in segments:
+            self._use(source, self._pieces(id_, lo, hi))
+            counts = self.counts[tier]
+            sent = self._send(LOAD, tier, id_, (hi - lo) * self.block_bytes)
+            counts.loads += 1
+            counts.loaded_blocks += hi - lo
+            counts.load_bytes += sent.n_bytes
+            counts.load_wait_ns += sent.waited_ns
+            counts.load_ns += sent.arrived_ns - sent.asked_ns
+            ends_ns = max(ends_ns, sent.arrived_ns + self._staging_ns(tier, sent.n_bytes))
+        return ends_ns
+
+    def _staging_ns(self, tier: int, n_bytes: int) -> int:
+        """What the second leg of a load takes, from host memory to the device."""
+        if not self.specs[tier].staged or self._home < 0:
+            return 0
+        return self.links[self._home].takes_ns(self.now_ns, n_bytes)
+
+    def _use(self, store: Store, pieces: list[Piece]) -> None:
+        if isinstance(store, SharedStore):
+            store.later(self._machine, self.now_ns, pieces, -1)
+        else:
+            store.use(pieces)
+
+    def _send(self, what: int, tier: int, id_: int, n_bytes: int) -> Transfer:
+        sent = self.links[tier].send(self.now_ns, n_bytes, writes=what != LOAD)
+        self._recorder.transfers.add(
+            tier, what, id_, n_bytes, sent.asked_ns, sent.begin_ns, sent.sent_ns, sent.arrived_ns
+        )
+        return sent
+
+    # Writing.
+
+    def computed(self, id_: int, blocks: int) -> None:
+        """The first *blocks* blocks of a prompt have been computed: they are written where that is the rule."""
+        if self._contents is None or not blocks:
+            return
+        self._bring_up_to_now()
+        for tier in self._writes_through:
+            self._write(tier, id_, self._pieces(id_, 0, blocks))
+
+    def evicted(self, chain: int, lo: int, hi: int) -> None:
+        """The device has given up blocks *lo* to *hi* of a chain (-1 - id: a request's own)."""
+        if self.takes_evicted and self.specs[0].write == "eviction":
+            self._write(0, -1, [((self._space, chain), lo, hi)])
+
+    def _write(self, tier: int, id_: int, pieces: list[Piece]) -> None:
+        store = self.stores[tier]
+        assert store is not None
+        if isinstance(store, SharedStore):
+            store.bring_up_to(self.now_ns)
+        blocks = store.missing(pieces)
+        if not blocks:
+            self._use(store, pieces)
+            return
+        sent = self._send(STORE, tier, id_, blocks * self.block_bytes)
+        counts = self.counts[tier]
+        counts.stores += 1
+        counts.store_bytes += sent.n_bytes
+        counts.store_wait_ns += sent.waited_ns
+        if isinstance(store, SharedStore):
+            store.later(self._machine, self.now_ns, pieces, sent.arrived_ns)
+        else:
+            self._pass_on(tier, store.put(pieces, self.now_ns, sent.arrived_ns))
+
+    def _pass_on(self, tier: int, gone: list[Piece]) -> None:
+        """What a tier gives up goes to the next, where that takes it."""
+        below = tier + 1
+        if (
+            gone
+            and below < len(self.specs)
+            and self.specs[below].kind != "peer"
+            and self.specs[below].write == "eviction"
+        ):
+            for piece in gone:
+                self._write(below, -1, [piece])
+
+    def _pass_on_at(self, gone: list[Piece], at_ns: int) -> None:
+        """As `_pass_on`, of host memory that others read, which gave it up at *at_ns*."""
+        now_ns, self.now_ns = self.now_ns, at_ns
+        self._pass_on(self._home, gone)
+        self.now_ns = now_ns
+
+    # Moving sequences.
+
+    def move_out_of_the_device(self, id_: int, blocks: int) -> int:
+        """A sequence of *blocks* blocks gives way and is kept in host memory; when it is all there, -1 where there is no room."""
+        store = self.stores[self._home]
+        assert store is not None
+        if isinstance(store, SharedStore):
+            if not store.move_in_later(self._machine, self.now_ns, id_, blocks * self.block_bytes):
+                return -1
+        else:
+            gone = store.move_in(id_, blocks * self.block_bytes)
+            if gone is None:
+                return -1
+            self._pass_on(self._home, gone)
+        sent = self._send(MOVE_IN, self._home, id_, blocks * self.block_bytes)
+        counts = self.counts[self._home]
+        counts.stores += 1
+        counts.store_bytes += sent.n_bytes
+        counts.store_wait_ns += sent.waited_ns
+        return sent.arrived_ns
+
+    def move_back(self, id_: int, blocks: int) -> int:
+        """A sequence comes back but for what the device still has: *blocks* blocks; when the last byte is here."""
+        sent = self._send(LOAD, self._home, id_, blocks * self.block_bytes)
+        counts = self.counts[self._home]
+        counts.loads += 1
+        counts.loaded_blocks += blocks
+        counts.load_bytes += sent.n_bytes
+        counts.load_wait_ns += sent.waited_ns
+        counts.load_ns += sent.arrived_ns - sent.asked_ns
+        return max(sent.arrived_ns, self.now_ns + 1)
+
+    def forget(self, id_: int) -> None:
+        """A sequence that was moved to host memory is not needed there any more."""
+        store = self.stores[self._home]
+        assert store is not None
+        store.move_out(id_)
+
+    def lost(self, now_ns: int) -> list[Store]:
+        """The machine has stopped: its host memory and disks are gone, and what it was writing to others. Which memory of it others
+        may have been reading."""
+        self.now_ns = now_ns
+        gone: list[Store] = []
+        for spec, store, link in zip(self.specs, self.stores, self.links, strict=True):
+            link.stop(now_ns)
+            if spec.kind == "remote":
+                assert isinstance(store, SharedStore)
+                store.writer_gone(self._machine, now_ns)
+            elif store is not None:
+                store.clear()
+                gone.append(store)
+        return gone
+
+    @property
+    def home(self) -> int:
+        return self._home
+
+    def fault(self) -> str | None:
+        """What of a tier's books does not hold; None where all does."""
+        for spec, store in zip(self.specs, self.stores, strict=True):
+            fault = None if store is None else store.fault()
+            if fault is not None:
+                return f"{spec.kind} tier: {fault}"
+        return None
+
+
+def _free(tokens: int, cached: int) -> int:
+    return 0
