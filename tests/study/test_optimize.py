@@ -37,13 +37,13 @@ def test_a_target_is_met_missed_or_left_open(runs, met):
 
 def test_the_highest_rate_is_bracketed_and_holds_when_run_again():
     scenario = BASE.with_set("slo={ttft_s: 0.2, tpot_s: 0.03}")
-    found = highest_rate(scenario, tolerance=0.1, most_replications=4)
-    assert 0 < found.outside_per_s - found.rate_per_s <= 0.1 * found.rate_per_s * (1 + 1e-9)
+    found = highest_rate(scenario, tolerance=0.3, most_replications=3)
+    assert 0 < found.outside_per_s - found.rate_per_s <= 0.3 * found.rate_per_s * (1 + 1e-9)
     met = {each.rate_per_s: each.met for each in found.judgements}
     assert met[found.rate_per_s] is True
     assert met[found.outside_per_s] is not True
     # A tighter SLO carries less.
-    tight = highest_rate(scenario.with_set("slo.ttft_s=0.05"), tolerance=0.1, most_replications=4)
+    tight = highest_rate(scenario.with_set("slo.ttft_s=0.05"), tolerance=0.3, most_replications=3)
     assert tight.rate_per_s < found.rate_per_s
 
 
