@@ -21,7 +21,7 @@ class Version:
         self.arrived_ns = -1
         """The instant of the latest arrival."""
         self.news_ns = -1
-        """The instant of the latest news: a plan that is made ahead does not know what came after the iteration before it started."""
+        """The instant of the latest news: a plan made ahead does not know what came after the iteration before it started."""
 
     def hear(self, now_ns: int) -> None:
         """Count news from outside: from a client, a tier or another machine."""
