@@ -19,9 +19,9 @@ class Version:
         self.arrivals = 0
         """Requests that have come to the queue, which some plans let pass."""
         self.arrived_ns = -1
-        """The instant of the latest arrival ..."""
+        """The instant of the latest arrival."""
         self.news_ns = -1
-        """... and of the latest news: plans that are made ahead do not know what came after the iteration before them started."""
+        """The instant of the latest news: a plan made ahead does not know what came after the iteration before it started."""
 
     def hear(self, now_ns: int) -> None:
         """Count news from outside: from a client, a tier or another machine."""

@@ -1,4 +1,4 @@
-"""What routers see of a model on a machine."""
+"""The load of a model on a machine, as routers see it."""
 
 from __future__ import annotations
 

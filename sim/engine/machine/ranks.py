@@ -54,7 +54,7 @@ class Together(Turns):
         self._balance = balance
         self._waited = Waited()
         self._works: list[RankWork] = []
-        """Of each rank, behind the first of the steps in flight."""
+        """The work of each rank behind the first of the steps in flight."""
         self._n_steps = 0
         """Steps in flight; 0: none."""
 
@@ -243,7 +243,7 @@ class RankedMachine(Machine):
         assert spec.rank_router is not None
         self._route_of = route_of(spec.rank_router)
         self._draws: NDArray[np.float64] | None = None
-        """What the router draws for each request."""
+        """Numbers that the router draws, by request."""
         self._seed = common.seed
         self._n_routed = 0
 

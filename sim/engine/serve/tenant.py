@@ -38,7 +38,7 @@ from sim.engine.time.clock import TICK_BITS
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
 
 NOTHING: Final = -1
-"""What `Tenant.begin` returns where nothing was started."""
+"""`Tenant.begin` returns this where nothing was started."""
 ASK_AGAIN: Final = -2
 """Nothing was started, and the scheduler would see something else now."""
 
@@ -47,7 +47,7 @@ _LANES_AT_ONCE = 64
 
 
 class InCommon(NamedTuple):
-    """What the machines of a run have in common, and their tenants."""
+    """The machines of a run, and their tenants, share this."""
 
     clock: Clock
     state: RequestState
@@ -57,7 +57,7 @@ class InCommon(NamedTuple):
     prices: dict[int, Prices]
     """Prices of iterations, worked out once for all replicas that one `ReplicaSpec` describes, by its identity."""
     stores: SharedStores | None = None
-    """What machines read of each other's KV."""
+    """KV that machines read of each other; None without tiers."""
     spill: Spill | None = None
     """Takes the records of iterations that are more than memory should hold."""
 
@@ -104,9 +104,9 @@ class Tenant:
         self.planner = Planner(spec, sequences, self.loading, alone=alone, is_rank=is_rank)
         by_step = is_rank or not alone
         self._steps_singly = by_step or bool(iterations.pads_to)
-        """Decodes are started one iteration after the other ..."""
+        """Decodes are started one iteration after the other, and not as spans."""
         self._holds = by_step and common.fast_forward and not iterations.pads_to
-        """... by a plan that a lane holds."""
+        """A lane holds plans of decodes alone, and carries them out one iteration after the other."""
         self._hears = self._what_it_hears()
         self.lanes: list[Lane] = []
         sequences.finding.lanes = self.lanes

@@ -1,4 +1,4 @@
-"""What a run leaves behind of its requests and tiers, from the columns of their state."""
+"""The columns that a run leaves of its requests, and the facts of its tiers, from their state."""
 
 from __future__ import annotations
 
