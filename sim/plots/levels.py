@@ -38,7 +38,7 @@ def mean_level(edges_ns: FloatArray, enter_ns: NDArray[Any], leave_ns: NDArray[A
 def rate_per_s(
     edges_ns: FloatArray, start_ns: NDArray[Any], duration_ns: NDArray[Any], *amounts: NDArray[Any]
 ) -> list[FloatArray]:
-    """Of each of *amounts* the rate in each interval between *edges_ns*: an iteration's is spread evenly over its duration."""
+    """The rate of each of *amounts* in each interval between *edges_ns*; an iteration's is spread evenly over its duration."""
     n = edges_ns.size - 1
     lasting = np.maximum(duration_ns, 1)
     end_ns = start_ns + lasting
@@ -48,7 +48,9 @@ def rate_per_s(
     interval = np.repeat(first - np.cumsum(pieces) + pieces, pieces) + np.arange(len(row))
     inside_ns = np.minimum(edges_ns[interval + 1], end_ns[row]) - np.maximum(edges_ns[interval], start_ns[row])
     share = inside_ns / lasting[row] / np.diff(edges_ns)[interval] * 1e9
-    return [np.bincount(interval, amount[row] * share, minlength=n) for amount in amounts]
+    return [
+        np.bincount(interval, amount[row] * share, minlength=n).astype(np.float64, copy=False) for amount in amounts
+    ]
 
 
 def token_rates(edges_ns: FloatArray, blocks: Blocks, columns: Sequence[str]) -> list[FloatArray]:

@@ -60,12 +60,6 @@ class Finding:
         for id_, cached, *_ in lane.partial.values():
             self.kv.computed(id_, cached)
 
-    def may_find_more(self, *, alone: bool) -> bool:
-        """Whether those who wait may find something else with every step: of who emits what is named, of micro-batches that evict;
-        or with the next one, which makes known what the one before it has computed. *alone*: there is one lane."""
-        kv = self.kv
-        return kv.writes or (kv.caches_late and bool(self.ended)) or (kv.caches and not alone)
-
     def step_on(self, ended: Mapping[int, Ended]) -> None:
         """Those who have *ended* have taken the step that comes to nothing: the KV of their latest token is there."""
         for i, (order, id_, blocks, known) in enumerate(self.ended):

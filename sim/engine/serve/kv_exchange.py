@@ -142,13 +142,6 @@ class Exchange:
             if id_ in self._legs:
                 self._outside.no_room(id_, ticks >> TICK_BITS, self._legs[id_])
 
-    def may_act(self, *, unknown: bool) -> bool:
-        """Whether the next look may read news, or find room for somebody, that this one did not. *unknown*: the present plan does
-        not know all that has happened."""
-        return bool(self.mail) or (
-            bool(self.asked) and (unknown or self.sequences.finding.may_find_more(alone=self._alone))
-        )
-
     def _make_room(self, id_: int, lane: Lane, ticks: int) -> bool:
         sequences = self.sequences
         kv, state, promises = sequences.kv, sequences.state, sequences.promises
