@@ -1,4 +1,9 @@
-"""Workloads: request traces, the files they come from, and generators of synthetic ones."""
+"""Workloads: request traces, the files they come from, and generators of synthetic ones.
+
+A `Trace` is columns of integers. `readers` recognises the formats of published traces, `exports` those of tools; `sessions`,
+`shared_prefix`, `conversations` and `servegen` make requests that depend on each other or begin alike. The room must not know what
+serves the requests. Read `requests` first, then `readers`.
+"""
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
 from workloads.chains import chained

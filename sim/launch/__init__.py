@@ -1,7 +1,8 @@
 """Commands that start real servers: read into scenarios, and written from them.
 
-`scenario_from` takes a command of vLLM, SGLang or TensorRT-LLM; `export` writes commands, or a manifest, for what was simulated.
-Both name what they cannot carry over.
+`scenario_from` takes a command of vLLM, SGLang or TensorRT-LLM, alone or within a shell script, a container or a manifest
+(`script`, `documents`); `export` writes commands, or a manifest, for what was simulated. Both name what they cannot carry
+over. Lists of the engines' options are in `data`. Read `translate` first, then `vllm` and `export`.
 """
 
 from sim.launch.export import Export, export, recommended

@@ -1,7 +1,7 @@
 """Metrics as functions of a run's columns, under the names that vLLM's serving benchmark uses.
 
 `summary` puts them all into the nested mapping that `summary.json` holds. What cannot be said (no request
-finished, no SLO given) is None, never NaN.
+finished, no SLO given) is None, never NaN. Read `figures` first; other modules have one subject each.
 """
 
 from sim.metrics.columns import STATUS_NAMES, TRANSFER_NAMES, Columns, transfers_of

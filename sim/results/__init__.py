@@ -1,4 +1,7 @@
-"""The results of a run, in memory (`result`), in a folder (`folder`, `parquet`) and in words (`words`)."""
+"""The results of a run: in memory (`result`), in a folder (`folder`, `parquet`), in words (`words`), in money (`costs`).
+
+`trust` says within what its figures would be measured, and by which evidence. Read `result` first.
+"""
 
 from sim.results.folder import FILES, SOMETIMES, staging
 from sim.results.result import Result
