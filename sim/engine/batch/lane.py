@@ -118,7 +118,7 @@ class QueueView(Sequence[WaitingSeq]):
         self._queue = queue
         self._describe = describe
         self.hidden = 0
-        """The number of arrivals since the plan."""
+        """Arrivals since the plan: the end of the queue."""
 
     def __len__(self) -> int:
         return len(self._queue) - self.hidden

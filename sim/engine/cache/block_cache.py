@@ -122,7 +122,7 @@ class BlockCache(RunPool):
             entries.append((self._touch(run, lo, hi), hi))
 
     def loaded(self, id_: int, tokens: int) -> None:
-        """The first *tokens* tokens of a request, which holds blocks for them, have been loaded."""
+        """The first *tokens* tokens of a request have been copied to blocks that it holds for them."""
         self.cached(id_, tokens)
         held = self._held[id_]
         held.found = held.full

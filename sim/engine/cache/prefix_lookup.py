@@ -27,7 +27,7 @@ class Finding:
         self.described_to_it = kv.caches and not (self.in_turn or (kv.caches_late and looks_itself(scheduler)))
         """Whether the scheduler is shown hits of waiting sequences."""
         self.lanes: Sequence[Lane] = ()
-        """Its tenant's."""
+        """Its tenant's lanes."""
         self.ended: list[tuple[int, int, int, int]] = []
         """(order of admission, id, blocks, cached tokens) of ended sequences that still hold their blocks. With 0 blocks: sequences
         with complete prompts, where these are found only from then on."""

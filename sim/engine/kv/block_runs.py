@@ -212,7 +212,7 @@ class RunPool(KvPool):
         runs.insert(at, run)
 
     def _touch(self, run: Run, lo: int, hi: int) -> Run:
-        """Adds a holder to blocks *lo* to *hi* of *run*; the run of these alone."""
+        """Adds a holder to blocks *lo* to *hi* of *run*; returns their run."""
         if run.refs == 0:
             if self._log is not None:
                 self._log.append(("free", self.free))

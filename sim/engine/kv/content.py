@@ -93,7 +93,7 @@ def _first_had(nodes: IntArray, offsets: IntArray) -> tuple[list[int], list[int]
     """(ids, known ids, source) of each request: earlier ones had the known ids, behind the same others, and the source is the
     first with the last of these (0: there are none).
 
-    Ids are gone through in parts: there are many more of them than requests.
+    Ids are processed in parts: there are many more of them than requests.
     """
     counts = np.diff(offsets)
     rows = np.arange(len(counts), dtype=np.int64)

@@ -33,7 +33,7 @@ class GrownContents:
     def contents_in(self, block_tokens: int) -> Contents:
         """The contents in blocks of *block_tokens* tokens, which go on growing.
 
-        ValueError where neither size divides the other, and after the first request.
+        ValueError where neither size divides the other, and for a new size after the first request.
         """
         if self.id_tokens % block_tokens and block_tokens % self.id_tokens:
             raise ValueError(

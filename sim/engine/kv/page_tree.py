@@ -141,7 +141,7 @@ class TreePool(KvPool):
         return node, end
 
     def _insert(self, id_: int, upto: int) -> tuple[Node, int]:
-        """Inserts a request's first *upto* pages; the node they end with, and how many it had already."""
+        """Inserts a request's first *upto* pages; returns the last node, and how many were there."""
         path, node, end, at = self._paths.get(id_) or self._path(id_), self._root, 0, 0
         while end < upto:
             while path[at][1] <= end:

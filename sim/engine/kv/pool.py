@@ -117,7 +117,7 @@ class KvPool:
         """A request holds its first *blocks* blocks, which are cached."""
 
     def loaded(self, id_: int, tokens: int) -> None:
-        """The first *tokens* tokens of a request, which holds blocks for them, have been loaded."""
+        """The first *tokens* tokens of a request have been copied to blocks that it holds for them."""
 
     def writes_on(self, id_: int, prompt_tokens: int) -> None:
         """An admitted request may emit what the workload names."""

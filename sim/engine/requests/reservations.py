@@ -61,6 +61,6 @@ class Promises:
         return blocks
 
     def reset(self) -> None:
-        """Ends all of them."""
+        """Ends all reservations."""
         self._made.clear()
         self.blocks = min(self.blocks, 0)

@@ -61,7 +61,7 @@ class LinkSpec:
     """The configuration of a link."""
 
     bandwidth_bytes_per_s: float
-    """One transfer's; infinite for a link that only delays."""
+    """Rate of a transfer; infinite if the link only delays."""
     latency_s: float = 0.0
     """Time from last byte sent to last byte received; it occupies nothing."""
     concurrent_transfers: int = 1

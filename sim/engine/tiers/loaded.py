@@ -18,7 +18,7 @@ class AtHand(NamedTuple):
     on_device: int
     """Tokens of these that were on the device."""
     by_tier: tuple[tuple[int, int], ...]
-    """Others, in tiers: (tier, tokens)."""
+    """Tokens in tiers: (tier, tokens)."""
     moved: bool
     """It was preempted and moved to host memory."""
 

@@ -184,7 +184,7 @@ class Store:
     # Sequences that were moved here.
 
     def move_in(self, id_: int, n_bytes: int) -> list[Piece] | None:
-        """Makes room for a sequence, which stays unshared; the pieces evicted. None, and nothing changes, where others that
+        """Makes room for a sequence, unshared; returns the pieces evicted. None, and nothing changes, where others that
         were moved here leave none."""
         if sum(self._moved.values()) + n_bytes > self.capacity_bytes:
             return None
@@ -250,7 +250,7 @@ class SharedStore(Store):
             mine.append((ready_ns, tuple(pieces)))
 
     def move_in_later(self, machine: int, now_ns: int, id_: int, n_bytes: int) -> bool:
-        """`move_in` from the next nanosecond on; whether others that were moved here leave room."""
+        """`move_in` from the next nanosecond on; returns whether others moved here leave room."""
         if sum(self._given.values()) + n_bytes > self.capacity_bytes:
             return False
         self._given[id_] = n_bytes

@@ -39,8 +39,8 @@ class TierSpec:
     capacity_bytes: int = 0
     """0 for a `peer`."""
     write: WriteRule = "through"
-    """`through`: prompt blocks are written when they have been computed; `eviction`: blocks that the device, or the tier before it,
-    evicts are."""
+    """`through`: prompt blocks are written when they have been computed; `eviction`: those that the device, or the tier before this
+    one, evicts."""
     min_load_tokens: int = 0
     """A prompt that would gain fewer tokens is computed."""
     skip_when_slower: bool = False
@@ -263,7 +263,7 @@ class Tiers:
         )
 
     def load(self, id_: int, segments: Sequence[Segment]) -> int:
-        """Starts a load; the instant of its last byte, the next nanosecond or later."""
+        """Starts a load; returns its last byte's instant, after now at the earliest."""
         ends_ns = self.now_ns + 1
         for tier, lo, hi, source in segments:
             self._use(source, self._pieces(id_, lo, hi))
@@ -351,7 +351,7 @@ class Tiers:
     # Moving sequences.
 
     def move_out_of_the_device(self, id_: int, blocks: int) -> int:
-        """Moves a preempted sequence of *blocks* blocks to host memory; the instant of its last byte, -1 without room."""
+        """Moves a preempted sequence of *blocks* blocks to host memory; returns its end in ns, -1 without room."""
         store = self.stores[self._home]
         assert store is not None
         if isinstance(store, SharedStore):
@@ -370,7 +370,7 @@ class Tiers:
         return sent.arrived_ns
 
     def move_back(self, id_: int, blocks: int) -> int:
-        """Copies back the *blocks* blocks that the device lacks of a sequence; the instant of the last byte."""
+        """Copies back *blocks* blocks that the device lacks of a sequence; returns the last byte's instant."""
         sent = self._send(LOAD, self._home, id_, blocks * self.block_bytes)
         counts = self.counts[self._home]
         counts.loads += 1
