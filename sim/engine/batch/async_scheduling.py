@@ -1,7 +1,7 @@
 """Plans that are made ahead: each while the iteration before it runs (see `policies.view.plans_ahead`).
 
-The engine asks for a plan when it is to start, and shows it no more than was known when the iteration before started: requests that
-came since are hidden, and who has ended keeps its seat and its blocks. Who was not known to end takes the step that was planned.
+The engine asks for a plan when its iteration is to start, and shows only what was known when the iteration before started: later
+arrivals are hidden, and an ended sequence keeps its place and its blocks. One that was not known to end takes the planned step.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from sim.engine.batch.version import Version
 
 
 class Ahead:
-    """What the plans of a lane do not know when they are made."""
+    """The instants that bound what a lane's plans know."""
 
     __slots__ = ("_came_ns", "_planned_ns", "made", "seen_ns")
 
     def __init__(self, came_ns: deque[int]) -> None:
         self._came_ns = came_ns
-        """When those came who may have come after the coming plan was made."""
+        """Arrivals (ns) that may be later than the next plan."""
         self._planned_ns = -1
-        """When the latest plan was made."""
+        """The instant of the latest plan."""
         self.seen_ns = ALWAYS_NS
-        """When the coming plan was made: when the iteration that has just ended started. ALWAYS_NS: it is made now."""
+        """The instant of the next plan: the start of the iteration that has just ended. ALWAYS_NS: it is made now."""
         self.made = False
-        """Whether the latest plan was made ahead; where it is empty, one is made that knows all."""
+        """Whether the latest plan was made ahead; an empty one is followed by one that knows all."""
 
     @property
     def n_unknown(self) -> int:
-        """Requests that came after the latest plan was made, while it is carried out."""
+        """Requests that arrived after the latest plan, while it is carried out."""
         return len(self._came_ns)
 
     @property
     def planned_ns(self) -> int:
-        """When the plan was made of the iteration that was started last."""
-        # A plan that a lane holds is taken for one made anew, and has not been asked for.
+        """The instant at which the latest iteration was planned."""
+        # A plan that a lane holds counts as made anew, with no call of the scheduler.
         return self._planned_ns if self.seen_ns == ALWAYS_NS else self.seen_ns
 
     def hide(self, lane: Lane, queue: QueueView, *, given: bool) -> bool:
-        """Leave in the view of *lane* what the coming plan knew; whether that hides anything. *given*: those who have ended have
-        given their blocks back."""
+        """Leaves in the view of *lane* what the next plan knew; returns whether that hides anything. *given*: blocks of ended
+        sequences are free already."""
         view, seen_ns = lane.view, self.seen_ns
         self.seen_ns, self.made = ALWAYS_NS, seen_ns != ALWAYS_NS
         self._planned_ns = seen_ns if self.made else view.now_ns
@@ -62,7 +62,7 @@ class Ahead:
         return queue.hidden > 0 or bool(lane.leaving)
 
     def misses(self, version: Version, *, through_arrivals: bool) -> bool:
-        """Whether something came after the latest plan was made, which is to be carried out now, that it does not let pass."""
+        """Whether news or an arrival that the plan to be carried out now does not let pass came after it was made."""
         if not self.made:
             return False
         return version.news_ns > self._planned_ns or (not through_arrivals and version.arrived_ns > self._planned_ns)
@@ -73,15 +73,14 @@ class Ahead:
 
 
 def came_after(came_ns: deque[int], seen_ns: int) -> int:
-    """How many came after *seen_ns*: the last of the queue. No earlier instant is asked for later, and what came before it is
-    forgotten."""
+    """The number of arrivals after *seen_ns*: the end of the queue. Calls come in order of time; earlier arrivals are dropped."""
     while came_ns and came_ns[0] <= seen_ns:
         came_ns.popleft()
     return len(came_ns)
 
 
 def as_known(leaving: dict[int, Ended], plan: Plan) -> tuple[bool | tuple[int, ...], dict[int, Ended]]:
-    """The decodes of *plan* without those of *leaving*, and those of them that take a step all the same, since it did not know
+    """The decodes of *plan* without *leaving*, and the sequences of *leaving* that take a step all the same: *plan* did not know
     that they had ended."""
     wanted = leaving.keys() - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
     wasted = {id_: ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted}

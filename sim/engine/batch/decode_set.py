@@ -31,7 +31,7 @@ class UniformSet(RunningSet):
         self.query_tokens = 1
         self.draft_steps = 0
         self.window_sum = 0
-        """The same with each sequence limited to the window, counting the token its next round adds."""
+        """KV tokens cached, each sequence limited to the window, with the token of its next round."""
         self.window_growth = 0
         """Sequences whose windowed context still grows: with chunks, all of them."""
         self.round = 0
@@ -45,7 +45,7 @@ class UniformSet(RunningSet):
         self._bends: list[tuple[int, int, int]] = []
         self._joined = 0
         self._lines: dict[int, LineAt] = {}
-        """Prices of rounds by the number of sequences: of one tenant, so that they never change."""
+        """Prices of rounds by the number of sequences; they are one tenant's, and never change."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._seqs)
@@ -90,14 +90,14 @@ class UniformSet(RunningSet):
         return self._residues[-self.round % self._block_tokens]
 
     def follow_batch(self) -> None:
-        """One token a sequence, whatever the batch."""
+        """Does nothing: no round drafts."""
 
     def speculation(self) -> RoundCounts:
-        """No rounds that drafted."""
+        """No round drafts."""
         return {}
 
     def emitted(self) -> None:
-        """One token a round."""
+        """None: one a round."""
 
     def next_round(self) -> tuple[int, int]:
         return self.n, self.window_sum
@@ -133,7 +133,7 @@ class UniformSet(RunningSet):
         return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, reads)
 
     def _on_windowed_line(self, line: Line, kv: int, window: int) -> tuple[int, int, int]:
-        """How many rounds are priced on a line at so many KV tokens, the ticks of the first, and what each is longer by."""
+        """(rounds priced on *line* from here on, ticks of the first, ticks by which each next one is longer)."""
         n, window_growth = self.n, self.window_growth
         rounds = (line.kv_end - 1 - kv) // n + 1
         if window_growth:
@@ -144,8 +144,8 @@ class UniformSet(RunningSet):
     def _pieces(
         self, line_at: LineAt, here: int, first: int, growth_ticks: int, rounds: int, until_ticks: int
     ) -> tuple[list[Piece], int, int]:
-        """The next *rounds* rounds on as many lines as they take, the first *here* of them on one whose ticks are known; how many
-        they are, fewer where they would begin *until_ticks* after the start or later; and the ticks that they take."""
+        """(pieces, rounds, ticks) of the next *rounds* rounds, one piece a line; ticks of the first *here* rounds are known.
+        Rounds that would begin *until_ticks* after the start or later are left out."""
         n, kv, window, window_growth = self.n, self.cached + self.n, self.window_sum, self.window_growth
         pieces: list[Piece] = []
         done = at = 0

@@ -1,7 +1,7 @@
-"""The decoding sequences of one micro-batch slot, as running totals: what the two kinds of sets have in common.
+"""The decoding sequences of one micro-batch slot, as running totals: the interface of both kinds of sets.
 
 Work per round does not grow with the batch: finish rounds sit in a heap, KV blocks grow by a histogram of residues (or, where
-speculation makes progress uneven, by per-request tapes that are added up once on joining), and the totals change by what changed.
+speculation makes progress uneven, by each request's drawn rounds, added up once on joining), and totals change by differences.
 A *round* is one decode step of all sequences in the set; rounds are counted from the start of the run.
 """
 
@@ -32,7 +32,7 @@ class Departure(NamedTuple):
 
 
 class Decoding(Protocol):
-    """How many tokens a decode step submits and how many come out; see policies.decoding for implementations."""
+    """Tokens that a decode step submits and that come out of it; see policies.decoding for implementations."""
 
     @property
     def max_query_tokens(self) -> int: ...
@@ -47,7 +47,7 @@ class Decoding(Protocol):
 
 
 class RunningSet:
-    """What a tenant knows of its decoding sequences; whether they speculate is known to the set alone."""
+    """The decoding sequences of a lane as a tenant sees them; only the set knows if they speculate."""
 
     # A base class and not a protocol: compiled, its methods are found without a look-up by name.
 
@@ -56,9 +56,9 @@ class RunningSet:
     """KV tokens cached by all of them."""
     round: int
     query_tokens: int
-    """Tokens that each submits in a round ..."""
+    """Tokens that each submits in a round."""
     draft_steps: int
-    """... and steps of the draft model before it."""
+    """Steps of the draft model before a round."""
 
     def __iter__(self) -> Iterator[int]:
         raise NotImplementedError
@@ -72,16 +72,16 @@ class RunningSet:
         raise NotImplementedError
 
     def follow_batch(self) -> None:
-        """Choose what the next round drafts by how many sequences there are."""
+        """Chooses what the next round drafts by the number of sequences."""
         raise NotImplementedError
 
     def join(self, id_: int, cached: int, remaining: int, token_ns: int, blocks: int, /) -> None:
-        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*; it holds
+        """Adds a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, the latest emitted at *token_ns*; it holds
         *blocks* KV blocks."""
         raise NotImplementedError
 
     def leave(self, id_: int, /) -> Departure:
-        """Take a sequence out before it has finished."""
+        """Removes a sequence before it has finished."""
         raise NotImplementedError
 
     def growth_of(self, id_: int, /) -> int:
@@ -97,7 +97,7 @@ class RunningSet:
         raise NotImplementedError
 
     def after(self, rounds: int, id_: int, /) -> tuple[int, int]:
-        """(cached tokens, tokens that it emitted in the latest round) of one sequence in so many rounds, none beyond the first
+        """(cached tokens, tokens emitted in the latest round) of one sequence after *rounds* rounds, none beyond the first
         finish."""
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class RunningSet:
     ) -> Span:
         """The next rounds as one event: *hold* at most, within *free_blocks*, none that starts at *until_ns* or later.
 
-        The first takes *growth* blocks. It ends with the first finish, and where a window fills up.
+        The first takes *growth* blocks. A span ends at the first finish and where a window fills up.
         """
         raise NotImplementedError
 
@@ -119,14 +119,14 @@ class RunningSet:
         raise NotImplementedError
 
     def advance(self, rounds: int, /) -> Sequence[Departure]:
-        """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
+        """Runs *rounds* rounds, none beyond the first finish; returns sequences that finish in the last, by age."""
         raise NotImplementedError
 
     def speculation(self) -> RoundCounts:
-        """Rounds that drafted, by how many they accepted."""
+        """Rounds that drafted, by tokens accepted."""
         raise NotImplementedError
 
     def emitted(self) -> IntArray | None:
-        """Tokens of every round of those who have left, one after the other in the order in which they did; None where all are
-        one."""
+        """Tokens of every round of the sequences that have left, in order of leaving. Shape [rounds]; None where all
+        are one."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A micro-batch slot of a tenant: its sequences, what of them is in flight, and how a policy sees them."""
+"""A micro-batch slot of a tenant: its sequences, their iteration in flight, and their view for policies."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ class Paused(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """An iteration of a rank whose length is known when those of the others are."""
+    """A rank's iteration, priced together with those of the other ranks."""
 
     priced: Totals
     totals: Totals
-    """As they are recorded."""
+    """Totals as recorded."""
     draft_steps: int
     growth: int
     """KV blocks that its decodes take."""
 
 
 class Ended(NamedTuple):
-    """A sequence that has ended in the iteration before, where plans are made ahead: the coming one was made as if it had not."""
+    """A sequence that ended in the iteration before, where plans are made ahead: the next plan was made as if it had not."""
 
     cached: int
     blocks: int
-    """That it gave back."""
+    """Blocks given back."""
     growth_blocks: int
-    """That its next step would have taken."""
+    """Blocks that its next step needed."""
     steps_on: bool
-    """It was not known to end, and takes one step more, whose tokens are dropped."""
+    """Its end was not known: it takes one step more, whose tokens are dropped."""
     promised_blocks: int
-    """That it might have come to hold, where the scheduler reserves."""
+    """Blocks reserved for it, where the scheduler reserves."""
     emitted_last: int
     """Tokens of its last iteration."""
 
@@ -70,24 +70,24 @@ class Lane:
         self.index = index
         self.decoding = decoding
         self.admitted: dict[int, None] = {}
-        """Everybody, oldest admission first: partial, decoding or paused."""
+        """All, oldest admission first: partial, decoding or paused."""
         self.partial: dict[int, PartialSeq] = {}
         self.paused: dict[int, Paused] = {}
         self.last_round_ns = -1
         self.leaving: dict[int, Ended] = {}
-        """Where plans are made ahead, who has ended in the latest iteration; among the admitted until the next one starts."""
+        """Sequences that ended in the latest iteration, where plans are made ahead; in `admitted` until the next starts."""
         self.bubbles = [0] * len(BUBBLES)
         """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
         self.bubbles_at_join: dict[int, list[int]] = {}
         self.view = ReplicaView()
-        """Made by the tenant, who sets what has changed at each look."""
+        """The tenant makes it and sets what changed before each plan."""
         self.growth = 0
-        """KV blocks that its decodes need for their next step, as it was shown last."""
+        """KV blocks that its decodes need for their next step, as shown last."""
         self.wake_ns = ALWAYS_NS
-        """Where the latest plan was empty: when its answer ends."""
+        """The instant at which an empty latest plan expires."""
         self.held: HeldPlan | None = None
         self.prepared: Prepared | None = None
-        """Of a rank: the iteration that is about to start."""
+        """A rank's iteration that is about to start."""
         # In flight, or as it was when the latest span ended:
         self.span: Span | None = None
         self.decodes = False
@@ -96,20 +96,20 @@ class Lane:
         self.through_arrivals = True
 
     def undo_prompts(self) -> None:
-        """The prompt tokens of an iteration that does not come to its end have not been computed."""
+        """Takes back the prompt tokens of an iteration that does not come to its end."""
         for id_, tokens in self.run:
             partial = self.partial[id_]
             self.partial[id_] = partial._replace(cached_tokens=partial.cached_tokens - tokens)
 
     def forget_the_leaving(self) -> None:
-        """Who has ended is now known to have ended."""
+        """Removes sequences known to have ended."""
         for id_ in self.leaving:
             del self.admitted[id_]
         self.leaving.clear()
 
 
 class QueueView(Sequence[WaitingSeq]):
-    """The queue as policies see it: nothing to write with."""
+    """The queue as policies see it, read-only."""
 
     __slots__ = ("_describe", "_queue", "hidden")
 
@@ -118,7 +118,7 @@ class QueueView(Sequence[WaitingSeq]):
         self._queue = queue
         self._describe = describe
         self.hidden = 0
-        """The last so many came after the plan was made."""
+        """Arrivals since the plan: the end of the queue."""
 
     def __len__(self) -> int:
         return len(self._queue) - self.hidden
@@ -144,7 +144,7 @@ class QueueView(Sequence[WaitingSeq]):
 
 
 class RunningView(Sequence[RunningSeq]):
-    """A lane's admitted sequences, oldest first, built when looked at."""
+    """A lane's admitted sequences, oldest first, built on access."""
 
     __slots__ = ("_describe", "_lane")
 
@@ -173,7 +173,7 @@ class RunningView(Sequence[RunningSeq]):
 
 
 class Elsewhere(Sequence[int]):
-    """Who has been admitted to the other micro-batches, built when looked at."""
+    """Ids of sequences admitted to the other micro-batches, built on access."""
 
     __slots__ = ("_lane", "_lanes")
 
@@ -198,7 +198,7 @@ class Elsewhere(Sequence[int]):
 
 
 class LanePrice:
-    """What an iteration of a lane may cost; see `policies.view.StepPrice`."""
+    """The price of a lane's next iteration; see `policies.view.StepPrice`."""
 
     __slots__ = ("_lane", "_pads_to", "_prices", "_stages", "_window")
 

@@ -1,4 +1,4 @@
-"""What request-level batching pays for shapes that it pads, when it does."""
+"""The totals of padded shapes, where request-level batching pads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an iteration takes: by a cost model, or read off a table of measured latencies."""
+"""Ticks of an iteration: by a cost model, or from a table of measured latencies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sim.engine.time.clock import TICK_BITS
 class StageTable:
     """Latencies of a single-pass model by batch size: whole nanoseconds of every stage, with no hand-over between them.
 
-    Stands where a cost model does, for requests that generate nothing. An iteration with n prompts costs the row of n.
+    It replaces a cost model where requests generate nothing. An iteration with n prompts costs the row of n.
     """
 
     batch_sizes: tuple[int, ...]
     stage_ns: tuple[tuple[int, ...], ...]
-    """For each of `batch_sizes` the nanoseconds of every stage."""
+    """Nanoseconds of every stage, for each of `batch_sizes`."""
 
     def __post_init__(self) -> None:
         sizes = self.batch_sizes
@@ -68,7 +68,7 @@ class TablePrices(Prices):
 
 
 def prices_of(cost: CostModel | StageTable, draft_cost: CostModel | None, speculation_overhead_s: float) -> Prices:
-    """What iterations of a tenant take."""
+    """Prices of a tenant's iterations."""
     if isinstance(cost, StageTable):
         return TablePrices(cost)
     return Pricing(cost, draft_cost, speculation_overhead_s)

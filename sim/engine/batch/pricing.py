@@ -21,10 +21,10 @@ WINDOW_LINE_ERROR: Final = 1e-8
 """The same along windowed tokens: they stay where they are once windows are full, so that an error would add up."""
 _FIRST_BITS: Final = 8
 _HALVINGS: Final = 7
-"""An octave is looked at in this many halvings; a part of 2**-7 of it that is still bent is looked at in the same way."""
+"""An octave is halved this many times; a part of 2**-7 of it that is still bent is halved in the same way."""
 
 _FULL: Final = 0.98
-"""How much of a line is used at first: one in a few of full length turns out to be a little too bent, and is halved."""
+"""The share of a line's full length that is tried first: a few of full length are a little too bent, and are halved."""
 
 _Key = tuple[int, int, int]
 """Sequences, query tokens of each, draft steps."""
@@ -54,7 +54,7 @@ class _Side(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """A side in slots of 2**shift tokens; each holds the line there, a cell, or None until somebody asks for it."""
+    """A side in slots of 2**shift tokens; each holds the line there, a cell, or None until it is asked for."""
 
     low: int
     shift: int
@@ -83,7 +83,7 @@ class Lines:
         self._boxes: dict[tuple[_Key, _Side, _Side], _Box | None] = {}
 
     def of(self, n: int, query_tokens: int, draft_steps: int) -> LineAt:
-        """The lines of all iterations with *n* sequences, so many query tokens of each, and so many draft steps."""
+        """The lines of all iterations with *n* sequences, *query_tokens* of each, and *draft_steps* draft steps."""
         key = (n, query_tokens, draft_steps)
         lines = self._of.get(key)
         if lines is None:
@@ -216,12 +216,12 @@ def _cut(ticks: Callable[[Any], Any], side: _Side, most_error: float) -> _Cell:
 
 
 def _first_knots(values: Any, shortest: int, most_error: float) -> Any:
-    """Where lines might end, by the bend of *values* where each begins: indices, multiples of *shortest*."""
+    """Indices where lines might end, by the bend of *values* where each begins: multiples of *shortest*."""
     last = len(values) - 1
     if last < 2:
         return np.array([0, last])
-    # A chord over m steps is off by m**2 / 8 of the second difference; less its mean, by two thirds of that. So much of a line
-    # does each step take:
+    # A chord over m steps is off by m**2 / 8 of the second difference; less its mean, by two thirds of that. Each step takes
+    # this share of a line:
     bends = np.abs(values[2:] - 2.0 * values[1:-1] + values[:-2])
     shares = np.sqrt(bends / (12.0 * most_error * values[1:-1] + 1e-300))
     taken = np.concatenate(([0.0], np.cumsum(shares), [0.0]))
@@ -241,15 +241,15 @@ class Prices:
     # A base class and not a protocol: compiled, its methods are found without a look-up by name.
 
     def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
-        """Of decode iterations with *n* sequences, so many query tokens of each, and so many draft steps."""
+        """The lines of decode iterations with *n* sequences, *query_tokens* of each, and *draft_steps*."""
         raise NotImplementedError
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
-        """Of one iteration on a machine without pipeline stages."""
+        """Ticks of one iteration without pipeline stages."""
         raise NotImplementedError
 
     def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
-        """Of each stage, and of the hand-over between two of them."""
+        """Ticks of each stage, and of a hand-over between two."""
         raise NotImplementedError
 
 
@@ -342,7 +342,7 @@ def _decodes(n: int, query_tokens: int, kv: Any, kv_window: Any) -> Totals:
 
 
 def _drafted(n: int, tokens: int, kv: Any, kv_window: Any) -> Totals:
-    """Totals of passes of a draft that read so many tokens of each sequence and guess the next one of each."""
+    """Totals of draft passes that read *tokens* tokens of each sequence and propose the next one of each."""
     none = 0 * kv
     return Totals(none + n * tokens, none, none, none, none, none + n, kv, none + n, none, kv_window)
 

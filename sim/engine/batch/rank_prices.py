@@ -1,4 +1,4 @@
-"""What a step takes that the ranks of a machine take together."""
+"""Ticks of steps that the ranks of a machine take together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.engine.record.columns import IntArray
 from sim.engine.time.clock import to_ticks
 
 IDLE: Final = Totals(*(0,) * len(Totals._fields))
-"""What a rank does that has nothing to do."""
+"""The totals of a rank with nothing to do."""
 
 
 class CommonPrices(Prices):
@@ -29,13 +29,13 @@ class CommonPrices(Prices):
         self._draft = cast("RankedCostModel | None", pricing.draft if spread else None)
 
     def step(self, ranks: Sequence[Totals], draft_steps: Sequence[int]) -> int:
-        """Of one step, all ranks named; who has nothing to do has `IDLE`."""
+        """Ticks of one step of all *ranks*; an idle one has `IDLE`."""
         ticks = to_ticks(float(self._cost.common_step(ranks)))
         return ticks + self._draft_ticks(ranks, draft_steps) if self._pricing.speculative else ticks
 
     def steps(self, ranks: Sequence[Totals], growth: Sequence[tuple[int, int]], n: int) -> IntArray:
-        """Ticks of *n* steps of decodes alone, without drafts, from those of *ranks* on: the same as one by one. Of each rank the
-        KV tokens that a step reads more than the one before, and those within the window. Shape [n]."""
+        """Ticks of *n* steps of decodes alone, without drafts, from *ranks* on: the same as one by one. Shape [n]. *growth*: KV
+        tokens that a rank's step reads more than the one before, and those within the window."""
         step = np.arange(n)
         later = [
             totals._replace(
@@ -65,10 +65,10 @@ class CommonPrices(Prices):
         verifies = any(totals.rows - totals.prefill_rows > totals.decode_seqs for totals in ranks)
         return to_ticks(float(seconds)) + verifies * pricing.round_ticks
 
-    # What a rank asks of its own prices.
+    # Prices of a single rank's steps.
 
     def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
-        """Of a step in which the others have nothing to do: no step of it takes less."""
+        """Ticks of a step with the other ranks idle: no step of it takes less."""
         return [self.iteration(totals, draft_steps)], 0
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
@@ -91,7 +91,7 @@ def _prompts_of(totals: Totals) -> Totals:
 
 
 def _decodes_of(totals: Totals, tokens: int) -> Totals:
-    """A pass over *tokens* tokens of the sequences that decode, and a guess for each of these."""
+    """Totals of a pass over *tokens* tokens of decoding sequences, with one proposal for each."""
     n = totals.decode_seqs
     return IDLE._replace(
         rows=tokens,

@@ -1,4 +1,4 @@
-"""Iterations of one micro-batch slot that need no look in between, as one event.
+"""Iterations of one micro-batch slot with no decision in between, as one event.
 
 A running set makes them; the tenant opens one when it starts and closes it with the number of iterations that were done.
 """
@@ -36,21 +36,21 @@ class Span:
         raise NotImplementedError
 
     def open(self, recorder: Recorder, standing: Standing, /) -> None:
-        """Record it as it starts."""
+        """Records its start."""
         raise NotImplementedError
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
-        """Leave *j* iterations."""
+        """Keeps *j* iterations."""
         raise NotImplementedError
 
     def close(self, recorder: Recorder, done: int, /) -> None:
-        """Bring the record in line with what was done: all iterations, or fewer at the end of the run. Not called for all of a
-        span that `is_recorded`."""
+        """Corrects the record to *done* iterations: all, or fewer at the end of the run. Not called for all of a span that
+        `is_recorded`."""
         raise NotImplementedError
 
 
 class Tapes(Protocol):
-    """What a taped span asks of the running set that made it."""
+    """The part of a running set that its taped span reads."""
 
     n: int
     query_tokens: int
@@ -60,7 +60,7 @@ class Tapes(Protocol):
 
 
 class Step(Span):
-    """One iteration of its own, which was recorded as it started, so that it is not opened, and has nothing to cut."""
+    """A single iteration, recorded as it started: it is not opened, and there is nothing to cut."""
 
     __slots__ = ("_end",)
 
@@ -117,7 +117,7 @@ class DecodeSpan(Span):
 
 
 class BentSpan(Span):
-    """Pieces one after the other: iterations of the same sequences whose price bends on the way."""
+    """Decodes of the same sequences whose price bends on the way: pieces one after the other."""
 
     __slots__ = ("_pieces", "_reads", "_ticks")
 
@@ -147,7 +147,7 @@ class BentSpan(Span):
         before = 0
         ticks -= self.start_ticks
         for start, n, first, growth in self._pieces:
-            # Of two pieces that meet at a tick the earlier: what ends there still is in flight.
+            # The earlier of two pieces that meet at a tick: what ends there still is in flight.
             if ticks <= start + n * first + growth * (n * (n - 1) // 2):
                 return min(before + iterations_to_reach(ticks - start, first, growth), self.n)
             before += n
@@ -205,7 +205,7 @@ class TapedSpan(Span):
         return min(int(self.ends.searchsorted(ticks - self.start_ticks)) + 1, self.n)
 
     def open(self, recorder: Recorder, standing: Standing, /) -> None:
-        # What its iterations have in common is known now, how many they are only when it closes.
+        # The common part of its iterations is known now, their number only when it closes.
         decoding = self._set
         before = standing._replace(blocks_used=standing.blocks_used - self.growth_first)
         self._start = TapedStart(

@@ -1,4 +1,4 @@
-"""Decoding sequences whose progress per round is read off tapes (speculative decoding), as running totals."""
+"""Speculating sequences as running totals; the tokens of each of their rounds are drawn when they join."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class _Taped(NamedTuple):
 
 
 class TapedSet(RunningSet):
-    """Sequences whose progress per round is read off a tape drawn when they join (speculative decoding).
+    """Speculating sequences: the tokens of each round, a tape, are drawn when they join.
 
-    Each sequence holds KV slots for the tokens that the round in hand submits; those of rejected tokens are used again.
+    Each sequence holds KV slots for the tokens that the current round submits; those of rejected tokens are used again.
     """
 
     def __init__(
         self, block_tokens: int, window_tokens: Window, decoding: Decoding, seed: int, rounds: MutableSequence[int],
         *, lookahead_tokens: int = 0, max_model_len: int | None = None, ahead: bool = False,
     ) -> None:  # fmt: skip
-        """*rounds*: by request, how many it has done; they belong to it and go with it, whichever set it is in.
+        """*rounds*: rounds done, by request; a request keeps its count when it changes sets.
 
         *lookahead_tokens*: slots held beyond those of the round; *max_model_len*: slots held at most; *ahead*: a round's slots
         are taken when the one before starts, as if all that it submits were accepted.
@@ -89,7 +89,7 @@ class TapedSet(RunningSet):
         return id_ in self._seqs
 
     def _reserve(self, rounds: int) -> None:
-        """Make room for *rounds* rounds from now, dropping those behind."""
+        """Makes room for *rounds* rounds from now, and drops past ones."""
         here = self.round - self._base
         if here + rounds <= len(self._tokens):
             return
@@ -127,7 +127,7 @@ class TapedSet(RunningSet):
         return tape, held, cut
 
     def _book(self, cached: int, tape: IntArray, held: IntArray, sign: int) -> None:
-        """Add (or with sign -1 take back) a tape's coming rounds to the sums."""
+        """Adds a tape's coming rounds to the sums; sign -1 takes them back."""
         n = len(tape)
         self._reserve(n + 1)
         here = self.round - self._base
@@ -148,7 +148,7 @@ class TapedSet(RunningSet):
         heappush(self._finishes, (self.round + len(tape), order, id_))
 
     def leave(self, id_: int) -> Departure:
-        """Take a sequence out before it has finished."""
+        """Removes a sequence before it has finished."""
         seq = self._seqs.pop(id_)
         done = self.round - seq.since
         emitted = int(seq.tape[:done].sum())
@@ -165,7 +165,7 @@ class TapedSet(RunningSet):
         return Departure(id_, cached, int(seq.held[done]), emitted, seq.since, seq.cached, seq.token_ns)
 
     def _count(self, seq: _Taped, done: int) -> None:
-        """Add rounds that have been run to the acceptance statistics; the last one of a request counts in full."""
+        """Adds rounds that have been run to the acceptance statistics; a request's last one counts in full."""
         if not self.k or done == seq.counted:
             return
         key = (self.k, self.query_tokens - 1)
@@ -182,7 +182,7 @@ class TapedSet(RunningSet):
             counts[last + seq.cut] += 1
 
     def follow_batch(self) -> None:
-        """Draft as many tokens as the decoding method wants at the present batch; tapes are redrawn if that has changed."""
+        """Sets `k` to what the decoding method drafts at the present batch; tapes are redrawn if that has changed."""
         n = max(self.n, 1)
         if n == self._followed:
             return
@@ -251,7 +251,7 @@ class TapedSet(RunningSet):
         return self.rounds_by_k
 
     def emitted(self) -> IntArray:
-        """Tokens of every round of those who have left, one after the other in the order in which they did. Shape [rounds]."""
+        """Tokens of every round of the sequences that have left, in the order in which they left. Shape [rounds]."""
         return np.frombuffer(bytes(self._emitted), "<u2")
 
     def next_round(self) -> tuple[int, int]:

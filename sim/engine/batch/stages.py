@@ -18,12 +18,12 @@ class Stages:
 
     def __init__(self, n_stages: int) -> None:
         self.free = [0] * n_stages
-        """Tick at which each will have done what was sent through."""
+        """Tick at which each is done with what was sent through."""
         self.in_flight = 0
         self._used = [False] * n_stages
         """Whether the stage has worked since the machine was last idle: only then is its waiting a bubble."""
         self._sent: tuple[bool, Sequence[int]] = (False, [0] * n_stages)
-        """Of the micro-batch sent off last: whether it had prompt tokens, and its ticks in each stage."""
+        """The micro-batch sent last: whether it had prompt tokens, and its ticks in each stage."""
 
     def __len__(self) -> int:
         return len(self.free)
@@ -33,11 +33,11 @@ class Stages:
         return self.free[0] >> TICK_BITS
 
     def idle(self) -> None:
-        """Nothing is left to do: waiting from here on is no bubble."""
+        """Marks the stages idle: waiting from here on is no bubble."""
         self._used = [False] * len(self.free)
 
     def stop(self, ticks: int) -> None:
-        """Whatever is in flight is dropped: all stages are free."""
+        """Drops what is in flight: all stages are free."""
         self.free = [ticks] * len(self.free)
         self.in_flight = 0
         self.idle()
@@ -45,9 +45,9 @@ class Stages:
     def through(
         self, start_ticks: int, durations: Sequence[int], clocks: Sequence[int] | None = None, handover: int = 0
     ) -> list[int]:
-        """When each stage would have done what starts at *start_ticks* at the earliest, if it went through now.
+        """Ticks at which a micro-batch that is ready at *start_ticks* would leave each stage, if sent now.
 
-        *clocks*: when each is free, in place of `free`.
+        *clocks*: ticks to use in place of `free`.
         """
         ready = start_ticks
         ends: list[int] = []
@@ -66,7 +66,7 @@ class Stages:
         micro_batch: int,
         record: StageRecord,
     ) -> tuple[int, list[int]]:
-        """Send a micro-batch through; the tick at which it leaves the last stage, and the bubbles ahead of it in ns by kind."""
+        """Sends a micro-batch through; returns the tick at which it is done, and the bubbles ahead of it in ns by kind."""
         prefilled, before = self._sent
         self._sent = prefills, durations
         self.in_flight += 1

@@ -1,6 +1,6 @@
-"""When a scheduler has to be asked again: a count of what has happened, and what a plan lets pass.
+"""The rule for asking a scheduler again: counts of events, and the events that a plan lets pass.
 
-Whatever may change a plan adds to a model's `Version`. A plan that is held remembers the version that it was made for, and whether
+All that may change a plan counts in its `Version`. A plan that is held remembers the version that it was made for, and whether
 it lets arrivals pass; a span of iterations is cut by the event itself.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class Version:
-    """Counts of what has happened to a model on a machine, and when the latest news came to it."""
+    """Counts of events of a model on a machine, and the instants of the latest ones."""
 
     __slots__ = ("arrivals", "arrived_ns", "changes", "news_ns")
 
@@ -17,19 +17,19 @@ class Version:
         """Everything that may change any plan: sequences that end, join or leave, KV blocks that come free, KV that lands, and
         news from clients and other machines."""
         self.arrivals = 0
-        """Requests that have come to the queue, which some plans let pass."""
+        """Requests that have been queued, which some plans let pass."""
         self.arrived_ns = -1
         """The instant of the latest arrival."""
         self.news_ns = -1
         """The instant of the latest news: a plan made ahead does not know what came after the iteration before it started."""
 
     def hear(self, now_ns: int) -> None:
-        """Count news from outside: from a client, a tier or another machine."""
+        """Counts news from a client, a tier or another machine."""
         self.changes += 1
         self.news_ns = now_ns
 
     def arrive(self, now_ns: int) -> None:
-        """Count a request that comes to the queue."""
+        """Counts a request that is queued."""
         self.arrivals += 1
         self.arrived_ns = now_ns
 
@@ -57,7 +57,7 @@ class HeldPlan:
         return self._until_ns
 
     def holds(self, version: Version, now_ns: int) -> bool:
-        """Whether the scheduler would say the same at *now_ns*: nothing has happened that the plan does not let pass."""
+        """Whether the plan holds at *now_ns*: nothing has happened that it does not let pass."""
         return (
             self.left > 0
             and self._changes == version.changes

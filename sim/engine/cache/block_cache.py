@@ -1,19 +1,18 @@
-"""KV blocks that stay after their sequence has gone, for whoever begins as it did: the prefix cache of vLLM v1.
+"""KV blocks that stay cached for later requests with the same beginning: the prefix cache of vLLM v1.
 
 The rules are those of `vllm/v1/core/block_pool.py`, `kv_cache_manager.py` and `single_type_kv_cache_manager.py` of release 0.32.0:
 
 * a full block is cached from the moment at which its last token is scheduled, named by all tokens up to its end;
 * a request finds the longest run of cached blocks from its beginning, all tokens but one at most;
-* blocks are shared by count, and nobody's blocks are moved: content that is computed twice is held twice, and found where it was
+* blocks are shared by count and never moved: content that is computed twice is held twice, and found where it was first;
+* freed blocks stay until they are allocated again: blank ones go first, then the least recently freed, a sequence's last block
   first;
-* freed blocks stay until their room is needed: those without content go first, then the least recently freed, of one sequence the
-  last block first;
-* groups of layers take their blocks from one pool, and what a group with a window has left behind is kept like the rest. Here a
-  sequence that ends leaves it, before its own blocks; what is found does not depend on it.
+* groups of layers take their blocks from one pool, and blocks that have left a group's window are kept like the rest. Here
+  they are freed when a sequence ends, before its own blocks; hits do not depend on them.
 
-vLLM keeps a record for each block. Here a *run* (`sim.engine.kv.block_runs`) is one record for blocks behind each other that have
-the same holders and were freed together, so that work follows how often prompts fork, and not how long they are or how many blocks
-the cache has.
+vLLM keeps a record for each block. Here a *run* (`sim.engine.kv.block_runs`) is one record for consecutive blocks that have
+the same holders and were freed together, so that work grows with the forks of prompts, and not with their length or the size of
+the cache.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class BlockCache(RunPool):
         self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
         limit: int | None = None, drops_last: bool = False, left_behind: LeftBehind | None = None,
     ) -> None:  # fmt: skip
-        """*drops_last*: of what is found the last block is computed again, for a drafter that needs the target's states there."""
+        """*drops_last*: the last block found is computed again, for a drafter that needs the target's states there."""
         super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
         self.drops_last = drops_last
         self._left_behind = left_behind
@@ -60,16 +59,16 @@ class BlockCache(RunPool):
         return chain
 
     def _last_chain(self, id_: int) -> Chain | None:
-        """Where a request's content ends as far as it is known: its own chain, or the last that the workload names."""
+        """The chain on which a request's known content ends: its own, or the last that the workload names."""
         number = self._contents.chain[id_]
         return self._own.get(id_) or self._chains.get(number) or self._chain(number)
 
     @property
     def writes(self) -> bool:
-        """Whether somebody emits what the workload names, so that others may find more with every step."""
+        """Whether a sequence emits what the workload names, so that hits may grow with every step."""
         return self._writes > 0
 
-    # What is found.
+    # Look-ups.
 
     def found_blocks(self, id_: int, tokens: int) -> int:
         """Blocks that a request with *tokens* tokens would find: one token at least is computed."""
@@ -94,11 +93,11 @@ class BlockCache(RunPool):
         return 0
 
     def unheld_blocks(self, id_: int, blocks: int) -> int:
-        """Of the first *blocks* cached blocks of a request those that nobody holds: they count as free until it takes them."""
+        """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
         return sum(hi - lo for run, lo, hi in self._copies(self._last_chain(id_), blocks) if not run.refs)
 
     def _catch_up(self, chain: Chain | None) -> None:
-        """What has been emitted by now of what *chain* and those before it name is cached."""
+        """Caches the tokens emitted by now that *chain* and those before it name."""
         while chain is not None:
             for id_ in chain.writers:
                 assert self.progress is not None
@@ -123,13 +122,13 @@ class BlockCache(RunPool):
             entries.append((self._touch(run, lo, hi), hi))
 
     def loaded(self, id_: int, tokens: int) -> None:
-        """Of a request that holds blocks for them the first *tokens* tokens have come from elsewhere."""
+        """The first *tokens* tokens of a request have been copied to blocks that it holds for them."""
         self.cached(id_, tokens)
         held = self._held[id_]
         held.found = held.full
 
     def writes_on(self, id_: int, prompt_tokens: int) -> None:
-        """An admitted request emits what the workload names, if it names more of it than the prompt."""
+        """Registers an admitted request as a writer of the chains that name its output, if any."""
         for chain in self._written(id_, prompt_tokens // self.block_tokens):
             chain.writers[id_] = None
             self._writes += 1
@@ -148,18 +147,18 @@ class BlockCache(RunPool):
         return self._held[id_].found
 
     def order(self, id_: int) -> int:
-        """Of admissions which one it was."""
+        """The number of its admission."""
         return self._held[id_].order
 
     def shared_blocks(self, id_: int) -> int:
-        """Blocks of a request that somebody else holds as well."""
+        """Blocks of a request that other sequences hold too."""
         held = self._held.get(id_)
         if held is None:
             return 0
         return sum(run.hi - run.lo for first, hi in held.entries for run in parts_of(first, hi) if run.refs > 1)
 
     def freed_by(self, id_: int, gone: dict[object, int]) -> int:
-        """Blocks with content that come free when a request gives way after others; *gone* keeps count of these."""
+        """Cached blocks that preempting a request after others frees; *gone* counts the holds given up, by run."""
         held, freed = self._held[id_], 0
         for first, hi in held.entries:
             for run in parts_of(first, hi):
@@ -172,7 +171,7 @@ class BlockCache(RunPool):
         return self._held[id_].full
 
     def give(self, blocks: int) -> None:
-        """Blocks without content come back."""
+        """Frees blocks without content."""
         self.free += blocks
         self._blank += blocks
 
@@ -211,14 +210,14 @@ class BlockCache(RunPool):
             at = to
 
     def _own_chain(self, id_: int, named: int) -> Chain:
-        """A new chain for what is a request's own, behind its *named* blocks."""
+        """A new chain for a request's own content behind its *named* blocks."""
         chain = self._own[id_] = Chain(named, self._chain(self._contents.chain[id_]), id_)
         if self._log is not None:
             self._log.append(("owned", id_))
         return chain
 
     def _write(self, held: Held, chain: Chain, at: int, to: int, again: bool) -> None:
-        """Blocks of *held* get the content at *at* to *to* of *chain*; *again*: which others have already."""
+        """Blocks of *held* get the content *at* to *to* of *chain*; *again*: it is cached already."""
         log, entries = self._log, held.entries
         if entries and not again:
             first, hi = entries[-1]
@@ -246,7 +245,7 @@ class BlockCache(RunPool):
         entries.append((run, to))
 
     def release(self, id_: int, blocks: int, tokens: int) -> None:
-        """A request gives back all of its *blocks*; *tokens* of its tokens are cached. Its last block is the first to go."""
+        """Frees all *blocks* blocks of a request, with *tokens* tokens cached. Its last block is evicted first."""
         self.cached(id_, tokens)
         held = self._held.pop(id_)
         if self._writes:
@@ -282,7 +281,7 @@ class BlockCache(RunPool):
         self.free = free
 
     def reset(self) -> None:
-        """Nobody holds anything, and nothing is cached."""
+        """Frees every block, and caches nothing."""
         self.free = self._blank = self.total
         self._held.clear()
         self._chains.clear()
@@ -292,7 +291,7 @@ class BlockCache(RunPool):
 
 
 def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool:
-    """The KV memory of a model on a machine: blocks that are counted, or found again where the workload says what is in them."""
+    """The KV memory of a model on a machine: blocks are counted, or found again where the workload names their content."""
     if state.contents_in is None or spec.prefix_cache is None:
         return KvPool(
             spec.kv_blocks,

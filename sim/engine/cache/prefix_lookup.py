@@ -1,4 +1,4 @@
-"""What those who wait find in the prefix cache, what is known of those who run, and when those who have ended give it back."""
+"""Prefix hits of waiting sequences, the tokens that running ones have cached, and the blocks that ended ones free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sim.engine.requests.state import RequestState
 
 
 class Finding:
-    """A tenant's prefix cache as its sequences meet it; idle where there is none."""
+    """A tenant's prefix cache as its sequences use it; idle where there is none."""
 
     def __init__(
         self, kv: KvPool, state: RequestState, ahead: Ahead | None, scheduler: Scheduler | PlanFunction
@@ -21,20 +21,20 @@ class Finding:
         self.kv = kv
         self.state = state
         self.ahead = ahead
-        # A tree cannot take back what a plan would evict on its way: it shows what is found, as to others.
+        # A tree cannot take back what a plan would evict on its way: it describes hits, as to others.
         self.in_turn = admits_in_turn(scheduler) and not kv.caches_late
-        """Whether who is admitted finds what is cached when its turn comes, and not all at once before anybody takes blocks."""
+        """Whether each sequence looks its prefix up as it is admitted, and not all at once before any takes blocks."""
         self.described_to_it = kv.caches and not (self.in_turn or (kv.caches_late and looks_itself(scheduler)))
-        """Whether the scheduler is shown what those who wait would find."""
+        """Whether the scheduler is shown hits of waiting sequences."""
         self.lanes: Sequence[Lane] = ()
-        """Of the tenant."""
+        """Its tenant's lanes."""
         self.ended: list[tuple[int, int, int, int]] = []
-        """Those who have ended and whose blocks are still theirs: order of admission, id, blocks, and tokens that are cached. With
-        0 blocks: those whose prompts are complete, where these are found only from then on."""
+        """(order of admission, id, blocks, cached tokens) of ended sequences that still hold their blocks. With 0 blocks: sequences
+        with complete prompts, where these are found only from then on."""
         self.listed: tuple[int, ...] | None = None
-        """Those who run as their scheduler lists them, where that is not in order of admission: `policies.view.Plan.order`."""
+        """Running sequences in their scheduler's order, where it is not that of admission: `policies.view.Plan.order`."""
         self.rounds_since = 0
-        """Rounds of the span in flight that have ended, while somebody looks in the middle of it."""
+        """Rounds of the span in flight that have ended, where it is inspected before its end."""
         kv.progress = self._progress
 
     def end(self, id_: int, blocks: int, cached: int, emitted_last: int) -> None:
@@ -45,7 +45,7 @@ class Finding:
         self.ended.append((self._rank(id_), id_, blocks, known))
 
     def _rank(self, id_: int) -> int:
-        """Whose turn it is of those who end, or complete their prompts, together."""
+        """Its rank among sequences that end, or complete their prompts, together."""
         if self.listed is not None and id_ in self.listed:
             return self.listed.index(id_) - len(self.listed)
         return self.kv.order(id_)
@@ -56,12 +56,12 @@ class Finding:
             self.ended.append((self._rank(id_), id_, 0, cached))
 
     def go_on(self, lane: Lane) -> None:
-        """Prompts in chunks can be found as far as they are computed."""
+        """Chunked prompts can be found as far as they are computed."""
         for id_, cached, *_ in lane.partial.values():
             self.kv.computed(id_, cached)
 
     def step_on(self, ended: Mapping[int, Ended]) -> None:
-        """Those who have *ended* have taken the step that comes to nothing: the KV of their latest token is there."""
+        """Sequences of *ended* have taken the step whose tokens are dropped: the KV of their latest token exists."""
         for i, (order, id_, blocks, known) in enumerate(self.ended):
             if id_ in ended and blocks:
                 self.ended[i] = (order, id_, blocks + ended[id_].growth_blocks, known + 1)
@@ -69,8 +69,8 @@ class Finding:
     def known(self, lane: Lane, id_: int, made_ahead: bool, *, scheduled: bool = False) -> int:
         """Tokens of an admitted sequence that are in the prefix cache when it is planned for.
 
-        vLLM caches a block when it schedules its last token, or, where it plans ahead, when it has seen what came out: of the
-        iteration in flight it has not. *scheduled*: its next step has been planned.
+        vLLM caches a block when it schedules its last token, or, where it plans ahead, once it knows the output: that of the
+        iteration in flight it does not. *scheduled*: the next step has been planned.
         """
         if not self.kv.caches or id_ in lane.partial:
             return 0
@@ -82,16 +82,16 @@ class Finding:
         if self.ahead is None and not scheduled:
             return cached - emitted + 1 if emitted else cached
         if made_ahead:
-            # What its prompt's last chunk makes it emit is not known yet.
+            # The token of its prompt's last chunk is not known yet.
             return cached - emitted + scheduled if emitted else cached
         return cached + scheduled
 
     def kept(self, lane: Lane, id_: int, made_ahead: bool, *, scheduled: bool) -> int:
-        """Tokens of one that gives way that can be found again from now on: 0 where no more can than before."""
+        """Tokens of a preempted sequence that can be found from now on; 0 where no more can than before."""
         return 0 if self.kv.caches_late else self.known(lane, id_, made_ahead, scheduled=scheduled)
 
     def _progress(self, id_: int) -> int:
-        """The same of one that takes a step in the coming iteration."""
+        """`known` of a sequence that steps in the next iteration."""
         made_ahead = self.ahead is not None and (self.ahead.made or self.rounds_since > 0)
         for lane in self.lanes:
             if id_ in lane.leaving:
@@ -102,13 +102,13 @@ class Finding:
         return 0
 
     def note_the_leaving(self, lane: Lane) -> None:
-        """What was known of them when the coming iteration was planned can be found by those whom it admits."""
+        """Caches what the next iteration's plan knew of ended sequences, for those that it admits."""
         for _, id_, _, _ in self.ended:
             if id_ in lane.leaving:
                 self.kv.cached(id_, self._progress(id_))
 
     def described(self, seq: WaitingSeq) -> WaitingSeq:
-        """One who waits with what it would find in the prefix cache now."""
+        """A waiting sequence with the prefix hit that it would have now."""
         kv = self.kv
         found = self._to_find(seq, 1)
         if not found:
@@ -119,13 +119,13 @@ class Finding:
         )
 
     def _to_find(self, seq: WaitingSeq, tokens: int) -> int:
-        """Blocks that a sequence finds which computes at least *tokens* tokens; none where it brings its KV."""
+        """Blocks that a sequence finds if it computes *tokens* tokens at least; none where it has KV."""
         if seq.cached_tokens or not seq.tokens:
             return 0
         return min(self.kv.found_blocks(seq.id, seq.tokens), (seq.tokens - tokens) // self.kv.block_tokens)
 
     def keep(self, queue: deque[WaitingSeq], lane: Lane, run: tuple[tuple[int, int], ...]) -> None:
-        """Those whom *run* admits hold what they find, before anybody takes blocks for which it would be evicted."""
+        """Sequences that *run* admits hold their hits before any takes blocks, which might evict these."""
         for id_, tokens in run:
             if tokens and id_ not in lane.partial:
                 first = queue[0] if queue else None
@@ -134,14 +134,14 @@ class Finding:
                     self.kv.admit(id_, self._to_find(seq, tokens))
 
     def find(self, seq: WaitingSeq, tokens: int) -> WaitingSeq:
-        """A sequence that is being admitted to compute *tokens* tokens, with what it finds in the prefix cache."""
+        """A sequence that is being admitted to compute *tokens* tokens, with its hit in the prefix cache."""
         kv, state = self.kv, self.state
         id_ = seq.id
         if self.in_turn or not tokens:
             kv.admit(id_, self._to_find(seq, tokens))
         kv.writes_on(id_, state.prompt[id_])
         if seq.cached_tokens:
-            # It brought its KV.
+            # It has KV already.
             return seq
         found = kv.found(id_) * kv.block_tokens
         if not found:
@@ -153,7 +153,7 @@ class Finding:
         return seq._replace(tokens=seq.tokens - found, cached_tokens=found)
 
     def free_one(self, id_: int, beside: int, unknown: int) -> None:
-        """One that has ended gives way: it gives its blocks back and *beside*; *unknown* of its tokens are not cached yet."""
+        """Frees the blocks of a preempted sequence that has ended, and *beside*; *unknown* of its tokens are not cached."""
         entry = next((entry for entry in self.ended if entry[1] == id_), None)
         if entry is not None:
             self.ended.remove(entry)
@@ -161,7 +161,7 @@ class Finding:
             self.kv.release(id_, blocks + beside, 0 if self.kv.caches_late else known - unknown)
 
     def free_the_ended(self) -> None:
-        """Those who have ended give their blocks back, in the order in which they were admitted."""
+        """Frees blocks of ended sequences, and lets complete prompts be found, in their order."""
         self.ended.sort()
         for _, id_, blocks, known in self.ended:
             if blocks:

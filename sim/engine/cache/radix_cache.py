@@ -1,13 +1,13 @@
-"""KV pages that stay in a tree of contents after their sequence has gone: the radix cache of SGLang.
+"""KV pages that stay in a tree of contents after their sequence ends: the radix cache of SGLang.
 
 The rules are those of `mem_cache/unified_radix_cache.py` and `mem_cache/unified_cache/` of release 0.5.23, its default:
 
-* content is put into the tree when the iteration that computed it has ended: a prompt's when it is complete, that of a prompt in
-  chunks before the next plan, what was decoded when the sequence has ended; what a retracted sequence decoded is not;
-* a request finds the longest beginning that the tree has, all tokens but one at most, in whole pages;
-* what several sequences have computed at once is kept once, and the room of the others comes back;
-* nodes on the way to what a sequence holds are locked; where room is needed the leaf goes that was used least recently, whole, and
-  then perhaps the node above it. Looking for a prompt counts as using what is found, putting it into the tree as well.
+* content enters the tree when the iteration that computed it has ended: a prompt's when it is complete, a chunk's before the next
+  plan, decoded tokens' when the sequence has ended; what a retracted sequence decoded does not;
+* a request finds the longest prefix that the tree has, all tokens but one at most, in whole pages;
+* content that several sequences computed at once is kept once, and other copies are freed;
+* nodes on the path of what a sequence holds are locked; where room is needed the least recently used leaf is evicted, whole, and
+  then perhaps its parent. Looking a prompt up counts as use of what is found, and so does inserting it.
 
 The tree itself is in `sim.engine.kv.page_tree`.
 """
@@ -22,7 +22,7 @@ from sim.engine.kv.page_tree import Held, Node, TreePool
 from sim.engine.kv.pool import OutOfBlocks
 
 RETRACT_DECODE_STEPS = 20
-"""Tokens of each sequence of the batch that there is room for, at once, when one of them has been retracted: environ.py."""
+"""Tokens of each remaining sequence for which room is made when one of a batch has been retracted: environ.py."""
 
 
 class RadixCache(TreePool):
@@ -42,17 +42,17 @@ class RadixCache(TreePool):
         self.drops_last = False
         """Whether the last page that is found is computed again, for a drafter that needs the target's states there."""
         self.used_by_looks = False
-        """Whether the scheduler looks for itself (`use`), which counts as use, and admission does not."""
+        """Whether the scheduler's own look-ups (`use`) count as use, and admission does not."""
         self._tokens = contents if token_contents is None else token_contents
         self._prompts = prompts
         self._n_admitted = self._taken = 0
         self._trial: list[tuple[Node, bool]] | None = None
-        """While something is tried out: nodes that were locked, and whether each was split for that."""
+        """Nodes locked while a plan is tried out, and whether each was split for that."""
 
     # Contents.
 
     def beginning(self, id_: int, tokens: int) -> object:
-        """What the first *tokens* tokens of a request are called: the same for all that begin with them."""
+        """A name of the first *tokens* tokens of a request: equal for all that begin with them."""
         contents = self._tokens
         if tokens > contents.named[id_]:
             return -1 - id_
@@ -61,7 +61,7 @@ class RadixCache(TreePool):
             number = contents.parent[number]
         return number
 
-    # What is found.
+    # Look-ups.
 
     def found_blocks(self, id_: int, tokens: int) -> int:
         """Pages that a request with *tokens* tokens would find: one token at least is computed."""
@@ -69,14 +69,14 @@ class RadixCache(TreePool):
         return found - 1 if found and self.drops_last else found
 
     def use(self, looks: Looks) -> None:
-        """What has been looked up counts as used, in the order in which it was."""
+        """Marks what was looked up as used, in the order of the look-ups."""
         used, of_queue = looks
         for id_, tokens in used:
             self._match(id_, (tokens - 1) // self.block_tokens)
         self.queue_looks += of_queue
 
     def unheld_blocks(self, id_: int, blocks: int) -> int:
-        """Of the first *blocks* pages of a request in the tree those that nobody holds: they count as free until it takes them."""
+        """Pages, of a request's first *blocks* in the tree, that no sequence holds: they count as free until taken."""
         node, end = self._walk(id_, blocks)
         unheld = 0
         while node.parent is not None and not node.refs:
@@ -109,7 +109,7 @@ class RadixCache(TreePool):
         return self._held[id_].found
 
     def order(self, id_: int) -> int:
-        """Of admissions which one it was."""
+        """The number of its admission."""
         return self._held[id_].order
 
     def computed(self, id_: int, tokens: int) -> None:
@@ -125,16 +125,16 @@ class RadixCache(TreePool):
         held.node, known = self._insert(id_, pages)
         of_the_prompt = (self._prompts[id_] or 1) // self.block_tokens
         if 0 < of_the_prompt < pages:
-            # What was decoded goes before the prompt does.
+            # Decoded pages are evicted before the prompt.
             self._insert(id_, of_the_prompt)
-        # What others have put there meanwhile is held twice no longer.
+        # Pages that others have inserted are held twice no longer.
         self.give(known - had)
         self._lock(held.node)
         self._unlock(node)
 
     def release(self, id_: int, blocks: int, tokens: int) -> None:
-        """A request gives back all of its *blocks* pages; of *tokens* of its tokens the tree keeps full ones; 0: no more than
-        it has."""
+        """Frees all *blocks* pages of a request; the tree keeps full pages of its first *tokens* tokens; 0: no more than it
+        has."""
         self.computed(id_, tokens)
         held = self._held.pop(id_)
         self._paths.pop(id_, None)
@@ -142,7 +142,7 @@ class RadixCache(TreePool):
         self._unlock(held.node)
 
     def give(self, blocks: int) -> None:
-        """Pages without content come back."""
+        """Frees pages without content."""
         self.free += blocks
         self._blank += blocks
 
@@ -157,32 +157,32 @@ class RadixCache(TreePool):
             self._taken += blocks
 
     def before_prompts(self, tokens: int, prompts: int) -> None:
-        """Room for an iteration's prompts as `alloc_paged_token_slots_extend` makes it: long pages, and one more for each."""
+        """Makes room for prompts as `alloc_paged_token_slots_extend` does: where pages are long, with one more for each."""
         if self.block_tokens > 1:
             self.make_room(-(-tokens // self.block_tokens) + prompts)
 
     def before_decodes(self, sequences: int) -> None:
-        """Room for a decode step as `alloc_paged_token_slots_decode` makes it: a page for each, where pages are long."""
+        """Makes room for a decode step as `alloc_paged_token_slots_decode` does: where pages are long, one for each."""
         if self.block_tokens > 1:
             self.make_room(sequences)
 
     def gave_way(self, kept: int) -> None:
-        """Room for decode steps to come of the *kept* sequences of a batch, one of which has given way: `release_req`."""
+        """Makes room for later decode steps of *kept* sequences, when one of a batch was preempted: `release_req`."""
         self.make_room(-(-RETRACT_DECODE_STEPS * kept // self.block_tokens))
 
     def reset(self) -> None:
-        """Nobody holds anything, and the tree is empty."""
+        """Frees every page, and empties the tree."""
         self.free = self.total
         self._start()
 
-    # What a plan would do, and what it asks.
+    # Trial of a plan, and its questions.
 
     def try_out(self) -> None:
-        """From here on admissions, and pages that are taken, are noted, for `undo`."""
+        """Begins to log admissions, and pages that are taken, for `undo`."""
         self._trial, self._gone, self._taken = [], [], 0
 
     def undo(self) -> None:
-        """Take back all of these since `try_out`."""
+        """Undoes all logged since `try_out`."""
         trial, gone = self._trial, self._gone
         assert trial is not None
         assert gone is not None
@@ -201,7 +201,7 @@ class RadixCache(TreePool):
         return self._held[id_].node.hi
 
     def shared_blocks(self, id_: int) -> int:
-        """Pages of a request that somebody else holds as well."""
+        """Pages of a request that other sequences hold too."""
         held = self._held.get(id_)
         node = self._root if held is None else held.node
         while node.parent is not None and node.refs == 1:
@@ -209,7 +209,7 @@ class RadixCache(TreePool):
         return node.hi
 
     def freed_by(self, id_: int, gone: dict[object, int]) -> int:
-        """Pages in the tree that nobody holds any more when a request gives way after others; *gone* keeps count of these."""
+        """Pages in the tree that preempting a request after others frees; *gone* counts the holds given up, by node."""
         node, freed = self._held[id_].node, 0
         while node.parent is not None:
             before = gone[node] = gone.get(node, 0) + 1

@@ -1,4 +1,4 @@
-"""Cached KV blocks as runs: blocks behind each other that have the same holders and were freed together.
+"""Cached KV blocks as runs: consecutive blocks that have the same holders and were freed together.
 
 The module knows which copy of a block is found first, the queue of blocks that no sequence holds, how runs are split, and how moves
 that were only tried out are taken back. `sim.engine.cache.block_cache` says when.
@@ -20,23 +20,23 @@ class Chain:
 
     def __init__(self, start: int, parent: Chain | None, owner: int, number: int = -1) -> None:
         self.number = number
-        """As the workload has it; -1: it is a request's own."""
+        """Its number in the workload; -1: a request's own."""
         self.start = start
         self.parent = parent
         self.owner = owner
-        """The request whose content this is and nobody else's; -1: a chain that the workload names."""
+        """The only request that has this content; -1: a chain that the workload names."""
         self.end = start
-        """Blocks below it are cached: those of a request that is found ends here."""
+        """Blocks below it are cached: a hit that reaches the chain ends here."""
         self.runs: list[Run] = []
-        """In order of their first blocks, of equals the one that was there first."""
+        """Ordered by their first blocks, the older one of equals first."""
         self.overlaps = 0
-        """Runs that came while their blocks were cached already: as long as there are any, a block may be in several."""
+        """Runs that came while their blocks were cached already: while there are any, a block may be in several."""
         self.writers: dict[int, None] = {}
-        """Admitted requests that emit what this chain names."""
+        """Admitted requests that emit tokens of this chain."""
 
 
 class Run:
-    """Blocks *lo* to *hi* of a chain, held by the same sequences or by nobody."""
+    """Blocks *lo* to *hi* of a chain, held by the same sequences or by none."""
 
     __slots__ = ("after", "again", "before", "chain", "hi", "lo", "rank", "refs", "rest")
 
@@ -45,31 +45,31 @@ class Run:
         self.lo = lo
         self.hi = hi
         self.rank = rank
-        """Of blocks with the same content that of the lowest rank is found."""
+        """Look-ups find the lowest rank of blocks with equal content."""
         self.again = again
         """Whether its blocks were cached already when it came."""
         self.refs = 0
         self.rest: Run | None = None
-        """The part that was split off it last: who holds more than this run goes on there."""
+        """The part that was split off it last: holders of more than this run go on there."""
         self.before: Run | None = None
-        """In the queue of those that nobody holds, first to be evicted first; the last block of each goes first."""
+        """The run before it in the queue of unheld runs, next evicted first; each loses its last block first."""
         self.after: Run | None = None
 
 
 class Held:
-    """What a sequence holds of the cache."""
+    """A sequence's part of the cache."""
 
     __slots__ = ("entries", "found", "full", "order")
 
     def __init__(self, order: int, found: int) -> None:
         self.order = order
-        """Of admission."""
+        """The number of its admission."""
         self.found = found
         """Blocks that were cached when it was admitted."""
         self.full = 0
         """Full blocks whose content is cached; others that it holds have none yet."""
         self.entries: list[tuple[Run, int]] = []
-        """Runs, and up to which block they and what was split off them are its own."""
+        """Runs, and the block up to which they and parts split off them are held."""
 
 
 def parts_of(run: Run, hi: int) -> list[Run]:
@@ -83,7 +83,7 @@ def parts_of(run: Run, hi: int) -> list[Run]:
 
 
 class RunPool(KvPool):
-    """A pool whose free blocks are blank or in the queue of cached runs that nobody holds."""
+    """A pool whose free blocks are blank or in the queue of unheld cached runs."""
 
     __slots__ = ("_blank", "_chains", "_head", "_held", "_log", "_own", "_prepaid", "gives_up")
 
@@ -108,16 +108,16 @@ class RunPool(KvPool):
         self._prepaid = 0
         self._log: list[tuple[Any, ...]] | None = None
         self.gives_up: Callable[[int, int, int], None] | None = None
-        """Told of evicted blocks: their chain's number (-1 - id: a request's own), the first, and the one after the last."""
+        """Called on eviction: the chain's number (-1 - id: a request's own), the first block, and the one after the last."""
 
     def prepay(self, blocks: int) -> None:
-        """Take blocks now that `take` will be asked for."""
+        """Takes blocks ahead of a later call of `take`."""
         before, self._prepaid = self._prepaid, 0
         self.take(blocks)
         self._prepaid = before + blocks
 
     def hand_over(self, blocks: int) -> None:
-        """Blocks that were taken ahead are those of a sequence that gives way after all."""
+        """Moves prepaid blocks to a sequence that is preempted after all."""
         self._prepaid -= blocks
 
     def take(self, blocks: int) -> None:
@@ -162,7 +162,7 @@ class RunPool(KvPool):
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
 
     def _drop(self, chain: Chain, run: Run) -> None:
-        """A run has no blocks any more."""
+        """Removes a run without blocks."""
         chain.runs.remove(run)
         chain.overlaps -= run.again
         if self._log is not None:
@@ -173,7 +173,7 @@ class RunPool(KvPool):
             del self._own[chain.owner]
 
     def _leave_behind(self, blocks: int) -> None:
-        """So many free blocks, as far as there are as many, have content from now on that nobody finds: the latest to give way."""
+        """Up to *blocks* free blocks have content from now on that no look-up finds: the last to be evicted."""
         blocks = min(blocks, self.free)
         if blocks <= 0:
             return
@@ -191,7 +191,7 @@ class RunPool(KvPool):
         last.after = self._head.before = run
 
     def _copies(self, chain: Chain | None, upto: int) -> list[tuple[Run, int, int]]:
-        """The cached blocks below *upto* that end on *chain*, each where it is found first: runs, and which blocks of them."""
+        """(run, first block, end) of cached blocks below *upto* of content that ends on *chain*, each at its lowest rank."""
         pieces: list[tuple[Chain, int]] = []
         while chain is not None and upto > 0:
             if upto > chain.start:
@@ -212,7 +212,7 @@ class RunPool(KvPool):
         runs.insert(at, run)
 
     def _touch(self, run: Run, lo: int, hi: int) -> Run:
-        """Somebody more holds blocks *lo* to *hi* of *run*: the run of these alone."""
+        """Adds a holder to blocks *lo* to *hi* of *run*; returns their run."""
         if run.refs == 0:
             if self._log is not None:
                 self._log.append(("free", self.free))
@@ -229,7 +229,7 @@ class RunPool(KvPool):
         return run
 
     def _split(self, run: Run, at: int) -> Run:
-        """Two runs of one, the second from *at* on; nobody's order of eviction changes."""
+        """Splits *run*; returns the part from *at* on. The order of eviction stays."""
         chain = run.chain
         assert chain is not None
         rest = Run(chain, at, run.hi, run.rank, run.again)
@@ -261,14 +261,14 @@ class RunPool(KvPool):
         runs = (run for chain in (*self._chains.values(), *self._own.values()) for run in chain.runs)
         return sum((run.hi - run.lo) * (run.refs - 1) for run in runs if run.refs > 1)
 
-    # What a plan would do.
+    # Trial of a plan.
 
     def try_out(self) -> None:
-        """From here on moves are noted, for `undo`."""
+        """Begins to log moves, for `undo`."""
         self._log = []
 
     def undo(self) -> None:
-        """Take back all moves since `try_out`, the last first."""
+        """Undoes all moves since `try_out`, the last first."""
         log = self._log
         assert log is not None
         self._log = None
@@ -325,7 +325,7 @@ class RunPool(KvPool):
 
 
 def _first_runs(chain: Chain, hi: int) -> list[tuple[Run, int, int]]:
-    """The cached blocks of *chain* below *hi*, each where it is found first: runs, and which blocks of them."""
+    """(run, first block, end) of the cached blocks of *chain* below *hi*, each at its lowest rank."""
     if not chain.overlaps:
         below = takewhile(lambda run: run.lo < hi, chain.runs)
         return [(run, run.lo, run.hi if run.hi < hi else hi) for run in below]
@@ -341,7 +341,7 @@ def _first_runs(chain: Chain, hi: int) -> list[tuple[Run, int, int]]:
 
 
 def _fault_of(chain: Chain, holders: dict[Run, int], queued: dict[Run, None]) -> str | None:
-    """The first thing in the books of one chain that does not hold."""
+    """The first invariant of a chain that does not hold, or None."""
     at = chain.start
     for run in chain.runs:
         if run.lo > at or run.hi <= run.lo:
@@ -360,7 +360,7 @@ def _fault_of(chain: Chain, holders: dict[Run, int], queued: dict[Run, None]) ->
     return None
 
 
-# Moves taken back, by the name under which they were noted.
+# Moves undone, by the name under which they were logged.
 
 
 def _undo_evict(run: Any, hi: int, end: int, overlaps: int) -> None:

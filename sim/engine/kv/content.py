@@ -1,6 +1,6 @@
-"""What requests read and write, as far as a workload says: who begins as whom, in KV blocks.
+"""Contents of requests, as far as a workload names them: common beginnings, in KV blocks.
 
-Contents form a tree. It is kept as *chains*: runs of blocks behind each other that fork nowhere but where another chain begins. A
+Contents form a tree. It is kept as *chains*: consecutive blocks that fork nowhere but where another chain begins. A
 chain has a number, the chain that it leaves and the block at which it does. The content of a request is a place on one chain: the
 blocks below it, on this chain and on those that it left, are named; what comes after them is the request's own.
 """
@@ -28,13 +28,13 @@ class Contents:
     ) -> None:
         self.block_tokens = block_tokens
         self.start = start
-        """Of each chain, its first block, counted from the beginning of the prompt ..."""
+        """The first block of each chain, counted from the beginning of the prompt."""
         self.parent = parent
-        """... and the chain whose blocks come before; -1: none."""
+        """The chain that each one leaves; -1: none."""
         self.chain = chain
-        """Of each request, the chain that its named blocks end on; -1: it has none."""
+        """The chain on which each request's named blocks end; -1: it has none."""
         self.named = named
-        """Of each request, full blocks of prompt and output whose content the workload names."""
+        """Full blocks of each request's prompt and output whose content the workload names."""
 
 
 def contents_of(
@@ -58,9 +58,9 @@ def contents_of(
         )
     start, parent, chain, named = array("q"), array("q"), array("q"), array("q")
     ends = array("q")
-    """Of each chain: the place behind its last id, counted in ids from the beginning of the prompt."""
+    """The place behind each chain's last id, counted in ids from the beginning of the prompt."""
     brought = array("q")
-    """Of each request: the chain that it went on or began; -1: others had all of its ids before."""
+    """The chain that each request extended or began; -1: earlier ones had all of its ids."""
     counts, knowns, sources = _first_had(chained(ids, offsets), offsets)
     rows = zip(counts, knowns, sources, prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
     for count, known, source, prompt, output in rows:
@@ -69,7 +69,7 @@ def contents_of(
             brought.append(-1)
         else:
             if number < 0 or ends[number] != known:
-                # A fork: whoever was here before went on differently.
+                # A fork: earlier requests went on differently.
                 begin = known * id_tokens // block_tokens
                 before = number
                 while before >= 0 and start[before] >= begin:
@@ -90,10 +90,10 @@ def contents_of(
 
 
 def _first_had(nodes: IntArray, offsets: IntArray) -> tuple[list[int], list[int], list[int]]:
-    """Of each request: its ids, those of them that an earlier one had, behind the same others, and the first request that had the
-    last of these (anybody where there are none).
+    """(ids, known ids, source) of each request: earlier ones had the known ids, behind the same others, and the source is the
+    first with the last of these (0: there are none).
 
-    Ids are gone through in parts: there are many more of them than requests.
+    Ids are processed in parts: there are many more of them than requests.
     """
     counts = np.diff(offsets)
     rows = np.arange(len(counts), dtype=np.int64)
@@ -102,7 +102,7 @@ def _first_had(nodes: IntArray, offsets: IntArray) -> tuple[list[int], list[int]
     ]
     first = np.zeros(int(nodes.max()) + 1 if len(nodes) else 0, dtype=np.int64)
     for a, b, begin, end in reversed(parts):
-        # Of ids that come several times the first is written last.
+        # The first of several equal ids is written last.
         first[nodes[begin:end][::-1]] = np.repeat(rows[a:b], counts[a:b])[::-1]
     known = np.empty(len(counts), dtype=np.int64)
     for a, b, begin, end in parts:

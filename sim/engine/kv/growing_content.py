@@ -12,7 +12,7 @@ from sim.engine.kv.content import Contents
 
 
 class GrownContents:
-    """Who begins as whom, of requests in the order in which they come; equal to `contents_of` of all of them."""
+    """Contents of requests in the order in which they come; equal to `contents_of` of all of them."""
 
     __slots__ = ("_begin", "_digests", "_forks", "_of", "_parent", "_rows", "id_tokens")
 
@@ -20,20 +20,20 @@ class GrownContents:
         self.id_tokens = id_tokens
         """Tokens that one digest stands for."""
         self._begin = array("q")
-        """Of each chain its first block, counted in ids from the beginning ..."""
+        """The first id of each chain, counted from the prompt's beginning."""
         self._parent = array("q")
-        """... and the chain that it leaves; -1: none."""
+        """The chain that each one leaves; -1: none."""
         self._digests: list[array[int]] = []
         self._forks: dict[tuple[int, int, int], int] = {}
-        """By chain, place and digest the chain that begins there."""
+        """The chain that begins at (chain, place, digest)."""
         self._rows: list[tuple[int, int]] = []
-        """Of each request the chain on which it ends, and its ids."""
+        """(the chain on which it ends, ids) of each request."""
         self._of: dict[int, Contents] = {}
 
     def contents_in(self, block_tokens: int) -> Contents:
-        """The contents in blocks of *block_tokens* tokens, which go on growing; asked for before the first request comes.
+        """The contents in blocks of *block_tokens* tokens, which go on growing.
 
-        ValueError where neither size divides the other.
+        ValueError where neither size divides the other, and for a new size after the first request.
         """
         if self.id_tokens % block_tokens and block_tokens % self.id_tokens:
             raise ValueError(
@@ -46,7 +46,7 @@ class GrownContents:
         return self._of[block_tokens]
 
     def add(self, digests: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
-        """The next request, whose tokens are named by *digests*, each of `id_tokens` tokens and from 0 to 2**63 - 1."""
+        """Adds a request, whose tokens *digests* name, each of `id_tokens` tokens and from 0 to 2**63 - 1."""
         number = self._place(digests)
         count = len(digests)
         self._rows.append((number, count))
@@ -67,7 +67,7 @@ class GrownContents:
             contents.named.append(blocks if chain >= 0 else 0)
 
     def _place(self, digests: Sequence[int]) -> int:
-        """The chain on which *digests* end, made or made longer where nobody has had them; -1: there are none."""
+        """The chain on which *digests* end, made or extended where they are new; -1: there are none."""
         count, at = len(digests), 0
         number = self._forks.get((-1, 0, digests[0]), -1) if count else -1
         while number >= 0:
@@ -95,7 +95,7 @@ class GrownContents:
         return new
 
     def digests_of(self, row: int) -> list[int]:
-        """What names the tokens of a request."""
+        """The digests of a request's tokens."""
         number, count = self._rows[row]
         pieces: list[array[int]] = []
         while number >= 0:

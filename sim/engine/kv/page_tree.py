@@ -1,7 +1,7 @@
 """A tree of contents over the pages of a pool: what `sim.engine.cache.radix_cache` finds, puts in, locks and evicts.
 
 A node is a run of pages, of which only the ends are known: contents are compared by the chains of `sim.engine.kv.content`, so that
-work follows how often prompts fork and not how long they are.
+work grows with forks of prompts and not with their length.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from sim.engine.kv.pool import KvPool
 
 _ENDLESS = 1 << 60
 _STEP = 1 << 32
-"""Between two uses; nodes nearer to the root are a little older."""
+"""The step of uses; nodes nearer to the root are a little older."""
 
 Keys = list[tuple[int, int]]
-"""What follows what, and up to which page: chains of the contents, or -1 - id for what is a request's own."""
+"""(key, end page) in sequence: a key is a chain of the contents, or -1 - id for a request's own pages."""
 
 
 class Node:
-    """Pages *lo* to *hi*, counted from the beginning of all that have them."""
+    """Pages *lo* to *hi*, counted from the beginning of the prompts."""
 
     __slots__ = ("children", "hi", "keys", "lo", "parent", "refs", "used")
 
@@ -29,33 +29,33 @@ class Node:
         self.hi = hi
         self.keys = keys
         self.parent = parent
-        """None for the root, and for what has been evicted."""
+        """None for the root, and for an evicted node."""
         self.children: dict[int, Node] = {}
-        """By the key of their first page."""
+        """Nodes by the first page's key."""
         self.refs = refs
-        """Sequences that hold it or what comes after it."""
+        """Sequences that hold it or a node below it."""
         self.used = used
-        """When it was used last."""
+        """Clock of its last use."""
 
 
 class Held:
-    """What a sequence holds of the tree."""
+    """A sequence's part of the tree."""
 
     __slots__ = ("computed", "found", "node", "order")
 
     def __init__(self, order: int, found: int, node: Node) -> None:
         self.order = order
-        """Of admission."""
+        """The number of its admission."""
         self.found = found
         """Pages that it found when it was admitted."""
         self.node = node
-        """Where its part of the tree ends."""
+        """The node on which its part ends."""
         self.computed = 0
         """Tokens of which the tree has the full pages."""
 
 
 class TreePool(KvPool):
-    """A pool whose free pages are without content or in nodes of a tree that nobody holds."""
+    """A pool whose free pages are without content or in unheld nodes of a tree."""
 
     __slots__ = (
         "_blank", "_clock", "_contents", "_gone", "_heap", "_held", "_n_nodes", "_n_pushed", "_paths", "_root",
@@ -78,16 +78,16 @@ class TreePool(KvPool):
         self._root = Node(0, 0, [], None, 1, 0)
         self._n_nodes = 0
         self._walked: dict[int, tuple[int, Node, int]] = {}
-        """The latest walk of each request since the tree changed: how far at most, and what was found."""
+        """(page limit, node, end page) of each request's latest walk since the tree changed."""
         self._heap: list[tuple[int, int, Node]] = []
-        """Leaves that nobody holds by their last use; entries that have been overtaken stay until they are met."""
+        """Unheld leaves by their last use; outdated entries stay until they are met."""
         self._held: dict[int, Held] = {}
         self._paths: dict[int, Keys] = {}
         self._gone: list[tuple[tuple[int, int, Node], Node]] | None = None
-        """While something is tried out: leaves that were evicted, as they stood in the heap, and their parents."""
+        """Leaves evicted while a plan is tried out, as they stood in the heap, and their parents."""
 
     def _path(self, id_: int) -> Keys:
-        """All that a request reads and writes."""
+        """Keys of all pages of a request."""
         path = self._paths.get(id_)
         if path is not None:
             return path
@@ -104,11 +104,11 @@ class TreePool(KvPool):
         return path
 
     def _walk(self, id_: int, upto: int) -> tuple[Node, int]:
-        """How far the tree has a request's first *upto* pages, and the node that this ends in or at. Nothing is used or split."""
+        """(node, end): the tree has a request's first *upto* pages up to *end*, in or at *node*. Nothing is used or split."""
         walked = self._walked.get(id_)
         if walked is not None:
             most, node, end = walked
-            # Whoever is asked for what was found finds that.
+            # A walk up to what was found finds that.
             if upto in (most, end):
                 return node, end
         path, node, end, at = self._paths.get(id_) or self._path(id_), self._root, 0, 0
@@ -125,7 +125,7 @@ class TreePool(KvPool):
         return node, end
 
     def _match(self, id_: int, upto: int) -> tuple[Node, int]:
-        """The same, which counts as use: what is found ends with its node, which is split for that."""
+        """`_walk` that counts as use: the node is split, so that what is found ends with it."""
         node, end = self._walk(id_, upto)
         if end < node.hi:
             rest, node = node, self._split(node, end)
@@ -141,7 +141,7 @@ class TreePool(KvPool):
         return node, end
 
     def _insert(self, id_: int, upto: int) -> tuple[Node, int]:
-        """The node that a request's first *upto* pages end with, and how many of them were there already."""
+        """Inserts a request's first *upto* pages; returns the last node, and how many were there."""
         path, node, end, at = self._paths.get(id_) or self._path(id_), self._root, 0, 0
         while end < upto:
             while path[at][1] <= end:
@@ -170,7 +170,7 @@ class TreePool(KvPool):
         return node, end
 
     def _common(self, node: Node, path: Keys, at: int, limit: int) -> int:
-        """Up to which page *node* and *path* are the same, which both begin with the key of segment *at* of the path."""
+        """The page up to which *node* and *path* are equal; both begin with the key of segment *at* of the path."""
         keys = node.keys
         if node.hi < limit:
             limit = node.hi
@@ -207,7 +207,7 @@ class TreePool(KvPool):
         return upper
 
     def _join(self, upper: Node) -> None:
-        """Take back the split that made *upper*."""
+        """Undoes the split that made *upper*."""
         (node,) = upper.children.values()
         self._walked.clear()
         node.keys = [key for key in upper.keys if key[1] <= upper.hi] + node.keys
@@ -253,7 +253,7 @@ class TreePool(KvPool):
             node = node.parent
 
     def make_room(self, blocks: int) -> None:
-        """Evict leaves until *blocks* pages are without content, or nothing is left that could go."""
+        """Evicts leaves until *blocks* pages are without content, or no leaf can be evicted."""
         if self._blank >= blocks:
             return
         heap = self._heap
@@ -276,7 +276,7 @@ class TreePool(KvPool):
                 self._push(parent)
 
     def _put_back(self, evicted: list[tuple[tuple[int, int, Node], Node]]) -> None:
-        """Leaves are where they were before they were evicted."""
+        """Restores evicted leaves to where they were."""
         self._walked.clear()
         for entry, parent in evicted:
             leaf = entry[2]
@@ -301,7 +301,7 @@ class TreePool(KvPool):
         return found
 
     def fault(self) -> str | None:
-        """What of the books does not hold, in words; None where all does. For `sim.engine.simulation.invariants`."""
+        """The first invariant that does not hold, or None. For `sim.engine.simulation.invariants`."""
         holders: dict[Node, int] = {}
         for held in self._held.values():
             node = held.node

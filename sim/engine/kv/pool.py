@@ -46,15 +46,15 @@ class KvPool:
         self.lookahead_tokens = lookahead_tokens if by_chunk else 0
         self._limit = limit
         self.caches = False
-        """Whether blocks are found again by their content ..."""
+        """Whether blocks are found again by their content."""
         self.caches_late = False
-        """... and that only from when the iteration has ended which computed it."""
+        """Whether that is only after the iteration that computed it has ended."""
         self.evicted = 0
-        """Blocks with content that gave way to others."""
+        """Blocks with content that were evicted."""
         self.queue_looks = 0
         """Plans whose scheduler had looked over the queue; see `policies.view.Looks`."""
         self.progress: Callable[[int], int] | None = None
-        """Tokens of an admitted request whose content is known by now; asked of those who emit what the workload names."""
+        """Tokens of an admitted request whose content is known by now; called where the workload names its output."""
 
     @property
     def used(self) -> int:
@@ -65,8 +65,8 @@ class KvPool:
         return -(-tokens // self.block_tokens)
 
     def held(self, cached: int, remaining: int = 0) -> int:
-        """Blocks that a sequence holds between iterations: for *cached* tokens, and, where prompts take them whole, for those that
-        it still has to compute."""
+        """Blocks that a sequence holds between iterations: for *cached* tokens, and, where prompts take all blocks at once, for
+        *remaining* ones."""
         if not self.by_chunk:
             return self.blocks(cached + remaining)
         if not cached:
@@ -75,7 +75,7 @@ class KvPool:
         return self.blocks(slots if self._limit is None else min(slots, self._limit))
 
     def take(self, blocks: int) -> None:
-        """OutOfBlocks, and nothing taken, where fewer are free."""
+        """Takes all, or raises OutOfBlocks if fewer are free."""
         if blocks > self.free:
             raise OutOfBlocks
         self.free -= blocks
@@ -84,18 +84,18 @@ class KvPool:
         self.free += blocks
 
     def release(self, id_: int, blocks: int, tokens: int) -> None:
-        """A sequence gives back all of its *blocks*; *tokens* of its tokens are known by their content where blocks are."""
+        """Frees all *blocks* blocks of a sequence; its first *tokens* tokens are cached, where blocks are."""
         self.give(blocks)
 
     def reset(self) -> None:
-        """Nobody holds anything."""
+        """Frees every block."""
         self.free = self.total
 
-    # What a pool whose blocks can be found again answers (`caches`): `sim.engine.cache.block_cache`.
+    # Pools whose blocks are found again (`caches`) override these: `sim.engine.cache.block_cache`.
 
     @property
     def writes(self) -> bool:
-        """Whether somebody emits what others may find."""
+        """Whether a sequence emits what may be found."""
         return False
 
     def found_blocks(self, id_: int, tokens: int) -> int:
@@ -103,21 +103,21 @@ class KvPool:
         return 0
 
     def use(self, looks: Looks) -> None:
-        """A plan is carried out for which a scheduler has looked for itself; where looking counts as use, it has been used."""
+        """Marks a scheduler's own look-ups, for a plan that is carried out, as use, where looking counts as use."""
 
     def beginning(self, id_: int, tokens: int) -> object:
-        """What the first *tokens* tokens of a request are called: the same for all that begin with them. None: nobody knows."""
+        """A name of the first *tokens* tokens of a request: equal for all that begin with them. None: unknown."""
         return None
 
     def unheld_blocks(self, id_: int, blocks: int) -> int:
-        """Of the first *blocks* cached blocks of a request those that nobody holds: they count as free until it takes them."""
+        """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
         return 0
 
     def admit(self, id_: int, blocks: int) -> None:
         """A request holds its first *blocks* blocks, which are cached."""
 
     def loaded(self, id_: int, tokens: int) -> None:
-        """Of a request that holds blocks for them the first *tokens* tokens have come from elsewhere."""
+        """The first *tokens* tokens of a request have been copied to blocks that it holds for them."""
 
     def writes_on(self, id_: int, prompt_tokens: int) -> None:
         """An admitted request may emit what the workload names."""
@@ -128,26 +128,26 @@ class KvPool:
 
     @property
     def held_again(self) -> int:
-        """Blocks that more than one holds, each time after the first."""
+        """Holds of blocks by sequences, beyond the first of each."""
         return 0
 
     def fault(self) -> str | None:
-        """What of the books does not hold, in words; None where all does."""
+        """The first invariant that does not hold, in words, or None."""
         return None
 
     def order(self, id_: int) -> int:
-        """Of admissions which one it was."""
+        """The number of its admission."""
         return 0
 
     def shared_blocks(self, id_: int) -> int:
-        """Blocks of a request that somebody else holds as well."""
+        """Blocks of a request that other sequences hold too."""
         return 0
 
     def prepay(self, blocks: int) -> None:
-        """Take blocks now that `take` will be asked for."""
+        """Takes blocks ahead of a later call of `take`."""
 
     def hand_over(self, blocks: int) -> None:
-        """Blocks that were taken ahead are those of a sequence that gives way after all."""
+        """Moves prepaid blocks to a sequence that is preempted after all."""
 
     def cached(self, id_: int, tokens: int) -> None:
         """The first *tokens* tokens of an admitted request are computed, or about to be."""
@@ -159,16 +159,16 @@ class KvPool:
         """As many blocks are about to be taken, or looked for in vain."""
 
     def gave_way(self, kept: int) -> None:
-        """One of a batch has given way, and *kept* sequences go on."""
+        """One of a batch was preempted, and *kept* sequences go on."""
 
     def before_prompts(self, tokens: int, prompts: int) -> None:
-        """An iteration with so many prompts, and *tokens* tokens of them, is about to take its blocks."""
+        """An iteration with *prompts* prompts of *tokens* tokens is about to take its blocks."""
 
     def before_decodes(self, sequences: int) -> None:
-        """A decode step of so many sequences is about to take its blocks."""
+        """A decode step of *sequences* is about to take its blocks."""
 
     def freed_by(self, id_: int, gone: dict[object, int]) -> int:
-        """Blocks with content that come free when a request gives way after others; *gone* keeps count of these."""
+        """Cached blocks that preempting a request after others frees; *gone* counts the holds given up, by run."""
         return 0
 
     def full_blocks(self, id_: int) -> int:
@@ -176,7 +176,7 @@ class KvPool:
         return 0
 
     def try_out(self) -> None:
-        """From here on moves are noted, for `undo`."""
+        """Begins to log moves, for `undo`."""
 
     def undo(self) -> None:
-        """Take back all moves since `try_out`, the last first."""
+        """Undoes all moves since `try_out`, the last first."""

@@ -1,4 +1,4 @@
-"""What schedulers that never evict have promised: for each who is admitted the KV blocks that it may come to hold."""
+"""KV blocks that schedulers without preemption reserve: for each admitted request the most that it may hold."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from sim.engine.requests.state import RequestState
 
 
 class Promises:
-    """The sum, kept where a scheduler `reserves`; see `policies.view.ReplicaView.promised_blocks`.
+    """The sum, where a scheduler `reserves`; see `policies.view.ReplicaView.promised_blocks`.
 
-    A block that several hold counts for each of them.
+    A block that several hold counts for each.
     """
 
     __slots__ = ("_beyond", "_kv", "_limit", "_made", "_state", "blocks", "one_token")
@@ -19,9 +19,9 @@ class Promises:
         self.one_token = False
         """Whether prompts are only computed here, and decoded elsewhere."""
         self.blocks = 0 if kept else -1
-        """-1: nothing is kept count of."""
+        """-1: no blocks are counted."""
         self._made: dict[int, int] = {}
-        """By request, as long as it is admitted: what a client allows may become less meanwhile."""
+        """Blocks by admitted request, whose limit of tokens may become less meanwhile."""
         self._kv = kv
         self._state = state
         self._limit = limit
@@ -36,14 +36,14 @@ class Promises:
         return min(self._kv.blocks(longest + self._beyond), self._kv.total)
 
     def counted(self, id_: int) -> int:
-        """What a request is, or would be, promised; 0 where nothing is kept count of."""
+        """Blocks that are, or would be, reserved for a request; 0 without counts."""
         if self.blocks < 0:
             return 0
         made = self._made.get(id_)
         return self._of(id_) if made is None else made
 
     def has_room_for(self, id_: int) -> bool:
-        """Whether one more can be promised its own beside all others."""
+        """Whether one more's blocks can be reserved beside others."""
         return self.blocks < 0 or self.blocks + self._of(id_) <= self._kv.total
 
     def make(self, id_: int) -> None:
@@ -53,7 +53,7 @@ class Promises:
             self.blocks += self._made[id_]
 
     def end(self, id_: int) -> int:
-        """It is not any more; what it had been promised."""
+        """Ends and returns a request's reservation."""
         if self.blocks < 0:
             return 0
         blocks = self._made.pop(id_)
@@ -61,6 +61,6 @@ class Promises:
         return blocks
 
     def reset(self) -> None:
-        """Nobody is admitted."""
+        """Ends all reservations."""
         self._made.clear()
         self.blocks = min(self.blocks, 0)

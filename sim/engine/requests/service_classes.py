@@ -1,4 +1,4 @@
-"""Classes of service of a workload: what policies see of them, and what stays in the columns of a run."""
+"""Classes of service of a workload: the terms that policies see, and the columns of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads import ClosedLoop, Trace, token_costs
 
 
 def terms_of(workload: Trace | ClosedLoop) -> Terms:
-    """What the workload says of classes, tenants and predictions; nothing where it does not say it."""
+    """Terms of the workload's classes, tenants and predictions; `NO_TERMS` where it has none."""
     if not isinstance(workload, Trace):
         return NO_TERMS
     found: dict[str, array[int]] = {}

@@ -1,6 +1,6 @@
-"""What is known of every request, by id: columns shared by all machines of a run.
+"""The state of every request, by id: columns shared by all machines of a run.
 
-What a request has done belongs to it, never to the machine or the slot that it happens to be in.
+A request's progress belongs to it, never to the machine or the lane that it is in.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class RequestState:
         `deadline`, `priority`."""
         n = len(prompt)
         self.contents_in = contents_in
-        """What requests read and write in blocks of so many tokens; None: the workload does not say."""
+        """Contents of requests in blocks of so many tokens; None: the workload names none."""
         self.prompt = prompt
         self.output = output
         self.max_tokens = output if max_tokens is None else max_tokens
         """Output tokens that the client allows at most."""
         self.model: array[int] | None = None
         self.deadline: array[int] | None = None
-        """Relative to arrival, -1 absent; None: nobody has one."""
+        """ns after the arrival, -1 absent; None: none has one."""
         self.priority: array[int] | None = None
         """None: 0 for all."""
         self.terms: Terms = NO_TERMS
-        """Of classes of service."""
+        """Classes of service."""
         self.left = output[:]
         """Tokens still to emit; of a sequence that decodes, as of when it joined the others."""
         self.arrival = arrival
         self.scheduled, self.first_token, self.finish = (array("q", [-1]) * n for _ in range(3))
         self.token_ns = array("q", [-1]) * n
-        """When a request that was preempted or handed back emitted its latest token."""
+        """The latest token (ns) of a request that was preempted or handed back."""
         self.rounds = array("i", bytes(4 * n))
         """Decode rounds done, where it speculates: the acceptance of the next one is drawn by their number."""
         self.recomputed = array("q", bytes(8 * n))
@@ -56,36 +56,36 @@ class RequestState:
         self.replica: array[int] = array("i", [-1]) * n
         self.preemptions = array("i", bytes(4 * n))
         self.prefix_hits = array("q", bytes(8 * n) if contents_in is not None else b"")
-        """Tokens found in the prefix cache when first admitted ..."""
+        """Tokens found in the prefix cache when first admitted."""
         self.prefix_hits_again = array("q", self.prefix_hits)
-        """... and after preemptions."""
+        """Hits after preemptions."""
         self.tier_hits: dict[str, array[int]] = {}
-        """By kind of tier: tokens loaded for its first admission, and (`swap`) those that came back after it had given way."""
+        """Tokens loaded for a first admission, by kind of tier, and (`swap`) those copied back after a preemption."""
         self.load_ns = array("q")
-        """How long it was held for loads; -1 less when it began, while it is."""
+        """ns held for loads; during a load, less the instant of its start."""
         self.status = bytearray([UNFINISHED]) * n
         self.given_back: dict[int, int] = {}
-        """Of those that ran on machines that have been stopped: tokens whose KV is gone."""
+        """Tokens whose KV was lost with machines that have been stopped, by request."""
         self.again: bytearray | None = None
-        """Of each request whether its machine has failed, where machines do."""
+        """Whether each request's machine has failed, where machines do."""
         self.carried: array[int] | None = None
-        """Tokens that a request had emitted when it came to the router, where machines fail on which prompts alone are computed:
-        they are computed, and handed over, like those of its prompt."""
+        """Tokens that a request had emitted when it came to the router, where machines that only prefill may fail: they are
+        computed, and handed over, like those of its prompt."""
         self.reason = array("i", [-1]) * n
         self.shortened: dict[int, int] = {}
-        """Of those whose answers a scheduler has shortened: tokens that they lack, 0 where they would have ended sooner."""
+        """Tokens that answers shortened by a scheduler lack, by request; 0 where they would have ended sooner."""
         self.told: Callable[[Lane, int], None] | None = None
-        """Whoever is told of each step of a lane when it has ended, and when that was; None: nobody listens."""
+        """Called with a lane and the instant when a step of the lane has ended; None: not called."""
 
     def clear(self) -> None:
-        """There are no requests."""
+        """Removes all requests."""
         for column, _ in self._blank():
             del column[:]
 
     def add(
         self, prompt: int, output: int, max_tokens: int, arrival_ns: int, model: int = 0, priority: int = 0
     ) -> None:
-        """One request more, behind the others; of columns that the run does not have nothing is kept."""
+        """Appends a request; values for columns that the run does not have are dropped."""
         for column, blank in self._blank():
             column.append(blank)
         self.prompt[-1], self.output[-1], self.left[-1], self.arrival[-1] = prompt, output, output, arrival_ns
@@ -97,7 +97,7 @@ class RequestState:
             self.priority[-1] = priority
 
     def _blank(self) -> Iterator[tuple[array[int] | bytearray, int]]:
-        """Every column, each once, and what stands there for a request of which nothing is known yet."""
+        """Every column, each once, and its value for a request without any progress."""
         yield from ((column, 0) for column in (self.prompt, self.output, self.left, self.arrival))
         if self.max_tokens is not self.output:
             yield self.max_tokens, 0
@@ -118,7 +118,7 @@ class RequestState:
         yield self.status, UNFINISHED
 
     def keep_tier_hits(self, kinds: Sequence[str]) -> None:
-        """Loads from tiers of *kinds* are to be counted."""
+        """Has loads from tiers of *kinds* counted."""
         n = len(self.prompt)
         for kind in kinds:
             self.tier_hits.setdefault(kind, array("q", bytes(8 * n)))
@@ -136,7 +136,7 @@ class RequestState:
         self.load_ns[id_] += now_ns
 
     def shorten(self, id_: int, tokens: int) -> bool:
-        """Have a request that does not run end after *tokens* output tokens at the latest, or with the next where it has as many;
+        """Has a request that is not running end after *tokens* output tokens at the latest, or with the next if it has as many;
         whether it might have had more."""
         tokens = max(tokens, self.output[id_] - self.left[id_] + 1)
         lacks = max(self.output[id_] - tokens, 0)
@@ -149,9 +149,9 @@ class RequestState:
         return had > tokens
 
     def waiting_seq(self, id_: int, *, cached_tokens: int = 0, preempted: bool = False) -> WaitingSeq:
-        """The request as it waits: what it still has to compute beside *cached_tokens* whose KV exists.
+        """The request as a waiting one, which has to compute all but *cached_tokens* whose KV exists.
 
-        Who has emitted a token and has the KV of all before it has nothing to compute: it decodes from there. Who has emitted none
+        One with a token emitted and the KV of all before it has nothing to compute: it decodes from there. One with none emitted
         computes one token of its prompt at least. A request without a prompt starts from one begin-of-sequence token. ValueError
         for KV that cannot be.
         """

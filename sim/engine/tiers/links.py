@@ -1,4 +1,4 @@
-"""A link that KV crosses: first come, first served, a stated number of transfers at once, slower for a time where that is said."""
+"""A link that KV crosses: first come, first served, a stated number of transfers at once, slower at stated times."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Slowdown:
     for_s: float | None = None
     """None: to the end."""
     factor: float = 1.0
-    """On the bandwidth, from 0 (nothing goes, which has an end) to 1."""
+    """The share of the bandwidth, from 0 (only with `for_s`) to 1."""
     latency_s: float = 0.0
-    """More for each transfer whose last byte is sent in this time."""
+    """Added for each transfer whose last byte is sent meanwhile."""
 
     def __post_init__(self) -> None:
         for name in ("at_s", "for_s", "latency_s"):
@@ -58,18 +58,18 @@ def check_slowdowns(slowdowns: Sequence[Slowdown]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """What is known of a link beforehand."""
+    """The configuration of a link."""
 
     bandwidth_bytes_per_s: float
-    """Of one transfer; infinite for a link that only delays."""
+    """Rate of a transfer; infinite if the link only delays."""
     latency_s: float = 0.0
-    """From the last byte sent to the last byte received; it occupies nothing."""
+    """Time from last byte sent to last byte received; it occupies nothing."""
     concurrent_transfers: int = 1
-    """So many go on at once, each with the whole `bandwidth_bytes_per_s`: rails, or copy engines."""
+    """Transfers at once, each with the whole `bandwidth_bytes_per_s`: rails, or copy engines."""
     write_bytes_per_s: float | None = None
-    """Of a transfer in the other direction; None: the same."""
+    """The rate in the other direction; None: the same."""
     slowdowns: tuple[Slowdown, ...] = ()
-    """Times for which it is not what it was."""
+    """Times at which the link is slower."""
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0:
@@ -83,7 +83,7 @@ class LinkSpec:
         check_slowdowns(self.slowdowns)
 
     def occupied_ns(self, n_bytes: int, *, writes: bool = False) -> int:
-        """How long a transfer holds its place on the link, at its full bandwidth."""
+        """Nanoseconds for which a transfer holds its place, at full bandwidth."""
         rate = self.bandwidth_bytes_per_s
         if writes and self.write_bytes_per_s is not None:
             rate = self.write_bytes_per_s
@@ -92,7 +92,7 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """When one transfer waited, went and arrived."""
+    """The instants and bytes of one transfer."""
 
     asked_ns: int
     begin_ns: int
@@ -102,32 +102,32 @@ class Transfer:
 
     @property
     def waited_ns(self) -> int:
-        """For its turn; 0 for one that began before all of it was at hand."""
+        """Time queued; 0 for one that began before all bytes existed."""
         return max(self.begin_ns - self.asked_ns, 0)
 
 
 class Link:
-    """Transfers are asked for in order of time; what has been promised is not changed by what is asked later."""
+    """A link. Transfers are asked for in order of time, and a later one never changes the others' times."""
 
     def __init__(self, spec: LinkSpec) -> None:
         self.spec = spec
         self._latency_ns = round(spec.latency_s * 1e9)
         self._changes = _changes(spec.slowdowns)
         self._free_ns = [0] * spec.concurrent_transfers
-        """A heap: when each place is free again."""
+        """A heap: the end of each place's use."""
         self.busy_ns = 0
         """Summed over places."""
         self._stretched: list[tuple[int, int]] = []
-        """Of transfers that held their place for longer than their bytes took, and may do so still: when these had gone, and when
-        the place was free."""
+        """(end of the bytes, end of the place's use) of transfers that held a place for longer than their bytes took, and may do
+        so still."""
 
     def wait_ns(self, now_ns: int) -> int:
-        """How long a transfer that is asked for now would wait for its turn."""
+        """Nanoseconds for which a transfer asked for now is queued."""
         return max(0, self._free_ns[0] - now_ns)
 
     def takes_ns(self, now_ns: int, n_bytes: int) -> int:
-        """How long a transfer that began now would take until it has arrived, if the link stayed as it is; a link that stands still
-        is taken to take its turn when it goes on."""
+        """Nanoseconds until a transfer that begins now arrives, if the link stays as it is; where it stands still, its later
+        changes count."""
         factor, more_ns = self._state_at(now_ns)
         occupied = self.spec.occupied_ns(n_bytes)
         if factor:
@@ -138,10 +138,10 @@ class Link:
     def send(
         self, now_ns: int, n_bytes: int, *, writes: bool = False, since_ns: int | None = None, last_bytes: int = 0
     ) -> Transfer:
-        """Takes the first place that is free.
+        """Sends on the first free place.
 
-        *since_ns*: the bytes came to be at hand evenly from then on, the last *last_bytes* now, and were sent behind that in what
-        time the place had been free: what nobody had asked for is given away afterwards, so that no promise changes.
+        *since_ns*: the bytes were produced evenly from then on, the last *last_bytes* now, and were sent in the time that the
+        place had been free since: that was in no other transfer's use, so that no other one changes.
         """
         begin = max(now_ns if since_ns is None else since_ns, self._free_ns[0])
         sent = self._sent_ns(begin, self.spec.occupied_ns(n_bytes, writes=writes))
@@ -155,7 +155,7 @@ class Link:
         return Transfer(now_ns, begin, sent, sent + self._latency_ns + self._state_at(sent)[1], n_bytes)
 
     def stop(self, now_ns: int) -> None:
-        """Whoever used it is gone: what is on it, or waits for it, goes no further."""
+        """Drops the transfers that are on the link or queued for it."""
         self.busy_ns -= sum(max(free_ns - now_ns, 0) for free_ns in self._free_ns)
         self.busy_ns += sum(max(sent_ns - max(gone_ns, now_ns), 0) for gone_ns, sent_ns in self._stretched)
         self._stretched.clear()
@@ -163,7 +163,7 @@ class Link:
         heapq.heapify(self._free_ns)
 
     def cancel(self, transfer: Transfer, now_ns: int) -> None:
-        """The receiver of a transfer is gone: its place is free from *now_ns* on, unless others have been promised it since."""
+        """Cancels a transfer: its place is free from *now_ns* on, unless later ones have been given it since."""
         end_ns = max(transfer.begin_ns, now_ns)
         if end_ns >= transfer.sent_ns or transfer.sent_ns not in self._free_ns:
             return
@@ -175,7 +175,7 @@ class Link:
             self._stretched.remove((gone_ns, transfer.sent_ns))
 
     def _state_at(self, at_ns: int) -> tuple[float, int]:
-        """The share of its bandwidth that it has, and what it takes beside its latency."""
+        """(share of the bandwidth, ns beside the latency) at an instant."""
         changes = self._changes
         if not changes:
             return _UNHARMED
@@ -183,7 +183,7 @@ class Link:
         return _UNHARMED if at < 0 else changes[at][1:]
 
     def _sent_ns(self, begin_ns: int, occupied_ns: int) -> int:
-        """When a transfer has been sent that takes *occupied_ns* at full bandwidth, and begins at *begin_ns*."""
+        """The end of sending that begins at *begin_ns* and takes *occupied_ns* at full bandwidth."""
         changes = self._changes
         if not changes:
             return begin_ns + occupied_ns
@@ -199,7 +199,7 @@ class Link:
 
 
 def _changes(slowdowns: Sequence[Slowdown]) -> list[tuple[int, float, int]]:
-    """In order of time: when something changes, and factor and added latency (ns) from then on."""
+    """(instant, factor, added latency in ns) of each change, in order of time."""
     found: list[tuple[int, float, int]] = []
     for each in sorted(slowdowns, key=lambda each: each.begin_ns):
         if found and found[-1][0] == each.begin_ns:

@@ -1,4 +1,4 @@
-"""KV that those who wait have had loaded, or that was moved to host memory when they gave way."""
+"""KV loaded for waiting sequences, or moved to host memory when they were preempted."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from sim.engine.requests.state import RequestState
 
 
 class AtHand(NamedTuple):
-    """What one that waits has been loaded, and holds until it is admitted."""
+    """KV loaded for a waiting sequence, which holds it until admitted."""
 
     blocks: int
     tokens: int
     on_device: int
-    """Tokens of these that were on the device ..."""
+    """Tokens of these that were on the device."""
     by_tier: tuple[tuple[int, int], ...]
-    """... and in tiers: (tier, tokens)."""
+    """Tokens in tiers: (tier, tokens)."""
     moved: bool
-    """It had given way and been moved to host memory."""
+    """It was preempted and moved to host memory."""
 
 
 class Brought:
-    """What a tenant's waiting sequences have, or could have, beside what the prefix cache finds; idle without tiers."""
+    """KV that a tenant's waiting sequences have, or could have, beside prefix hits; idle without tiers."""
 
     __slots__ = ("_kv", "_state", "at_hand", "forgets", "kinds", "loaded_last", "moved", "moves_out")
 
@@ -32,37 +32,37 @@ class Brought:
         self._kv = kv
         self._state = state
         self.at_hand: dict[int, AtHand] = {}
-        """Whose KV has been loaded."""
+        """Loaded KV by sequence."""
         self.moved: dict[int, int] = {}
-        """Of those that gave way: tokens whose KV is in host memory."""
+        """Tokens in host memory by preempted sequence."""
         self.loaded_last = 0
         """Tokens that had been loaded for the sequence that was admitted last."""
         self.kinds: tuple[str, ...] = ()
-        """Of the tiers, nearest first."""
+        """Tier kinds, nearest first."""
         self.moves_out: Callable[[int, int], bool] | None = None
-        """Moves a sequence with so many tokens that gives way to host memory; whether it did."""
+        """Moves a preempted sequence with so many tokens to host memory; whether it did."""
         self.forgets: Callable[[int], None] | None = None
         """Tells the tier that a sequence is not needed there any more."""
 
     def give_back(self, id_: int) -> None:
-        """One that waits holds blocks no more, if it holds any."""
+        """Frees blocks of a waiting sequence, if it holds any."""
         held = self.at_hand.pop(id_, None)
         if held is not None:
             self._kv.release(id_, held.blocks, held.tokens)
 
     def gone(self, id_: int) -> None:
-        """One that waited does so no more, and was not admitted."""
+        """A sequence has left the queue and was not admitted."""
         self.give_back(id_)
         self.forget_moved(id_)
 
     def forget_moved(self, id_: int) -> None:
-        """What host memory has of a sequence that gave way is not needed any more, if it has anything."""
+        """Drops what host memory has of a preempted sequence, if it has anything."""
         if self.moved.pop(id_, 0):
             assert self.forgets is not None
             self.forgets(id_)
 
     def admitted(self, seq: WaitingSeq) -> None:
-        """A sequence is admitted: the blocks that it holds are whoever's to take who admits it, but for those with content."""
+        """A sequence is admitted: its loaded blocks are freed, to be taken for it again, but for those with content."""
         id_, state, kv = seq.id, self._state, self._kv
         held = self.at_hand.pop(id_, None)
         self.loaded_last = 0
@@ -77,12 +77,12 @@ class Brought:
                 state.tier_hits[kind][id_] += tokens
             kv.give(held.blocks - kv.found(id_))
         elif id_ in self.moved:
-            # It was found worth computing again.
+            # It is computed again all the same.
             state.recomputed[id_] += self.moved[id_]
         self.forget_moved(id_)
 
     def reset(self) -> None:
-        """Nobody waits."""
+        """Drops all KV."""
         self.at_hand.clear()
         for id_ in list(self.moved):
             self.forget_moved(id_)

@@ -1,7 +1,7 @@
-"""KV blocks outside the device: what a tier holds, by content, the least recently used given up first.
+"""KV blocks outside the device: a tier's blocks by content, the least recently used evicted first.
 
-A store keeps *pieces*, blocks behind each other on one chain of contents (`sim.engine.kv.content`), and not every block by itself,
-so that work follows how often prompts fork. Unlike those of a device its blocks may lack others before them: what a device evicts
+A store keeps *pieces*, consecutive blocks on one chain of contents (`sim.engine.kv.content`), and not every block by itself,
+so that work grows with the forks of prompts. Unlike those of a device its blocks may lack others before them: what a device evicts
 is the end of a prompt.
 """
 
@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 Space = tuple[int, int, int]
-"""Whose contents can be told from whose: model, tokens and bytes of a block."""
+"""A space in which contents compare: model, tokens and bytes of a block."""
 
 Key = tuple[Space, int]
-"""A chain of contents: its number, or -1 - id for what is a request's own."""
+"""A chain of contents: its number, or -1 - id for a request's own."""
 
 Piece = tuple[Key, int, int]
 """A chain, and which of its blocks, counted from the beginning of the prompt."""
 
 
 _MOVED: Final = -2
-"""Of news of a shared store: less the number of a sequence, that it is moved here; -1: that contents have been used."""
+"""Changes of a shared store have, in place of *ready_ns*, this less an id: it is moved here; -1: contents are used."""
 
 
 class _Kept:
@@ -36,29 +36,29 @@ class _Kept:
         self.lo = lo
         self.hi = hi
         self.ready_ns = ready_ns
-        """When their last byte has come: nobody finds them sooner."""
+        """The instant of their last byte; look-ups miss before."""
         self.stamp = stamp
 
 
 class Store:
-    """Blocks of a tier. All that is asked of it is asked in order of time."""
+    """Blocks of a tier. Its methods are called in order of time."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        """Of contents, and of sequences that were moved here."""
+        """Bytes of contents, and of sequences moved here."""
         self.evicted = 0
-        """Blocks that gave way."""
+        """Evicted blocks."""
         self._kept: dict[Key, list[_Kept]] = {}
         self._oldest: list[tuple[int, int, int, _Kept]] = []
-        """A heap of who gives way first, stale entries included: (stamp, -lo, number, blocks)."""
+        """A heap in order of eviction, stale entries included: (stamp, -lo, number, blocks)."""
         self._n = self._stamp = 0
         self._moved: dict[int, int] = {}
 
     # Contents.
 
     def covered(self, pieces: Sequence[Piece], at: int, now_ns: int) -> int:
-        """Up to which block *pieces*, which follow each other, are here from block *at* on."""
+        """The block up to which consecutive *pieces* are here from block *at* on."""
         for key, _, hi in pieces:
             if hi <= at:
                 continue
@@ -81,18 +81,18 @@ class Store:
         return found
 
     def use(self, pieces: Sequence[Piece]) -> None:
-        """Blocks of *pieces* that are here have been used now; of those used together the last gives way first."""
+        """Marks blocks of *pieces* that are here as used now; the last of those used together is evicted first."""
         for key, lo, hi in reversed(pieces):
             self._renew(key, lo, hi, -1, 0)
 
     def put(self, pieces: Sequence[Piece], now_ns: int, ready_ns: int) -> list[Piece]:
-        """*pieces* are kept from now on, and can be found from *ready_ns* on; what gives way to them."""
+        """Keeps *pieces* from now on, to be found from *ready_ns* on; returns what they evict."""
         for key, lo, hi in reversed(pieces):
             self._renew(key, lo, hi, ready_ns, now_ns)
         return self._make_room()
 
     def _renew(self, key: Key, lo: int, hi: int, ready_ns: int, now_ns: int) -> None:
-        """Blocks *lo* to *hi* of a chain are the latest used: those that are here, and (*ready_ns* of at least 0) all others."""
+        """Marks blocks *lo* to *hi* of a chain as used last: those here, and (*ready_ns* of at least 0) all others."""
         self._stamp += 1
         stamp, at = self._stamp, lo
         rest: list[_Kept] = []
@@ -151,14 +151,14 @@ class Store:
         return gone
 
     def clear(self) -> None:
-        """The memory is gone, and what it had."""
+        """Drops all: the memory is gone."""
         self.used_bytes = 0
         self._kept.clear()
         self._oldest.clear()
         self._moved.clear()
 
     def _drop(self, key: Key, lo: int, hi: int, ready_ns: int) -> None:
-        """Of blocks *lo* to *hi* of a chain those that were to come at *ready_ns* do not come."""
+        """Drops blocks *lo* to *hi* of a chain that were to come at *ready_ns*."""
         left: list[_Kept] = []
         for kept in self._kept.get(key, ()):
             begin, end = max(kept.lo, lo), min(kept.hi, hi)
@@ -184,8 +184,8 @@ class Store:
     # Sequences that were moved here.
 
     def move_in(self, id_: int, n_bytes: int) -> list[Piece] | None:
-        """Room for a sequence that nobody else can find; what gives way to it. None, and nothing changes, where others that were
-        moved here leave none."""
+        """Makes room for a sequence, unshared; returns the pieces evicted. None, and nothing changes, where others that
+        were moved here leave none."""
         if sum(self._moved.values()) + n_bytes > self.capacity_bytes:
             return None
         self._moved[id_] = n_bytes
@@ -193,11 +193,11 @@ class Store:
         return self._make_room()
 
     def move_out(self, id_: int) -> None:
-        """A sequence that was moved here is gone, if it was here."""
+        """Removes a sequence that was moved here, if it is here."""
         self.used_bytes -= self._moved.pop(id_, 0)
 
     def fault(self) -> str | None:
-        """What of the books does not hold, in words; None where all does. For `sim.engine.simulation.invariants`."""
+        """The first invariant that does not hold, or None. For `sim.engine.simulation.invariants`."""
         used = sum(self._moved.values())
         for key, pieces in self._kept.items():
             at = 0
@@ -214,7 +214,7 @@ class Store:
 
 
 def _joined(pieces: list[_Kept], now_ns: int) -> list[_Kept]:
-    """*pieces* with those that lie behind each other as one, where both can be found from the same instant on."""
+    """*pieces* with consecutive ones as one, where both can be found from the same instant on."""
     joined: list[_Kept] = []
     for kept in pieces:
         last = joined[-1] if joined else None
@@ -226,21 +226,21 @@ def _joined(pieces: list[_Kept], now_ns: int) -> list[_Kept]:
 
 
 class SharedStore(Store):
-    """A store that several machines read: what one does to it is seen by all one nanosecond later, in the order of machines."""
+    """A store that several machines read: changes by one are seen by all one nanosecond later, in the order of machines."""
 
     def __init__(self, capacity_bytes: int) -> None:
         super().__init__(capacity_bytes)
         self._coming: list[tuple[int, int, int, tuple[Piece, ...], int]] = []
         self._told = 0
         self._writes: dict[int, deque[tuple[int, tuple[Piece, ...]]]] = {}
-        """By machine what it writes: when the last byte has come, and what it is."""
+        """Writes by machine: the instant of the last byte, and the pieces."""
         self._given: dict[int, int] = {}
         """Bytes of sequences that have been given room here, which they take a nanosecond later."""
         self.passes_on: Callable[[list[Piece], int], None] | None = None
-        """Takes what gives way, and when; set by the machine whose memory it is."""
+        """Called with evicted pieces and the instant; set by the owning machine."""
 
     def later(self, machine: int, now_ns: int, pieces: Sequence[Piece], ready_ns: int) -> None:
-        """From the next nanosecond on *pieces* have been used (*ready_ns* -1) or are kept, to be found from *ready_ns* on."""
+        """Uses (*ready_ns* -1) or keeps *pieces* from the next nanosecond on, to be found from *ready_ns* on."""
         self._told += 1
         heapq.heappush(self._coming, (now_ns + 1, machine, self._told, tuple(pieces), ready_ns))
         if ready_ns >= 0:
@@ -250,7 +250,7 @@ class SharedStore(Store):
             mine.append((ready_ns, tuple(pieces)))
 
     def move_in_later(self, machine: int, now_ns: int, id_: int, n_bytes: int) -> bool:
-        """As `move_in`, from the next nanosecond on; whether others that were moved here leave room."""
+        """`move_in` from the next nanosecond on; returns whether others moved here leave room."""
         if sum(self._given.values()) + n_bytes > self.capacity_bytes:
             return False
         self._given[id_] = n_bytes
@@ -263,7 +263,7 @@ class SharedStore(Store):
         super().move_out(id_)
 
     def bring_up_to(self, now_ns: int) -> None:
-        """What was done before *now_ns* is seen."""
+        """Makes changes before *now_ns* seen."""
         while self._coming and self._coming[0][0] <= now_ns:
             at_ns, _, _, pieces, ready_ns = heapq.heappop(self._coming)
             gone: list[Piece] | None = None
@@ -283,7 +283,7 @@ class SharedStore(Store):
         self._writes.clear()
 
     def writer_gone(self, machine: int, now_ns: int) -> None:
-        """What *machine* was writing, and what had not come when it stopped, does not come."""
+        """Drops what *machine* was writing and had not come when it stopped."""
         self.bring_up_to(now_ns)
         self._coming = [each for each in self._coming if each[1] != machine or each[4] < 0]
         heapq.heapify(self._coming)

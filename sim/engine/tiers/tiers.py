@@ -1,8 +1,8 @@
-"""KV memory behind the device: host memory, disks, a store that machines share, and what other machines have.
+"""KV memory behind the device: host memory, disks, a store that machines share, and that of other machines.
 
-A `Tiers` is one tenant's: which tier has how much of a prompt, what a load from it takes, and what is written to it when. A load
-or a store takes its tier's link, first come first served and both directions together; iterations go on meanwhile. Who waits for a
-load is in `sim.engine.serve.loading`.
+A `Tiers` is one tenant's: the blocks of a prompt in each tier, the time of a load, and what is written when. A load
+or a store takes its tier's link, first come first served and both directions together; iterations go on meanwhile. Sequences
+that are queued for a load are in `sim.engine.serve.loading`.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class TierSpec:
 
     kind: TierKind
     """`host` and `disk` are the machine's own, a `remote` store is shared by all machines that name it, and `peer` is the host
-    memory of the other machines, which nobody writes to."""
+    memory of the other machines, which is only read."""
     read_bytes_per_s: float
-    """Of the machine, all of its devices together."""
+    """The rate of all the machine's devices."""
     write_bytes_per_s: float | None = None
     """None: as it reads."""
     latency_s: float = 0.0
-    """Of a load or a store, beside its bytes; others may go meanwhile."""
+    """Time of a load or store beside its bytes; it occupies no link."""
     capacity_bytes: int = 0
-    """Of a `peer` none."""
+    """0 for a `peer`."""
     write: WriteRule = "through"
-    """`through`: prompt blocks are written when they have been computed; `eviction`: what the device, or the tier before this one,
-    gives up is written."""
+    """`through`: prompt blocks are written when they have been computed; `eviction`: those that the device, or the tier before this
+    one, evicts."""
     min_load_tokens: int = 0
     """A prompt that would gain fewer tokens is computed."""
     skip_when_slower: bool = False
-    """A load is left out that would come, its turn on the link included, later than its tokens would be computed alone."""
+    """Loads are left out that would take longer, queueing for the link included, than computing their tokens alone."""
     concurrent_transfers: int = 1
     staged: bool = False
-    """What is loaded comes to host memory first: the time of a copy over the link of the `host` tier is added, but not its turn."""
+    """Loads come to host memory first: the time of a copy over the link of the `host` tier is added, but no queueing for it."""
     store: str = ""
-    """Of a `remote` tier: which."""
+    """A `remote` tier's store."""
     slowdowns: tuple[Slowdown, ...] = ()
-    """Times for which its link is not what it was."""
+    """Times at which its link is slower."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -92,13 +92,13 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
 
 
 class SharedStores:
-    """What machines of a run read of each other."""
+    """Stores that machines of a run share."""
 
     def __init__(self, *, peers: bool) -> None:
         self.peers = peers
-        """Whether anybody reads the host memory of others."""
+        """Whether machines read each other's host memory."""
         self.hosts: dict[int, SharedStore] = {}
-        """By the number of their tenant, in order of machines."""
+        """Host memory by tenant number, in order of machines."""
         self._named: dict[str, SharedStore] = {}
 
     def host(self, number: int, capacity_bytes: int) -> Store:
@@ -117,7 +117,7 @@ class SharedStores:
 
 
 class Counts:
-    """What has been loaded from a tier and written to it."""
+    """Loads from a tier and stores to it, as counts."""
 
     __slots__ = (
         "load_bytes", "load_ns", "load_wait_ns", "loaded_blocks", "loads", "skipped_short", "skipped_slower",
@@ -146,8 +146,8 @@ class Tiers:
         self, specs: Sequence[TierSpec], space: Space, contents: Contents | None, recorder: Recorder, shared: SharedStores, *,
         machine: int, number: int,
     ) -> None:  # fmt: skip
-        """*contents*: what the workload names; None: nothing is found again, and sequences alone are moved. *machine*, *number*: of
-        the machine, and of the tenant among all of the run."""
+        """*contents*: what the workload names; None: nothing is found again, and sequences alone are moved. *machine*: its number;
+        *number*: the tenant's among all of the run."""
         check_tiers(specs)
         self.specs = tuple(specs)
         self.block_tokens, self.block_bytes = space[1], space[2]
@@ -174,16 +174,16 @@ class Tiers:
             shared.hosts[number].passes_on = self._pass_on_at
         self.counts = [Counts() for _ in specs]
         self.now_ns = 0
-        """The present instant, set by the tenant when it has its turn."""
+        """The present instant, set by the tenant when it acts."""
         self.price_ns: Callable[[int, int], int] = _free
-        """What computing so many tokens behind so many others takes."""
+        """(tokens, cached tokens) -> ns for computing the tokens."""
         self._home = next((i for i, spec in enumerate(specs) if spec.kind == "host"), -1)
-        """The tier that sequences are moved to when they give way."""
+        """The tier that preempted sequences are moved to, or -1."""
         self._writes_through = [i for i, spec in enumerate(specs) if spec.kind != "peer" and spec.write == "through"]
         self.takes_evicted = contents is not None and any(
             spec.kind != "peer" and spec.write == "eviction" for spec in specs
         )
-        """Whether what is evicted is written somewhere, so that it matters when it is."""
+        """Whether a tier takes evicted blocks, so that the time of eviction matters."""
 
     def _store_of(self, spec: TierSpec) -> Store | None:
         if spec.kind == "peer":
@@ -197,7 +197,7 @@ class Tiers:
     # Contents.
 
     def _pieces(self, id_: int, lo: int, hi: int) -> list[Piece]:
-        """Blocks *lo* to *hi* of a request, from its beginning on."""
+        """Blocks *lo* to *hi* of a request, in order."""
         contents, space = self._contents, self._space
         assert contents is not None
         named = contents.named[id_]
@@ -216,13 +216,13 @@ class Tiers:
         return found
 
     def _bring_up_to_now(self) -> None:
-        # What the memory of machines gives up may go to a store that is among those that follow.
+        # Blocks that a machine's memory evicts may go to a store among those that follow.
         for store in (*self._shared.hosts.values(), *self.stores):
             if isinstance(store, SharedStore):
                 store.bring_up_to(self.now_ns)
 
     def segments(self, id_: int, at: int, upto: int) -> list[Segment]:
-        """Who has which blocks of a request from block *at* on, of those below *upto*, as far as a load is worth it."""
+        """Blocks of a request from *at* on, below *upto*, by the tiers that have them, as far as a load is worth it."""
         if self._contents is None or at >= upto:
             return []
         self._bring_up_to_now()
@@ -263,7 +263,7 @@ class Tiers:
         )
 
     def load(self, id_: int, segments: Sequence[Segment]) -> int:
-        """Start to load; when the last byte is here, the next nanosecond at the earliest."""
+        """Starts a load; returns its last byte's instant, after now at the earliest."""
         ends_ns = self.now_ns + 1
         for tier, lo, hi, source in segments:
             self._use(source, self._pieces(id_, lo, hi))
@@ -278,7 +278,7 @@ class Tiers:
         return ends_ns
 
     def _staging_ns(self, tier: int, n_bytes: int) -> int:
-        """What the second leg of a load takes, from host memory to the device."""
+        """Nanoseconds of a load's second leg, from host memory to the device."""
         if not self.specs[tier].staged or self._home < 0:
             return 0
         return self.links[self._home].takes_ns(self.now_ns, n_bytes)
@@ -299,7 +299,7 @@ class Tiers:
     # Writing.
 
     def computed(self, id_: int, blocks: int) -> None:
-        """The first *blocks* blocks of a prompt have been computed: they are written where that is the rule."""
+        """Writes the first *blocks* blocks of a computed prompt to the tiers with the rule `through`."""
         if self._contents is None or not blocks:
             return
         self._bring_up_to_now()
@@ -307,7 +307,7 @@ class Tiers:
             self._write(tier, id_, self._pieces(id_, 0, blocks))
 
     def evicted(self, chain: int, lo: int, hi: int) -> None:
-        """The device has given up blocks *lo* to *hi* of a chain (-1 - id: a request's own)."""
+        """The device has evicted blocks *lo* to *hi* of a chain (-1 - id: a request's own)."""
         if self.takes_evicted and self.specs[0].write == "eviction":
             self._write(0, -1, [((self._space, chain), lo, hi)])
 
@@ -331,7 +331,7 @@ class Tiers:
             self._pass_on(tier, store.put(pieces, self.now_ns, sent.arrived_ns))
 
     def _pass_on(self, tier: int, gone: list[Piece]) -> None:
-        """What a tier gives up goes to the next, where that takes it."""
+        """Writes what a tier evicts to the next, where that takes it."""
         below = tier + 1
         if (
             gone
@@ -343,7 +343,7 @@ class Tiers:
                 self._write(below, -1, [piece])
 
     def _pass_on_at(self, gone: list[Piece], at_ns: int) -> None:
-        """As `_pass_on`, of host memory that others read, which gave it up at *at_ns*."""
+        """`_pass_on` for host memory that others read, which evicted it at *at_ns*."""
         now_ns, self.now_ns = self.now_ns, at_ns
         self._pass_on(self._home, gone)
         self.now_ns = now_ns
@@ -351,7 +351,7 @@ class Tiers:
     # Moving sequences.
 
     def move_out_of_the_device(self, id_: int, blocks: int) -> int:
-        """A sequence of *blocks* blocks gives way and is kept in host memory; when it is all there, -1 where there is no room."""
+        """Moves a preempted sequence of *blocks* blocks to host memory; returns its end in ns, -1 without room."""
         store = self.stores[self._home]
         assert store is not None
         if isinstance(store, SharedStore):
@@ -370,7 +370,7 @@ class Tiers:
         return sent.arrived_ns
 
     def move_back(self, id_: int, blocks: int) -> int:
-        """A sequence comes back but for what the device still has: *blocks* blocks; when the last byte is here."""
+        """Copies back *blocks* blocks that the device lacks of a sequence; returns the last byte's instant."""
         sent = self._send(LOAD, self._home, id_, blocks * self.block_bytes)
         counts = self.counts[self._home]
         counts.loads += 1
@@ -381,14 +381,14 @@ class Tiers:
         return max(sent.arrived_ns, self.now_ns + 1)
 
     def forget(self, id_: int) -> None:
-        """A sequence that was moved to host memory is not needed there any more."""
+        """Drops a sequence that was moved to host memory."""
         store = self.stores[self._home]
         assert store is not None
         store.move_out(id_)
 
     def lost(self, now_ns: int) -> list[Store]:
-        """The machine has stopped: its host memory and disks are gone, and what it was writing to others. Which memory of it others
-        may have been reading."""
+        """Drops host memory and disks of a machine that has stopped, and its writes to others; returns stores that others may
+        have been reading."""
         self.now_ns = now_ns
         gone: list[Store] = []
         for spec, store, link in zip(self.specs, self.stores, self.links, strict=True):
@@ -406,7 +406,7 @@ class Tiers:
         return self._home
 
     def fault(self) -> str | None:
-        """What of a tier's books does not hold; None where all does."""
+        """The first invariant of a tier that does not hold, or None."""
         for spec, store in zip(self.specs, self.stores, strict=True):
             fault = None if store is None else store.fault()
             if fault is not None:
