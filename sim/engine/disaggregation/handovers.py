@@ -369,7 +369,7 @@ class Handovers:
     def _decoder_for(self, id_: int) -> Handover | None:
         """Choose the machine that decodes a computed prompt; None where there is none now."""
         late = self._spec.room == "before_prefill"
-        # Where all are of one kind, they were found able at its arrival.
+        # If all are of one kind, they were found able at its arrival.
         one_kind = len(self._kinds[self._model(id_)]) == 1
         able = None if one_kind and self.present is None else self.able(id_)
         if self.present is not None and able is not None:

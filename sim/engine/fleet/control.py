@@ -114,7 +114,7 @@ class Controller:
         self._without = 0
         """Intervals in a row without a machine while requests were held."""
         self.starts = self.called_back = self.drains = 0
-        # What there was at the beginning counts as asked for.
+        # The machines at the beginning count as asked for.
         pool.asked.append((0.0, scaling.initial))
         self._alarm = Alarm(clock, CONTROL, self._on_interval)
         self._alarm.set(self._interval_ns)

@@ -195,7 +195,7 @@ class DisaggregatedFleet(Fleet):
         """Give up the KV of a request between machines."""
         self._counts["discarded_tokens"] += self.handovers.give_up_kv(id_, sender_is_there=sender_is_there)
 
-    # What is counted.
+    # Counts.
 
     def _roles(self) -> list[str]:
         return [self.handovers.role_of(machine) for machine in self.machines]

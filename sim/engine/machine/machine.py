@@ -70,7 +70,7 @@ class Machine:
         """Turns in which iterations ended."""
         return self.turns.events
 
-    # What routers see: iterations that have ended.
+    # Loads for routers: iterations that have ended.
 
     @property
     def waiting(self) -> int:

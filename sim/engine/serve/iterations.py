@@ -154,7 +154,7 @@ class Iterations:
             decode_kv_window=totals.decode_kv_window + in_window,
         )
 
-    # What it takes.
+    # Prices.
 
     def _price_stages(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
         """Send it through the machine's stages; the tick at which it has left the last."""

@@ -190,14 +190,13 @@ class Sequences:
         return max(0, self.kv.held(paused.cached + lane.decoding.query_tokens) - paused.blocks)
 
     def refusal(self, id_: int) -> str | None:
-        """Why a request can never be served here; None where it can."""
+        """The reason a request can never be served here; None if it can."""
         state = self.state
         carried = 0 if state.carried is None else state.carried[id_]
         return self.never_fits(state.prompt[id_], state.output[id_], carried)
 
     def never_fits(self, prompt: int, output: int, carried: int = 0) -> str | None:
-        """Why a request of so many tokens, *carried* of which it has emitted elsewhere, can never be served here; None where it
-        can."""
+        """The reason a request of so many tokens, *carried* of which were emitted elsewhere, can never be served here, if any."""
         limit = self.max_model_len
         handed = 0
         if self.hands_over:
@@ -515,7 +514,7 @@ def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Seq
 def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
     """The blocks of so many decode steps, of which *taken* have been taken."""
     if kv.caches_late:
-        # What the last of them evicts depends on what there was before it.
+        # The eviction of the last depends on what there was before it.
         before = decoding.blocks_for(rounds - 1)
         kv.take(before - taken)
         kv.before_decodes(decoding.n)

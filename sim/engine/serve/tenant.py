@@ -219,7 +219,7 @@ class Tenant:
         if run:
             return iterations.start(lane, run, n, growth, ticks)
         if not n:
-            # What it has changed the next plan sees.
+            # The next plan sees its changes.
             return ASK_AGAIN if plan.preempt or plan.reject or plan.run else NOTHING
         if not self._steps_singly:
             return iterations.start_span(lane, plan, growth, ticks)
@@ -421,7 +421,7 @@ class Tenant:
         exchange = self.sequences.exchange
         return exchange is not None and exchange.surrender()
 
-    # What it leaves behind.
+    # Results.
 
     def columns(self) -> ReplicaColumns:
         """The records of the run."""
