@@ -37,7 +37,7 @@ class TargetTracking:
     measure: Measure = "concurrency"
     tolerance: float = 0.1
     down_window_s: ClassVar[float] = 300.0
-    """Kubernetes' stabilisation of fewer, which the run has in mind unless told otherwise."""
+    """Kubernetes' stabilisation of scaling down, the run's default."""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.target) and self.target > 0):
@@ -52,7 +52,7 @@ class TargetTracking:
         total, current, ready = measured(pool, self.measure, seen.interval_s), pool.machines, pool.ready
         most = max(2 * current, current + 4)
         if not ready:
-            # Nobody is there to be asked; who waits needs one.
+            # No machine has figures; waiting requests need one.
             return current or min(1, pool.waiting)
         ratio = total / ready / self.target
         if current > ready:
