@@ -66,7 +66,7 @@ class Pool:
         self.past: deque[tuple[int, PoolSeen]] = deque()
         self.asked: deque[tuple[float, int]] = deque()
         self.at_least = self.at_most = 0
-        """Intervals after which the policy asked for fewer than the pool's least, or for more than there can be."""
+        """Intervals after which the policy wanted fewer than the pool's least, or more than there can be."""
 
     def took(self, prompt_tokens: int) -> None:
         self.came += 1

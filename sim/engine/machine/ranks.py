@@ -175,7 +175,7 @@ class Together(Turns):
         self._n_steps = n
         return ticks + int(ends[-1])
 
-    # Doors.
+    # Called by the machine.
 
     def arrive(self, tenant: Tenant, now_ns: int, /) -> None:
         held = tenant.lanes[0].held

@@ -493,7 +493,7 @@ class ReplicaColumns:
     block_tokens: int
     n_stages: int = 1
     transfers: NDArray[Any] | None = None
-    """Structured by TRANSFER, in the order in which they were asked for; None without tiers."""
+    """Structured by TRANSFER, in the order in which they were requested; None without tiers."""
     emitted: dict[int, IntArray] | None = None
     """Tokens of every round of every stay for each lane, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
@@ -715,7 +715,7 @@ def _lane_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[
 
 
 def _under_way(transfers: NDArray[Any], start_ns: IntArray) -> Table:
-    """Loads and stores of tiers that have been asked for and have not arrived at the start of each iteration."""
+    """Requested loads and stores of tiers that have not arrived at the start of each iteration."""
     found: Table = {}
     loads = transfers["what"] == LOAD
     for name, mine in zip(_UNDER_WAY, (loads, ~loads), strict=True):

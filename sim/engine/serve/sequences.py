@@ -104,7 +104,7 @@ class Sequences:
         self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
-        """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
+        """Queue a request at *now_ns*; KV of its first *kv_tokens* tokens is at hand."""
         if self.came_ns is not None:
             self.came_ns.append(now_ns)
         seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)

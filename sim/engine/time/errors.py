@@ -11,7 +11,7 @@ class PolicyError(RooftraceError, ValueError):
     def __init__(self, message: str, *, short_of_memory: bool = False) -> None:
         super().__init__(message)
         self.short_of_memory = short_of_memory
-        """Whether the plan asked for more KV blocks than were free."""
+        """Whether the plan needed more KV blocks than were free."""
 
 
 class UnservedError(RooftraceError):
