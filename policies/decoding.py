@@ -127,7 +127,7 @@ class Speculative:
         process = self.acceptance
         if process.finite:
             return _frugal_tape(process, request_id, round_start, n_tokens, k, seed)
-        # Enough where at least half of the tokens of full acceptance come out; a tape that falls short is extended.
+        # Enough if at least half of the tokens of full acceptance are emitted; a tape that falls short is extended.
         n_rounds = min(n_tokens, 2 * n_tokens // (k + 1) + 8)
         emitted = process.accepted(request_id, round_start, n_rounds, k, seed)
         emitted += 1
@@ -282,7 +282,7 @@ def best_table(
 
 
 def _frugal_tape(process: Acceptance, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
-    """A tape that never asks for a round it does not need: a recording may end with the request."""
+    """A tape that draws no round that it does not need: a recording may end with the request."""
     parts: list[IntArray] = []
     left, at = n_tokens, round_start
     while left > 0:

@@ -17,7 +17,7 @@ class Acceptance(Protocol):
     """An acceptance process, as decoding methods use it; see the text of the package."""
 
     finite: ClassVar[bool]
-    """Whether only so many rounds exist, so that none may be asked for in advance."""
+    """Whether only so many rounds exist, so that none may be drawn in advance."""
 
     def accepted(self, request_id: int, round_start: int, n_rounds: int, k: int, seed: int) -> IntArray: ...
 

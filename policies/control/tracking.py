@@ -26,8 +26,8 @@ def measured(pool: PoolSeen, measure: Measure, interval_s: float) -> float:
 class TargetTracking:
     """ready * (mean per machine / target), rounded up; nothing changes while the ratio is within *tolerance* of 1.
 
-    Machines that are not ready count as having nothing where more are asked for, and as having the target where fewer are, and an
-    answer that these turn round changes nothing, as pods without metrics do; at most doubled, or 4 more (kubernetes/kubernetes,
+    Machines that are not ready count with a figure of 0 where more are wanted, and with the target where fewer are, and an answer
+    that these reverse changes nothing, as for pods without metrics; at most doubled, or 4 more (kubernetes/kubernetes,
     pkg/controller/podautoscaler/replica_calculator.go, GetMetricReplicas, and the default scale-up behaviour; from knowledge, to be
     checked there).
     """

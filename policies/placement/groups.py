@@ -138,7 +138,7 @@ def group_bytes(group: Group, models: Sequence[ModelView]) -> float:
 
 
 def check(placement: Placement, cluster: Cluster, models: Sequence[ModelView]) -> None:
-    """ValueError in one sentence if *placement* asks for more devices or memory than *cluster* has."""
+    """ValueError in one sentence if *placement* takes more devices or memory than *cluster* has."""
     if placement.n_devices > cluster.n_devices:
         raise ValueError(
             f"the placement takes {placement.n_devices} devices and the cluster has {cluster.n_devices}; drop a group"
