@@ -17,14 +17,14 @@ from policies.view import Plan, PlanFunction, ReplicaView, RunningSeq, Scheduler
 
 TOO_LATE_FOR_ITS_CLASS = "first token of its class cannot be kept"
 DEMOTED = 1 << 40
-"""Priority of those that are served behind all others."""
+"""Priority of requests that are served after all others."""
 
 
 def without(view: ReplicaView, gone: Iterable[RunningSeq], **changes: Any) -> ReplicaView:
-    """*view* as it will be when the running sequences *gone* have given way, with *changes*.
+    """*view* as it will be when the running sequences *gone* have been preempted, with *changes*.
 
-    Without its prefix cache: what that would have then cannot be tried out, so that a scheduler that looks there itself is asked
-    whether all of a prompt fits.
+    It has no prefix cache, whose contents after that cannot be tried out: a scheduler that looks there itself is asked whether all
+    of a prompt fits.
     """
     gone = list(gone)
     ids = {seq.id for seq in gone}
@@ -45,11 +45,11 @@ def without(view: ReplicaView, gone: Iterable[RunningSeq], **changes: Any) -> Re
 @checked_as_given
 @dataclass(frozen=True)
 class Preempt:
-    """Strict priority with preemption across classes: where the first of the queue is not admitted, running sequences of lower
-    priority give way until it would be, the lowest and of these the newest first, and it comes in the next iteration. It does not
-    drive anybody out while the prompt of one at least as high is being computed, nor where driving out all of them would not help.
+    """Strict priority with preemption: sequences of lower priority are preempted where the first of the queue is not admitted.
 
-    Who gives way is computed again, and waits by its priority.
+    The lowest are preempted first, of these the newest, and the first of the queue is admitted in the next iteration. Nothing is
+    preempted while the prompt of a sequence at least as high is being computed, nor where preempting all of them would not help.
+    Preempted sequences are computed again, and wait by their priority.
     """
 
     inner: Scheduler | PlanFunction
@@ -70,7 +70,7 @@ class Preempt:
         if all(seq.priority > first.priority for seq in view.prefilling):
             gone = self._fewest_to_admit(view, first, sorted(reversed(lower), key=lambda seq: -seq.priority))
         if not gone:
-            # What they hold grows as they decode, so that driving them out may help later.
+            # Their blocks grow as they decode, so that preempting them may help later.
             return plan._replace(hold=1)
         left = self._inner_plan(without(view, gone, waiting=()))
         return left._replace(preempt=(*(seq.id for seq in gone), *left.preempt), hold=1)
@@ -79,8 +79,8 @@ class Preempt:
         return plan_of(self.inner)(view)._replace(through_arrivals=False)
 
     def _without_giving_way(self, view: ReplicaView, first: WaitingSeq) -> Plan:
-        """The inner scheduler's plan, and where it would give the room to a class below that of *first*, the one that it makes
-        without those."""
+        """The inner scheduler's plan; where it would admit a class below that of *first*, the plan that it makes without that
+        class."""
         plan, equals = self._inner_plan(view), _equals(view, first)
         if _admits(plan, first) or plan.preempt or not any(_admits(plan, seq) for seq in view.waiting[len(equals) :]):
             return plan
@@ -99,7 +99,7 @@ class Preempt:
 
 
 def _equals(view: ReplicaView, first: WaitingSeq) -> tuple[WaitingSeq, ...]:
-    """Those of the queue, in order of priority, that are of the class of *first*."""
+    """The queued requests of the class of *first*, in order of priority."""
     return tuple(seq for seq in view.waiting if seq.priority == first.priority)
 
 
@@ -108,14 +108,14 @@ def _admits(plan: Plan, seq: WaitingSeq) -> bool:
 
 
 class Served(NamedTuple):
-    """What `WeightedFair` remembers from one plan to the next."""
+    """State of `WeightedFair` from one plan to the next."""
 
     counters: Mapping[int, int] = MappingProxyType({})
-    """By tenant: what its tokens have counted."""
+    """Counted tokens of each tenant."""
     emitted: Mapping[int, int] = MappingProxyType({})
-    """Of those who run, and who have given way: output tokens counted; -1: the prompt is not counted yet."""
+    """Counted output tokens of running and preempted requests; -1: the prompt is not counted yet."""
     back: frozenset[int] = frozenset()
-    """Of these, those who have given way and wait."""
+    """Preempted requests that wait."""
     queued: frozenset[int] = frozenset()
     """Tenants that had a request waiting when the plan had been made."""
     last: int = -1
@@ -127,16 +127,16 @@ class Served(NamedTuple):
 @checked_as_given
 @dataclass(frozen=True)
 class WeightedFair:
-    """Fair sharing by virtual token counters: the queue is shown so that whoever has been served least comes first.
+    """Fair sharing by virtual token counters: the queue is shown with the requests of the least served tenant first.
 
-    A tenant's counter grows by *prompt_weight* for each prompt token when it is admitted and by *output_weight* for each token that
-    is emitted, over the weight of the request's class. Who comes with nothing waiting is lifted to the least counter of those who
-    wait, or of the last who left the queue. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024
-    (arXiv 2401.00588), algorithm 2 with the weights of section 4.1; service of two tenants who both always wait differs by 2 U at
-    most, U = max(prompt_weight x longest prompt, output_weight x tokens of a batch) (theorem 4.4).
+    A tenant's counter grows by *prompt_weight* for each prompt token at admission and by *output_weight* for each emitted token,
+    over the weight of the request's class. A tenant that arrives with nothing waiting is lifted to the least counter of waiting
+    tenants, or of the last that left the queue. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024 (arXiv
+    2401.00588), algorithm 2 with the weights of section 4.1; service of two tenants that both always wait differs by 2 U at most,
+    U = max(prompt_weight x longest prompt, output_weight x tokens of a batch) (theorem 4.4).
 
-    What is computed again after a preemption is not counted again. Each micro-batch has counters of its own, which start anew when
-    nothing is to be done. Of one who ends while speculating its last round counts one token.
+    Tokens computed again after a preemption are not counted again. Each micro-batch has counters of its own, which start anew when
+    nothing is to be done. The last round of a speculating request counts one token.
     """
 
     inner: Scheduler | PlanFunction
@@ -156,7 +156,7 @@ class WeightedFair:
         queue = by_least_served(view, counters, prices)
         plan = plan_of(self.inner)(replace(view, waiting=queue, memo=served.inner))
         memo = remembered(view, plan, queue, counters, emitted, served.last)
-        # With several who wait, the first may change with every token; what a speculated round gave is known only after it.
+        # With several waiting tenants the first may change with every token; a speculated round's tokens are known only after it.
         hold = 1 if len(memo.queued) > 1 or view.query_tokens > 1 else plan.hold
         return plan._replace(hold=hold, through_arrivals=False, memo=memo)
 
@@ -169,7 +169,7 @@ def remembered(
     emitted: Mapping[int, int],
     last: int,
 ) -> Served:
-    """What the next plan is to know of *plan*, made of *queue*; *last*: tenant of who had left the queue last before."""
+    """The state after *plan*, made of *queue*; *last*: tenant of the request that left the queue last before."""
     tenant, waited = view.terms.tenant, {seq.id for seq in queue}
     admitted = [id_ for id_, _ in plan.run if id_ in waited]
     gone = {*admitted, *(id_ for id_, _ in plan.reject)}
@@ -188,7 +188,7 @@ def remembered(
 def counted(
     view: ReplicaView, served: Served, prompt_weight: int, output_weight: int
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """The counters with what has been done since *served* was written; and output tokens counted of who is not done yet."""
+    """The counters with the work since *served* was written, and the counted output tokens of unfinished requests."""
     terms, rounds = view.terms, view.rounds - served.rounds
     counters, emitted = dict(served.counters), dict[int, int]()
     running = {seq.id: seq.cached_tokens for seq in view.running} if served.emitted else {}
@@ -216,8 +216,8 @@ def counted(
 
 
 def lift(counters: dict[int, int], view: ReplicaView, served: Served) -> None:
-    """Raise the counters of tenants that came with nothing waiting, in their order: to the least of those who waited, or, where
-    nobody did, to that of the last who left the queue."""
+    """Raise the counters of tenants that arrived with nothing waiting, in their order: to the least of those waiting, or, without
+    any, to that of the last that left the queue."""
     queued = {tenant: counters.get(tenant, 0) for tenant in served.queued}
     for seq in view.waiting:
         tenant = view.terms.tenant[seq.id]
@@ -227,8 +227,8 @@ def lift(counters: dict[int, int], view: ReplicaView, served: Served) -> None:
 
 
 def by_least_served(view: ReplicaView, counters: dict[int, int], prices: dict[int, int]) -> tuple[WaitingSeq, ...]:
-    """The queue as it is admitted: the tenant with the least counter, its first request, which counts *prices* times its prompt
-    tokens; and so on. Of equal counters the one whose request is nearer to the head."""
+    """The queue in order of admission: the tenant with the least counter, its first request, which counts *prices* times its prompt
+    tokens; and so on. A tie goes to the tenant whose request is nearer to the head."""
     terms, of_tenant = view.terms, dict[int, list[tuple[int, WaitingSeq]]]()
     for place, seq in enumerate(view.waiting):
         of_tenant.setdefault(terms.tenant[seq.id], []).append((place, seq))
@@ -253,10 +253,12 @@ def by_least_served(view: ReplicaView, counters: dict[int, int], prices: dict[in
 @checked_as_given
 @dataclass(frozen=True)
 class KeepSlo:
-    """Waiting requests whose class's limit of the first token cannot be kept any more are refused (*otherwise* `reject`), served
-    behind all others (`demote`), or served in their place with an answer of *max_tokens* tokens at most (`shorten`), so that those
-    behind them wait less: where the limit has passed, and when the inner scheduler would start them, where the first token
-    would come too late even if their whole prompt ran in the next iteration beside nothing but the present decodes.
+    """Waiting requests that cannot keep their class's limit of the first token are rejected, demoted or shortened (*otherwise*).
+
+    `reject` refuses them, `demote` serves them after all others, and `shorten` serves them in their place with an answer of
+    *max_tokens* tokens at most, so that those behind them wait less. A limit cannot be kept where it has passed, or when the inner
+    scheduler would start them, where the first token would come too late even if their whole prompt ran in the next iteration
+    beside nothing but the present decodes.
 
     Demoted requests keep their order; an inner scheduler that goes by priority sees them with the lowest. Needs a view with prices.
     """
@@ -264,7 +266,7 @@ class KeepSlo:
     inner: Scheduler | PlanFunction
     otherwise: Literal["reject", "demote", "shorten"] = "reject"
     max_tokens: int | None = None
-    """Of a shortened answer."""
+    """Limit of shortened answers."""
 
     def __post_init__(self) -> None:
         plan_of(self.inner)
@@ -277,7 +279,7 @@ class KeepSlo:
 
     def plan(self, view: ReplicaView, /) -> Plan:
         limits = view.terms.first_token_ns
-        # Who was admitted in time, and gave way, is not refused.
+        # A preempted request was admitted in time, and is not refused.
         due = {
             seq.id: (seq.arrival_ns + limits[seq.id], seq.tokens)
             for seq in view.waiting

@@ -1,8 +1,8 @@
-"""Decoding methods: how many tokens a decode step verifies, and how many come out of it.
+"""Decoding methods: how many tokens a decode step verifies, and how many it emits.
 
-A method says counts; the engine, whose `Decoding` is all that it asks of one, prices them. A *round* is one decode step of
-one request, numbered from 0 within the request whatever the number of tokens drafted in it, so that a request's luck in
-round r does not depend on k.
+A method counts tokens; the engine, which needs no more than `Decoding`, prices them. A *round* is one decode step of one request,
+numbered from 0 within the request whatever the number of tokens drafted in it, so that a request's draw in round r does not depend
+on k.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Speculative:
     def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
         """Tokens emitted per round from round_start on, as int64 in [1, k + 1], until their sum reaches *n_tokens*.
 
-        The last round is whole and may go beyond; whoever uses the tape cuts it at the output's length, and still
-        knows what was accepted. A tape that starts where another was left off continues it.
+        The last round is whole and may go beyond; the caller cuts the tape at the output's length, and still knows what was
+        accepted. A tape that starts where another ended continues it.
         """
         if n_tokens < 0 or round_start < 0:
             raise ValueError(f"n_tokens and round_start are 0 or more; got {n_tokens} and {round_start}")
@@ -127,7 +127,7 @@ class Speculative:
         process = self.acceptance
         if process.finite:
             return _frugal_tape(process, request_id, round_start, n_tokens, k, seed)
-        # Enough where at least half of the tokens of full acceptance come out; a tape that falls short is extended.
+        # Enough if at least half of the tokens of full acceptance are emitted; a tape that falls short is extended.
         n_rounds = min(n_tokens, 2 * n_tokens // (k + 1) + 8)
         emitted = process.accepted(request_id, round_start, n_rounds, k, seed)
         emitted += 1
@@ -282,7 +282,7 @@ def best_table(
 
 
 def _frugal_tape(process: Acceptance, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
-    """A tape that never asks for a round it does not need: a recording may end with the request."""
+    """A tape that draws no round that it does not need: a recording may end with the request."""
     parts: list[IntArray] = []
     left, at = n_tokens, round_start
     while left > 0:

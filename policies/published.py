@@ -17,9 +17,9 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 
 @dataclass(frozen=True)
 class Static:
-    """Request-level batching without padding: a batch is taken from the queue; nobody joins until all have left.
+    """Request-level batching without padding: no request joins a batch before all of its requests have finished.
 
-    Who has finished leaves at once: its memory is free and steps get cheaper, which no engine of the papers does
+    A finished sequence leaves at once: its memory is free and steps get cheaper, which no engine of the papers does
     (`FasterTransformer` keeps the shape of its batch). Prompts of the batch are computed together, or *max_prompts* in an
     iteration, before the first decode step: with 1 it is the baseline of SARATHI's paper.
     """
@@ -54,13 +54,13 @@ class Static:
 
 @dataclass(frozen=True)
 class Orca:
-    """Iteration-level batching as published (algorithm 1): whole prompts join the running decodes, first come first served, as long
-    as the batch has a seat and memory has slots for the longest that each request may become, its prompt and its `max_tokens`.
+    """Iteration-level batching as published (algorithm 1): whole prompts join the running decodes, first come first served.
 
-    Slots are kept from the first iteration to the last, so that nobody is ever evicted, and whoever does not fit holds up all
-    behind it. A slot is the KV of a token; here they come in blocks (`memory.block_tokens: 1` gives the paper's), and a request
-    that may become longer than all memory runs alone. With a pipeline a sequence stays in its micro-batch, where the paper forms
-    each one anew.
+    They join as long as the batch has a seat and memory has slots for the longest that each request may become, its prompt and its
+    `max_tokens`. Slots are kept from the first iteration to the last, so that nothing is ever evicted, and a request that does not
+    fit holds up all behind it. A slot is the KV of a token; here they come in blocks (`memory.block_tokens: 1` gives the paper's),
+    and a request that may become longer than all memory runs alone. With a pipeline a sequence stays in its micro-batch, where the
+    paper forms each one anew.
     """
 
     max_sequences: int = 128
@@ -108,10 +108,10 @@ class Orca:
 
 @dataclass(frozen=True)
 class OrcaPaged:
-    """Orca's iterations on vLLM's memory, as SARATHI's and Sarathi-Serve's authors ran it: whole prompts join the running decodes
-    in one iteration, blocks are taken as they are needed, and whoever runs out of them is evicted.
+    """Orca's iterations on vLLM's memory, as SARATHI's and Sarathi-Serve's authors ran it.
 
-    *max_prompts* limits the prompts of an iteration; 1 is the best case that SARATHI is compared with.
+    Whole prompts join the running decodes in one iteration, blocks are taken as they are needed, and a sequence that runs out of
+    them is evicted. *max_prompts* limits the prompts of an iteration; 1 is the best case that SARATHI is compared with.
     """
 
     max_sequences: int = 128
@@ -153,8 +153,8 @@ class FasterTransformer:
     """Request-level batching with padding: one shape for a whole batch until all have ended.
 
     Prompts are computed at the length of the batch's longest, and every decode step at *batch_size* sequences with the longest
-    context, whoever has ended before. Nobody joins until all have left. The batch's memory is kept from its start for as many
-    sequences of the longest prompt and the largest `max_tokens` in it, so that nobody is ever evicted; a request for which all
+    context, ended ones included. No request joins until all have left. The batch's memory is kept from its start for as many
+    sequences of the longest prompt and the largest `max_tokens` in it, so that nothing is ever evicted; a request for which all
     memory is too little by that rule runs alone.
     """
 
@@ -182,7 +182,7 @@ class FasterTransformer:
             prompt = max(prompt, view.prompt_tokens[seq.id] or 1)
             output = max(output, view.max_tokens[seq.id])
             wanted = (len(chunks) + 1) * view.blocks(prompt + output + drafted)
-            # Where memory is held for others who do not run here, the first of a batch waits for it as well.
+            # While other micro-batches hold memory, the first of a batch waits for it as well.
             empty = view.free_blocks >= view.total_blocks
             alone = not chunks and not view.elsewhere and (empty or view.blocks_to_admit(seq) <= view.free_blocks)
             if len(chunks) == self.batch_size or (wanted > free and not alone):

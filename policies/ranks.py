@@ -1,4 +1,4 @@
-"""When prompts may start, where ranks step together and a prompt on one of them keeps all waiting."""
+"""The start of prompts where ranks step together, so that a prompt on one of them delays all."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import NamedTuple
 
 
 class RankWork(NamedTuple):
-    """What a rank has before a step."""
+    """A rank's work before a step."""
 
     prompts: bool
-    """Some wait, or are computed in part."""
+    """Prompts wait, or are computed in part."""
     decodes: bool
 
 
 class Waited(NamedTuple):
-    """Steps since ..."""
+    """Steps that prompts have waited."""
 
     for_others: int = 0
-    """... prompts were let start that not every rank had ..."""
+    """Steps since prompts were started that not every rank had."""
     for_more: int = 0
-    """... and since every rank had some."""
+    """Steps since every rank had some."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBalance:
     """Prompts start where every rank has some, so that decodes wait for them once and not in turn; or after *timeout_iters* steps.
 
-    Where every rank has some they wait *batching_wait_iters* steps for more. Nobody waits while some rank has nothing to decode.
+    Where every rank has some they wait *batching_wait_iters* steps for more. Prompts do not wait while some rank has no decodes.
     TensorRT-LLM's `attention_dp_config` with `enable_balance` (1.x, tensorrt_llm/_torch/pyexecutor/py_executor.py,
     `_balance_adp_requests`; from knowledge, to be checked there), whose defaults these are. There a rank has prompts whose
     scheduler has found room for one; here also one whose prompts wait for memory or a seat.

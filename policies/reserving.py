@@ -1,4 +1,4 @@
-"""What schedulers that never evict keep free: room for the longest that each admitted request may become."""
+"""Memory of schedulers that never evict: room for the longest that each admitted request may become."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def longest_blocks(view: ReplicaView, id_: int, drafted: int = 0) -> int:
 
 
 def unpromised_blocks(view: ReplicaView, drafted: int = 0) -> int:
-    """Free KV blocks less those that admitted sequences may still take, in this micro-batch and in others. The same however far
-    they have come, so that an answer that rests on it holds until somebody joins or ends."""
+    """Free KV blocks less those that admitted sequences may still take, in this micro-batch and in others. Their progress does not
+    change it, so that an answer that rests on it holds until a sequence joins or ends."""
     if view.promised_blocks >= 0:
         return view.total_blocks - view.promised_blocks - view.leaving_blocks
     running = [seq for seq in view.running[:] if not seq.leaving]
     if view.elsewhere:
-        # What sequences in flight hold is changing; what all may come to hold is not.
+        # Blocks of sequences in flight are changing; the most that they may come to hold is not.
         ids = (*(seq.id for seq in running), *view.elsewhere)
         return view.total_blocks - sum(longest_blocks(view, id_, drafted) for id_ in ids)
     return view.free_blocks - sum(max(longest_blocks(view, seq.id, drafted) - seq.blocks, 0) for seq in running)

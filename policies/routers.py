@@ -1,6 +1,6 @@
-"""Which replica a request goes to. Each router is a frozen dataclass with one pure method.
+"""Routers, which choose a replica for each request: frozen dataclasses with one pure method.
 
-What a router has to remember (what it sent where, who served a session) the engine keeps for it, as it says in `knows`.
+The engine keeps a router's state for it (where prompts were sent, which machine served a session), as its `knows` says.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class RoutedRequest(NamedTuple):
     luck: tuple[float, float] = (0.0, 0.0)
     arrival_ns: int = 0
     deadline_ns: int = -1
-    """From arrival; -1: none."""
+    """Time from arrival; -1: none."""
     turn: int = 0
-    """How many requests for the same model have a lower number; where every machine serves every model, how many have."""
+    """The number of earlier requests for the same model; where every machine serves every model, of all earlier ones."""
     session: int = -1
     """The conversation that it belongs to; -1: none."""
     served_by: int = -1
-    """Which of the replicas shown got the last request of its session; -1: none. For routers that ask (`Knowledge.sessions`)."""
+    """The shown replica that got the last request of its session; -1: none. For routers that need it (`Knowledge.sessions`)."""
     priority: int = 0
     """Smaller goes first, as in vLLM."""
 
 
 class Refused(NamedTuple):
-    """What a router answers instead of a replica: the request is rejected, and costs nothing.
+    """A router's answer that rejects the request, which costs nothing.
 
     *at*: the replica on whose account, for the record; -1: none.
     """
@@ -58,7 +58,7 @@ class ReplicaLoad(Protocol):
 
     @property
     def kv_use(self) -> float:
-        """The share of its KV blocks that sequences hold, 0 to 1; what is only kept for others to find counts as free."""
+        """The share of its KV blocks that sequences hold, 0 to 1; blocks that are only cached count as free."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class ReplicaLoad(Protocol):
 
     @property
     def prefill_tokens(self) -> int:
-        """Tokens of prompts that it has still to compute, of those that wait and of those that run."""
+        """Prompt tokens that it has still to compute, of waiting and running requests."""
         ...
 
     def found_tokens(self, request: RoutedRequest) -> int:
@@ -78,17 +78,17 @@ class ReplicaLoad(Protocol):
 
     @property
     def no_hit_order(self) -> int:
-        """Which in order was the last request that it got of those of which no machine had anything; -1: it got none."""
+        """The number, in order, of its last request of which no machine had anything; -1: it got none."""
         ...
 
     @property
     def promised_ns(self) -> int:
-        """When the last stage will have done all that was accepted; of machines that serve single-pass models."""
+        """The end of all accepted work at the last stage (ns); for machines that serve single-pass models."""
         ...
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
-        """When a request of *model* would be done if it came now: behind all that was accepted, or (not *waiting*) behind what has
-        been started; of machines that serve single-pass models."""
+        """The end (ns) of a request of *model* that arrives now: after all accepted work or, not *waiting*, after all started work;
+        for machines that serve single-pass models."""
         ...
 
 
@@ -116,21 +116,22 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentBlocks:
-    """An index that a router makes itself, of what it sent where: for each machine the blocks of prompts that it was last sent, the
-    least recently sent forgotten first. Within a prompt the first block is the older, and without it the others are not found.
+    """An index that a router keeps of where it sent prompts.
 
-    As the approximate prefix scorer of llm-d's and Gateway API's endpoint picker keeps it
-    (gateway-api-inference-extension, pkg/epp/scheduling/framework/plugins/multi/prefix: indexer.go, plugin.go; from knowledge, to
-    be checked there).
+    For each machine it has the blocks of prompts that were sent last, the least recently sent forgotten first. Within a prompt the
+    first block is the older, and without it the others are not found.
+
+    The approximate prefix scorer of llm-d's and Gateway API's endpoint picker keeps it so (gateway-api-inference-extension,
+    pkg/epp/scheduling/framework/plugins/multi/prefix: indexer.go, plugin.go; from knowledge, to be checked there).
     """
 
     block_tokens: int = 64
     capacity_blocks: int = 31_250
-    """Of each machine."""
+    """Limit for each machine."""
     max_age_s: float | None = None
     """Blocks sent longer ago are forgotten; None: never."""
     max_blocks: int | None = 256
-    """Of a prompt this many blocks are looked at; None: all."""
+    """Blocks of a prompt that are looked up; None: all."""
 
     def __post_init__(self) -> None:
         for name in ("block_tokens", "capacity_blocks", "max_blocks"):
@@ -143,17 +144,18 @@ class SentBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """What a router asks to be told beside the loads of a `ReplicaLoad`; its property `knows`."""
+    """Knowledge that a router needs beside the loads of a `ReplicaLoad`; its property `knows`."""
 
     prefixes: bool = False
-    """`ReplicaLoad.found_tokens`: by the machines' own events, or ..."""
+    """`ReplicaLoad.found_tokens`, by the machines' own events."""
     sent: SentBlocks | None = None
-    """... by an index of what was sent where."""
+    """The same, by an index of where prompts were sent."""
     event_delay_s: float = 0.0
-    """What is known of the machines' blocks is this old."""
+    """Age of what is known of the machines' blocks."""
     poll_s: float = 0.0
-    """Loads are read at whole multiples of it, as engines have published them, and are the same until the next: who waits are those
-    whom the latest plan left waiting. 0: they are what they are, and who has just come waits as well."""
+    """Loads are read at whole multiples of it, as engines have published them, and are the same until the next: waiting requests
+    are those that the latest plan left waiting. 0: loads are the present ones, and a request that has just arrived waits as
+    well."""
     sessions: bool = False
     """`RoutedRequest.served_by`."""
     no_hits: bool = False
@@ -185,7 +187,7 @@ def _outstanding(load: ReplicaLoad) -> int:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """The requests for a model go to the replicas that host it in turn, in order of their numbers."""
+    """The requests for a model are sent to the replicas that host it in turn, in order of their numbers."""
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
         return request.turn % len(replicas)
@@ -255,14 +257,14 @@ class LeastKvUse:
 
 @dataclass(frozen=True)
 class VllmRanks:
-    """The rank with the lowest score; of equals the first from one place on, which moves by one with each request:
+    """The rank with the lowest score; a tie goes to the first from one place on, which moves by one with each request:
 
     score = waiting + running + 6 x waiting x max(0, share of KV blocks in use - 0.5).
 
-    vLLM 0.32.0's internal load balancer (v1/engine/core_client.py, `DPLBAsyncMPClient.get_core_engine_for_request`) with one
-    front end, whose own count of requests in flight is exact. There waiting requests and KV use are up to 100 ms old
-    (coordinator.py); here they are what they are. With *waiting_weight* w the score is w x waiting + running, as releases before
-    had it with 4 (from knowledge, to be checked there).
+    vLLM 0.32.0's internal load balancer (v1/engine/core_client.py, `DPLBAsyncMPClient.get_core_engine_for_request`) with one front
+    end, whose own count of requests in flight is exact. There waiting requests and KV use are up to 100 ms old (coordinator.py);
+    here they are the present ones. With *waiting_weight* w the score is w x waiting + running, as releases before had it with 4
+    (from knowledge, to be checked there).
     """
 
     waiting_weight: float | None = None
@@ -283,11 +285,10 @@ class VllmRanks:
 
 @dataclass(frozen=True)
 class TrtLlmRanks:
-    """Of the ranks that have fewer requests than each would if all were spread evenly, the one with the fewest tokens; then the
-    fewest requests; then the lowest index.
+    """The rank with the fewest tokens, of those with fewer requests than in an even spread; then fewest requests, lowest index.
 
     TensorRT-LLM 1.x, tensorrt_llm/_torch/pyexecutor, `_balance_requests_across_ranks` under attention data parallelism (from
-    knowledge, to be checked there), for requests that come one by one: there those of one fetch are spread together, the longest
+    knowledge, to be checked there), for requests that arrive one by one: there those of one fetch are spread together, the longest
     first, and tokens are those of the prompts; here they are the KV that is held and what is still to compute.
     """
 
@@ -300,7 +301,7 @@ class TrtLlmRanks:
 
 
 def rank_router_of(stack: str) -> Router:
-    """How a serving stack spreads requests over the ranks of a machine where it is not told; `RoundRobin` for others than these.
+    """The default router of a serving stack among the ranks of a machine; `RoundRobin` for stacks that are not listed.
 
     SGLang 0.5.23's `load_balance_method` auto is in turn as well (srt/arg_groups/serving_hook.py).
     """
@@ -309,8 +310,10 @@ def rank_router_of(stack: str) -> Router:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionAffinity:
-    """A session stays with the replica that got its last request, unless more than *max_waiting* wait there (None: always); *inner*
-    routes who has no session, first requests, and those whose replica has too long a queue."""
+    """A session stays with the replica that got its last request, unless more than *max_waiting* wait there (None: always).
+
+    *inner* routes requests without a session, first requests, and those whose replica has too long a queue.
+    """
 
     inner: Router = LeastOutstanding()
     max_waiting: int | None = None
@@ -328,10 +331,10 @@ class SessionAffinity:
 
 @dataclass(frozen=True, kw_only=True)
 class _ByPrefix:
-    """How a router knows what machines have cached.
+    """A router's knowledge of what machines have cached.
 
-    *index* `exact`: by the machines' events, *event_delay_s* late, in their own blocks; `approximate`: by what was sent where, with
-    the other settings (see `SentBlocks`), which are none of the exact index.
+    *index* `exact`: by the machines' events, *event_delay_s* late, in their own blocks; `approximate`: by where prompts were sent,
+    with the other settings (see `SentBlocks`), which are none of the exact index.
     """
 
     index: Literal["exact", "approximate"] = "exact"
@@ -339,12 +342,12 @@ class _ByPrefix:
     block_tokens: int | None = None
     """64 where it is left out."""
     capacity_blocks: int | None = None
-    """Of each machine; 31,250 where it is left out."""
+    """Limit for each machine; 31,250 where it is left out."""
     max_age_s: float | None = None
     max_blocks: int | None = None
-    """Of a prompt; all where it is left out."""
+    """Blocks of a prompt that are looked up; all where left out."""
     poll_s: float = 0.0
-    """How often loads are read."""
+    """Interval at which loads are read."""
 
     def __post_init__(self) -> None:
         if self.index not in ("exact", "approximate"):
@@ -377,7 +380,7 @@ class _ByPrefix:
         return Knowledge(prefixes=True, sent=self._sent(), event_delay_s=self.event_delay_s, poll_s=self.poll_s)
 
     def shares(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> list[float]:
-        """Of the prompt's full blocks that are looked at, the share that each replica is thought to have."""
+        """The share of a prompt's looked-up full blocks that each replica is thought to have."""
         sent = self._sent()
         shares: list[float] = []
         for load in replicas:
@@ -405,9 +408,9 @@ class LlmD(_ByPrefix):
     * *queue*: (longest - own) / (longest - shortest) of the queues; 1 for all where they are equal;
     * *kv*: 1 - share of KV blocks in use;
     * *prefix*: share of the prompt's blocks that it is thought to have;
-    * *session*: 1 for who got the session's last request;
-    * *no_hit_lru*: where nobody has anything of the prompt, 1 for who has longest not got such a prompt, down to 0 for who got
-      the last; where somebody has, the same for all.
+    * *session*: 1 for the replica that got the session's last request;
+    * *no_hit_lru*: where no replica has anything of the prompt, 1 for the one that got such a prompt longest ago, down to 0 for
+      the latest; where any has, the same for all.
 
     llm-d-inference-scheduler, pkg/plugins/scorer (no_hit_lru.go, session_affinity.go, precise_prefix_cache.go), and of
     gateway-api-inference-extension queue-scorer, kv-cache-utilization-scorer, prefix-cache-scorer and max-score-picker; from
@@ -510,14 +513,17 @@ def _drawn(among: Sequence[int], luck: float) -> int:
 
 
 def knowledge_of(router: object) -> Knowledge | None:
-    """What *router* asks to be told; None where it asks for nothing."""
+    """The knowledge that *router* needs; None where it needs none."""
     return cast("Knowledge | None", getattr(router, "knows", None))
 
 
 @dataclass(frozen=True)
 class Reserve:
-    """The first *machines* machines are for requests of priority *priority* and before it (smaller goes first), which may go to
-    any; the inner router chooses among those that are shown to it. Where there are no others, all are shown."""
+    """The first *machines* machines are kept for requests of priority *priority* and before it (smaller goes first).
+
+    Such requests may use any machine; the inner router chooses among those that are shown to it. Where there are no others, all are
+    shown.
+    """
 
     inner: Router | RouteFunction
     machines: int
@@ -530,7 +536,7 @@ class Reserve:
 
     @property
     def knows(self) -> Knowledge | None:
-        """What the inner router asks to be told."""
+        """The knowledge that the inner router needs."""
         return knowledge_of(self.inner)
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
@@ -549,8 +555,10 @@ SATURATED = "class is shed: every machine is saturated"
 
 @dataclass(frozen=True)
 class Shed:
-    """Requests of priority *priority* and after it (larger goes last) are refused while every machine has more than *max_waiting*
-    requests in its queue or more than *max_kv_use* of its KV memory in use; the inner router routes all others.
+    """Requests of priority *priority* and after it (larger goes last) are refused while every machine is saturated.
+
+    A machine is saturated with more than *max_waiting* requests in its queue or more than *max_kv_use* of its KV memory in use; the
+    inner router routes all others.
 
     The rule of the Gateway API inference extension's saturation detector, which drops sheddable requests; its defaults are a queue
     of 5 and 80 % of the KV cache (pkg/epp/saturationdetector; from knowledge, to be checked there).
@@ -570,7 +578,7 @@ class Shed:
 
     @property
     def knows(self) -> Knowledge | None:
-        """What the inner router asks to be told."""
+        """The knowledge that the inner router needs."""
         return knowledge_of(self.inner)
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:

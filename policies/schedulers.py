@@ -1,6 +1,6 @@
 """Batching policies. Each is a frozen dataclass with one pure method; CONTRIBUTING.md says how to add one.
 
-`policies.wrappers` has those that change what another policy sees or answers.
+`policies.wrappers` has those that change the view or the answer of another policy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def checked_as_given(cls: _Class) -> _Class:
     """Marks a class whose settings are checked as they were given, by `setting_at_least` and its like.
 
     Compiled, it stays an ordinary class with compiled methods; in a native one the settings would have become what their types say
-    before anybody could look, a `true` for a number of tokens 1.
+    before the check, a `true` for a number of tokens 1.
     """
     return cls
 

@@ -54,10 +54,11 @@ class DeadlineBatches:
 
 @dataclass(frozen=True)
 class LeastBacklog:
-    """AlpaServe's controller: a request goes to the hosting machine with the least backlog, and is refused at once where it
-    would miss its deadline there. The lowest index wins a tie.
+    """AlpaServe's controller: a request is sent to the hosting machine with the least backlog, or refused if it is late there.
 
-    The backlog is when the last stage is promised to be free, or with *batching*, where that is not known before, the number of
+    A request is late where it would miss its deadline; the lowest index wins a tie.
+
+    The backlog is the promised end of work at the last stage or, with *batching*, where that is not known before, the number of
     requests waiting or in service.
     """
 

@@ -2,10 +2,10 @@
 
 Each iteration is planned in three steps, each from a file of TensorRT-LLM:
 
-1. The capacity scheduler says who may run at all, by seats and KV blocks (`GuaranteedNoEvictScheduler`, `MaxUtilizationScheduler`,
+1. The capacity scheduler says what may run at all, by seats and KV blocks (`GuaranteedNoEvictScheduler`, `MaxUtilizationScheduler`,
    `StaticBatchScheduler` in cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp; blocks by `getRemainingBlocksToCompletion` and
    `getNeededBlocksOneStep` in kvCacheManager.cpp beside it).
-2. The micro-batch scheduler takes of those who may what `max_num_tokens` holds, decodes before prompts, and cuts prompts where
+2. The micro-batch scheduler takes of these what `max_num_tokens` holds, decodes before prompts, and cuts prompts where
    chunking is on (`MicroBatchScheduler::operator()`, `setCtxRequestsChunkSize` in
    cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp; the unit of a chunk in _torch/pyexecutor/py_executor_creator.py).
 3. The executor may hold prompts back until there are enough of them (`PyExecutor._waiting_requests` in
@@ -40,8 +40,8 @@ class TrtLlm:
     """In-flight batching: all decodes, then whole prompts, first come first served, within a budget of tokens.
 
     A prompt's KV blocks are taken when it is admitted. By default a request is admitted once memory has room for the longest that
-    it and all before it may become, and nobody is evicted. With `MAX_UTILIZATION` it is admitted once its prompt fits; where the
-    decodes cannot grow, the last to have come gives way and is computed again.
+    it and all before it may become, and nothing is evicted. With `MAX_UTILIZATION` it is admitted once its prompt fits; where the
+    decodes cannot grow, the last admitted sequence is preempted and computed again.
     """
 
     max_batch_size: int = 2048
@@ -52,11 +52,12 @@ class TrtLlm:
     enable_chunked_prefill: bool = False
     """False: prompts are computed whole, and those of more than *max_num_tokens* are refused."""
     context_chunking_policy: Chunking = "FIRST_COME_FIRST_SERVED"
-    """Who gets what is left of the budget where it does not hold all prompts: the first, or all of them a KV block at a time."""
+    """Distribution of the rest of the budget where it does not hold all prompts: to the first, or to all, a KV block at a time."""
     batch_wait_timeout_iters: int = 0
-    """Prompts are held back beside decodes for this many iterations at most ..."""
+    """Iterations for which prompts are held back beside decodes at most."""
     batch_wait_max_tokens_ratio: float = 0.0
-    """... while the iteration would have fewer tokens than this share of *max_num_tokens*. Without both nothing is held back."""
+    """Prompts are held back while the iteration would have fewer tokens than this share of *max_num_tokens*. Without both nothing
+    is."""
     disable_overlap_scheduler: bool = False
     """True: an iteration is planned when the one before has ended, not while it runs; see `policies.view.plans_ahead`."""
 
@@ -74,7 +75,7 @@ class TrtLlm:
 
     @property
     def evicts(self) -> bool:
-        """Whether it says itself who gives way; see `policies.view.evicts`."""
+        """Whether it decides itself what is preempted; see `policies.view.evicts`."""
         return self.capacity_scheduler_policy == "MAX_UTILIZATION"
 
     @property
@@ -110,8 +111,8 @@ class TrtLlm:
         return Plan(decode, hold=hold, through_arrivals=blocked, reject=rejected, memo=view.memo)
 
     def _fitting(self, view: ReplicaView, seats: int) -> tuple[list[WaitingSeq], tuple[tuple[int, str], ...], bool]:
-        """Waiting sequences that seats and memory admit, those that are refused, and whether one that comes later would not be
-        admitted either."""
+        """Waiting sequences that seats and memory admit, those that are refused, and whether a later one would not be admitted
+        either."""
         fitting: list[WaitingSeq] = []
         rejected: list[tuple[int, str]] = []
         full = seats <= 0
@@ -125,7 +126,7 @@ class TrtLlm:
                     if seq.tokens > self.max_num_tokens and not seq.preempted:
                         rejected.append((seq.id, self._too_long(seq.tokens)))
                         continue
-                    # Whole prompts are taken in order: who is behind a spent budget needs no look.
+                    # Whole prompts are taken in order: none behind a spent budget needs a look.
                     if tokens_left <= 0:
                         full = True
                         break
@@ -141,7 +142,8 @@ class TrtLlm:
         return f"a prompt of {tokens} tokens exceeds max_num_tokens ({self.max_num_tokens}) and enable_chunked_prefill is off"
 
     def _plan_in_order(self, view: ReplicaView) -> Plan:
-        """The plan where memory or the budget does not serve all who run: in order of admission, the last give way to the first."""
+        """The plan where memory or the budget does not serve all running sequences: in order of admission, the last preempted
+        first."""
         packed = self.capacity_scheduler_policy == "MAX_UTILIZATION"
         running: Sequence[RunningSeq] = [seq for seq in view.running[:] if not seq.leaving]
         paused: tuple[int, ...] = ()
@@ -153,7 +155,7 @@ class TrtLlm:
         contexts: list[PartialSeq] = []
         for seq in running:
             if seq.id in partial:
-                # Where memory is promised, those that decode are looked at before all prompts, and one of them does not fit.
+                # Where memory is reserved, decodes come before all prompts, and one of them does not fit.
                 contexts += [partial[seq.id]] if packed else []
             elif view.query_tokens > left:
                 break
@@ -165,12 +167,12 @@ class TrtLlm:
         return Plan(tuple(decode), run, paused, memo=memo)
 
     def _run(self, contexts: Sequence[PartialSeq | WaitingSeq], left: int, unit: int) -> tuple[tuple[int, int], ...]:
-        """(id, prompt tokens) of those of *contexts* that run within *left* tokens."""
+        """(id, prompt tokens) of the sequences of *contexts* that run within *left* tokens."""
         lengths = [_to_compute(seq) for seq in contexts]
         if not self.enable_chunked_prefill:
             tokens: list[int] = []
             for length in lengths:
-                # Who was evicted and has become longer than the budget runs without decodes.
+                # A preempted sequence that has outgrown the budget runs without decodes.
                 left -= min(length, self.max_num_tokens)
                 if left < 0:
                     break
@@ -181,7 +183,7 @@ class TrtLlm:
             tokens = _first_come(lengths, left, min(unit, self.max_num_tokens))
         else:
             tokens = _equal_progress(lengths, left, min(unit, self.max_num_tokens))
-        # Who has nothing to compute joins the decodes.
+        # A sequence with nothing to compute joins the decodes.
         return tuple((seq.id, n) for seq, n, length in zip(contexts, tokens, lengths, strict=False) if n or not length)
 
     def _in_company(
@@ -210,8 +212,8 @@ def _to_compute(seq: PartialSeq | WaitingSeq) -> int:
 
 
 def _paused(running: Sequence[RunningSeq], free: int) -> tuple[Sequence[RunningSeq], tuple[int, ...]]:
-    """Who goes on in *free* blocks, the first to have come first; and the ids of those who give way to them, the last to have come
-    first."""
+    """The sequences that continue in *free* blocks, in order of admission, and the ids of those preempted for them, the last
+    admitted first."""
     at, end = 0, len(running)
     paused: list[int] = []
     while at < end:

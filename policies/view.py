@@ -1,8 +1,8 @@
-"""What a scheduler sees and what it answers: plain values, so that a policy can be tested with literals.
+"""The input and the output of a scheduler: plain values, so that a policy can be tested with literals.
 
-A sequence is a pair: tokens to compute, and tokens whose KV exists. A fresh request is (prompt, 0); one that comes with KV, because
-another machine computed it or because it was kept, is (rest, n). (0, n) has emitted tokens, the KV of all but the latest of them
-exists, and there is nothing to compute before it decodes.
+A sequence is a pair: tokens to compute, and tokens whose KV exists. A fresh request is (prompt, 0); one with KV, because another
+machine computed it or because it was kept, is (rest, n). (0, n) has emitted tokens, the KV of all but the latest of them exists,
+and there is nothing to compute before it decodes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class WaitingSeq(NamedTuple):
     arrival_ns: int = 0
     model: int = 0
     deadline_ns: int = -1
-    """From arrival; -1: none."""
+    """Time from arrival; -1: none."""
     preempted: bool = False
     cached_tokens: int = 0
     """Tokens whose KV exists and takes room here when the sequence is admitted."""
     priority: int = 0
     """Smaller goes first, as in vLLM."""
     shared_blocks: int = 0
-    """KV blocks of its cached tokens that others hold already: admitting it takes none for them."""
+    """KV blocks of its cached tokens that other sequences hold already: admitting it takes none for them."""
     kept_blocks: int = 0
-    """KV blocks that are kept for it here, the KV of its cached tokens in them: they are not among the free ones, and admitting it
+    """KV blocks that are kept for it here with the KV of its cached tokens: they are not among the free ones, and admitting it
     takes none for them. Such sequences stand ahead of all others in the queue."""
 
 
@@ -65,7 +65,7 @@ class RunningSeq(NamedTuple):
     leaving: bool = False
     """It takes no step any more; see `ReplicaView.n_leaving`."""
     shared_blocks: int = 0
-    """Of its blocks, those that others hold as well: they do not come free when it goes."""
+    """Blocks of these that other sequences hold as well: they do not become free with it."""
 
 
 class ById(Protocol):
@@ -75,7 +75,7 @@ class ById(Protocol):
 
 
 class _NotSaid:
-    """What a view in literals has in place of numbers that its policy does not need."""
+    """The place of numbers that the policy of a view in literals does not need."""
 
     def __getitem__(self, id_: int, /) -> int:
         raise KeyError(f"the view says nothing of request {id_} here; give a dictionary by id")
@@ -86,12 +86,12 @@ NOT_SAID = _NotSaid()
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is agreed of each request, and what is thought of it, by id. In literals dictionaries."""
+    """Terms and estimates of each request, by id. In literals dictionaries."""
 
     tenant: ById = NOT_SAID
-    """A number for whoever sends it."""
+    """The number of its sender."""
     token_cost: ById = NOT_SAID
-    """What one of its tokens counts towards its tenant's share: the more, the lower the weight of its class."""
+    """Weight of one of its tokens in its tenant's share: the higher, the lower the weight of its class."""
     first_token_ns: ById = NOT_SAID
     """Limit of the first token, from arrival; -1: none."""
     predicted_tokens: ById = NOT_SAID
@@ -102,7 +102,7 @@ NO_TERMS: Final = Terms()
 
 
 class StepPrice(Protocol):
-    """What an iteration may cost."""
+    """The price of an iteration."""
 
     def done_ns(self, prompts: Sequence[int], /) -> int:
         """The instant, at the latest, at which an iteration that starts now is done: with all present decodes, and whole new
@@ -112,8 +112,8 @@ class StepPrice(Protocol):
 
 class PrefixCache(Protocol):
     """The KV blocks of a model that can be found again, for a scheduler that `admits_in_turn` or `looks_itself`: what a plan would
-    find and evict on its way, one move after the other. All moves between `try_out` and `undo` are taken back, and nothing is used
-    by asking: see `Plan.looks`."""
+    find and evict on its way, one move after the other. All moves between `try_out` and `undo` are taken back, and lookups do not
+    count as use: see `Plan.looks`."""
 
     @property
     def queue_looks(self) -> int:
@@ -129,11 +129,11 @@ class PrefixCache(Protocol):
         ...
 
     def beginning(self, id_: int, tokens: int, /) -> object:
-        """What the first *tokens* tokens of a request are called: the same for all that begin with them. None: nobody knows."""
+        """A name for the first *tokens* tokens of a request, the same for all that begin with them. None: they are not known."""
         ...
 
     def unheld_blocks(self, id_: int, blocks: int, /) -> int:
-        """Of its first *blocks* blocks those that nobody holds: they count among the free ones until it takes them."""
+        """The number of its first *blocks* blocks that no sequence holds: they count among the free ones until it takes them."""
         ...
 
     def admit(self, id_: int, blocks: int, /) -> None:
@@ -141,7 +141,7 @@ class PrefixCache(Protocol):
         ...
 
     def take(self, blocks: int, /) -> None:
-        """Somebody takes new blocks, for which others are evicted."""
+        """New blocks are taken, for which others are evicted."""
         ...
 
     def cached(self, id_: int, tokens: int, /) -> None:
@@ -149,8 +149,8 @@ class PrefixCache(Protocol):
         ...
 
     def freed_by(self, id_: int, gone: dict[object, int], /) -> int:
-        """Blocks with content that come free when an admitted sequence gives way after others; *gone* keeps count of these, and is
-        empty for the first."""
+        """Blocks with content that become free when an admitted sequence is preempted after others; *gone* keeps count of these,
+        and is empty for the first."""
         ...
 
     def full_blocks(self, id_: int, /) -> int:
@@ -162,8 +162,8 @@ class PrefixCache(Protocol):
 class ReplicaView:
     """A machine's model at the moment it may start an iteration. Policies read it, and keep nothing of it for later.
 
-    The engine keeps one view of each micro-batch slot up to date (a frozen class would take eight times as long to set).
-    Sequences that are in flight in other micro-batches are left out.
+    The engine keeps one view of each micro-batch slot up to date (a frozen class would take eight times as long to set). Sequences
+    that are in flight in other micro-batches are left out.
     """
 
     waiting: Sequence[WaitingSeq] = ()
@@ -183,12 +183,12 @@ class ReplicaView:
     running: Sequence[RunningSeq] = ()
     """Prefilling and decoding sequences, oldest admission first; built when looked at."""
     elsewhere: Sequence[int] = ()
-    """Ids of those admitted to the model's other micro-batches."""
+    """Ids of sequences admitted to the model's other micro-batches."""
     promised_blocks: int = -1
-    """KV blocks that all who are admitted, in every micro-batch, may come to hold by `policies.reserving.longest_blocks`, kept for
-    a scheduler that `reserves`; -1: to be worked out."""
+    """KV blocks that all admitted sequences, in every micro-batch, may come to hold by `policies.reserving.longest_blocks`, kept
+    for a scheduler that `reserves`; -1: to be computed."""
     leaving_blocks: int = 0
-    """KV blocks of those who are leaving (`n_leaving`)."""
+    """KV blocks of leaving sequences (`n_leaving`)."""
     after_prefill: bool = False
     """Whether the iteration before this one computed prompt tokens."""
     price: StepPrice | None = None
@@ -197,9 +197,10 @@ class ReplicaView:
     """For a scheduler that `takes_by_chunk`: False where a prompt takes all its blocks on admission after all (in a pipeline)."""
     n_leaving: int = 0
     """Sequences that the iteration before has brought to their `max_tokens`, where the plan is made ahead: they take no step, but
-    their seats and their blocks are not free yet. Who may have ended sooner still counts among the decodes. See `plans_ahead`."""
+    their seats and their blocks are not free yet. Those that may have ended sooner still count among the decodes. See
+    `plans_ahead`."""
     prompt_tokens: ById = NOT_SAID
-    """Of each request, by id."""
+    """Prompt tokens of each request, by id."""
     max_tokens: ById = NOT_SAID
     """Output tokens that the client of each request allows at most, by id; how many there will be a policy cannot see."""
     lookahead_tokens: int = 0
@@ -209,14 +210,14 @@ class ReplicaView:
     max_model_len: int = ALWAYS_NS
     """Tokens of prompt and output that a sequence may have."""
     memo: object | None = None  # "object" alone is a name that the compiled class does not find.
-    """What the plan before this one left with `Plan.memo`; None for the first one, and after there was nothing to do here."""
+    """The `Plan.memo` of the plan before this one; None for the first one, and after there was nothing to do here."""
     rounds: int = 0
     """Decode steps done here so far, those beside prompts included: how many a plan has been held for is their difference."""
     terms: Terms = NO_TERMS
-    """Of classes of service."""
+    """Terms of classes of service."""
     cache: PrefixCache | None = None
-    """None where no blocks are found again. What each of those who wait would find is among its `cached_tokens`, but for a
-    scheduler that `admits_in_turn` or `looks_itself`, which asks here."""
+    """None without a prefix cache. The hit of each waiting request is among its `cached_tokens`, but for a scheduler that
+    `admits_in_turn` or `looks_itself`, which looks it up here."""
 
     @property
     def n_running(self) -> int:
@@ -233,23 +234,23 @@ class ReplicaView:
 
     def blocks_to_admit(self, seq: WaitingSeq) -> int:
         """KV blocks that admitting *seq* takes: of the KV that it brings, and of what it computes first, which is its tokens or,
-        where it has none to compute, a decode step. Those that others hold already, and those kept for it, are not taken again."""
+        where it has none to compute, a decode step. Blocks that others hold already, and those kept for it, are not taken again."""
         whole = -(-((seq.tokens or self.query_tokens) + seq.cached_tokens) // self.block_tokens)
         return whole - seq.shared_blocks - seq.kept_blocks
 
 
 class Looks(NamedTuple):
-    """What a scheduler that `looks_itself` has looked up in the prefix cache. Where a look counts as use, the engine counts it
-    once, when the plan is carried out: asking for a plan uses nothing."""
+    """Lookups in the prefix cache by a scheduler that `looks_itself`. Where a lookup counts as use, the engine counts it once, when
+    the plan is carried out: planning uses nothing."""
 
     used: tuple[tuple[int, int], ...] = ()
     """(id, tokens), first to last: what a sequence with so many tokens finds has been used."""
     of_queue: bool = False
-    """The queue has been looked over without asking for each who waits; see `PrefixCache.queue_looks`."""
+    """The queue has been looked over without a lookup for each request; see `PrefixCache.queue_looks`."""
 
 
 class Plan(NamedTuple):
-    """Who runs in the next iteration, and for how many tokens."""
+    """The sequences that run in the next iteration, and their numbers of tokens."""
 
     decode: bool | tuple[int, ...] = False
     """True: every decoding sequence takes a step; or the ids of those that do."""
@@ -272,13 +273,13 @@ class Plan(NamedTuple):
     until_ns: int = ALWAYS_NS
     """The answer holds for iterations that start before this instant. An empty plan with an instant still to come waits for it."""
     memo: object | None = None
-    """What the next plan of this micro-batch is to know of this one: a plain value, which `ReplicaView.memo` brings back."""
+    """State for the next plan of this micro-batch: a plain value, which `ReplicaView.memo` brings back."""
     undone: tuple[tuple[int, int], ...] = ()
-    """(id, prompt tokens) of those in *preempt* that had been planned to run before they gave way, by a scheduler that
+    """(id, prompt tokens) of sequences in *preempt* that had been planned to run before they were preempted, by a scheduler that
     `admits_in_turn`: they took blocks first, for which others were evicted."""
     order: tuple[int, ...] | None = None
-    """Those who run, as the scheduler lists them, where that is not in order of admission and content is cached when it has been
-    computed: of those who end together the content of the last was used last. Others follow."""
+    """Running sequences, as the scheduler lists them, where that is not in order of admission and content is cached when it has
+    been computed: of sequences that end together the content of the last was used last. Others follow."""
     shorten: tuple[tuple[int, int], ...] = ()
     """(id, output tokens) of waiting requests whose answers end after so many tokens at the latest from now on, as if their clients
     allowed no more (`ReplicaView.max_tokens`)."""
@@ -297,9 +298,9 @@ def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
 class Scheduler(Protocol):
     """Decides, from a view alone, what the next iteration runs. Implementations are frozen dataclasses.
 
-    Where a scheduler is asked for, a function `(view) -> Plan` will do as well. What one needs of the engine beside the view it
-    says by attributes, which are asked for below: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`,
-    `preempted_last`, `reserves`, `pads_to`. A wrapper has those of its `inner` unless it says otherwise.
+    A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
+    below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`, `preempted_last`, `reserves`,
+    `pads_to`. A wrapper has those of its `inner` unless it has its own.
     """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...
@@ -323,40 +324,41 @@ def takes_by_chunk(scheduler: object) -> bool:
 
 
 def plans_ahead(scheduler: object) -> bool:
-    """Whether each iteration is planned while the one before it runs (asynchronous scheduling, overlap scheduling): asked for with
-    an attribute `async_scheduling` of *scheduler* or of the one that it wraps.
+    """Whether each iteration is planned while the one before it runs (asynchronous scheduling, overlap scheduling): set by an
+    attribute `async_scheduling` of *scheduler* or of the one that it wraps.
 
-    Such a plan is made when the iteration before starts. It knows what that iteration will have computed, but not who ends in it
-    and who comes during it. An empty plan is made again when the iteration has ended, with all that is known then.
+    Such a plan is made when the iteration before starts. It knows what that iteration will have computed, but not which sequences
+    end in it and which requests arrive during it. An empty plan is made again when the iteration has ended, with all that is known
+    then.
     """
     return bool(_asked(scheduler, "async_scheduling"))
 
 
 def admits_in_turn(scheduler: object) -> bool:
-    """Whether *scheduler*, or one that it wraps, looks itself for what those who wait would find in the prefix cache, as vLLM does
-    when each one's turn comes: by an attribute `admits_in_turn`. Its queue then shows sequences without what they would find.
+    """Whether *scheduler*, or one that it wraps, looks prefix-cache hits of waiting requests up itself, as vLLM does in each one's
+    turn: by an attribute `admits_in_turn`. Its queue then shows sequences without their hits.
 
-    For others the engine shows what is found at the time of the look, and keeps it for those whom the plan admits.
+    For others the engine shows the hits at the time of the look, and keeps them for requests that the plan admits.
     """
     return bool(_asked(scheduler, "admits_in_turn"))
 
 
 def looks_itself(scheduler: object) -> bool:
-    """Whether *scheduler*, or one that it wraps, looks itself for what those who wait would find in the prefix cache, as SGLang
-    does for one after the other: by an attribute `looks_itself`. Its queue shows sequences without what they would find, and those
-    whom its plan admits hold it before anybody takes blocks. What it has looked up it says with `Plan.looks`.
-    """
+    """Whether *scheduler*, or one that it wraps, looks prefix-cache hits of waiting requests up itself, as SGLang does for one
+    after the other: by an attribute `looks_itself`. Its queue shows sequences without their hits, and those that its plan admits
+    hold them before any blocks are taken. `Plan.looks` has its lookups."""
     return bool(_asked(scheduler, "looks_itself"))
 
 
 def evicts(scheduler: object) -> bool:
-    """Whether *scheduler*, or one that it wraps, says itself who gives way when memory runs out: by an attribute `evicts`."""
+    """Whether *scheduler*, or one that it wraps, decides itself what is preempted when memory runs out: by an attribute
+    `evicts`."""
     return bool(_asked(scheduler, "evicts"))
 
 
 def preempted_last(scheduler: object) -> bool:
-    """Whether preempted sequences wait at the end of the queue rather than at its head: asked for with an attribute
-    `preempted_last` of *scheduler* or of the one that it wraps."""
+    """Whether preempted sequences wait at the end of the queue rather than at its head: set by an attribute `preempted_last` of
+    *scheduler* or of the one that it wraps."""
     return bool(_asked(scheduler, "preempted_last"))
 
 
@@ -379,7 +381,7 @@ def pads_to(scheduler: object) -> int:
     """Sequences that the batches of *scheduler*, or of the one that it wraps, are padded to; 0: they are not padded.
 
     A scheduler that pads has the attribute `pads_to`. Shorter chunks of an iteration then take as long as its longest, and a decode
-    step as long as one of that many sequences with the longest context. Padding changes what an iteration costs, never who runs.
+    step as long as one of that many sequences with the longest context. Padding changes what an iteration costs, never what runs.
     """
     while scheduler is not None:
         sequences = getattr(scheduler, "pads_to", 0)

@@ -33,9 +33,9 @@ _MOVED: Final = {
 class Vllm:
     """Running sequences first, in order of admission, then waiting ones, within a budget of tokens; prompts are cut to fit.
 
-    KV blocks are taken as tokens are scheduled. Where they run out, the last admitted gives way (*scheduling_policy* `fcfs`), or
-    the one of the lowest priority (`priority`), and is computed again from the head of the queue. Defaults are those of a server
-    on a GPU of 70 to 160 GiB other than an A100; scenarios take those of their device.
+    KV blocks are taken as tokens are scheduled. Where they run out, the last admitted is preempted (*scheduling_policy* `fcfs`), or
+    the one of the lowest priority (`priority`), and is computed again from the head of the queue. Defaults are those of a server on
+    a GPU of 70 to 160 GiB other than an A100; scenarios take those of their device.
     """
 
     max_num_batched_tokens: int = 8192
@@ -145,7 +145,7 @@ class Vllm:
     def _admit(
         self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int
     ) -> bool:
-        """Add chunks of waiting sequences; whether one that comes later could not join either."""
+        """Add chunks of waiting sequences; return whether a later one could not join either."""
         if seats <= 0:
             return True
         if not view.waiting or left <= 0 or left_input <= view.draft_slots:
@@ -155,7 +155,7 @@ class Vllm:
             return self._admit_some(view, chunks, left, left_input, free, seats)
         cache.try_out()
         try:
-            # Those who run have taken their blocks when the first who waits looks for its own.
+            # Running sequences have taken their blocks when the first waiting one looks for its own.
             cache.take(view.free_blocks - free)
             computed = {partial.id: partial.cached_tokens for partial in view.prefilling}
             for id_, tokens in chunks:
@@ -188,7 +188,7 @@ class Vllm:
                 cached += found * block_tokens
                 to_compute -= found * block_tokens
             if seq.shared_blocks:
-                # What was loaded for it and is its own, or is shown as found.
+                # Blocks that were loaded for it and are its own, or are shown as found.
                 found, unheld = seq.shared_blocks, 0
             tokens = self._first_tokens(to_compute, view.query_tokens, limit, budget)
             if not tokens:
@@ -198,13 +198,13 @@ class Vllm:
                 whole = min(cached + (to_compute or 1), view.max_model_len)
                 if view.blocks(whole) - found - seq.kept_blocks + unheld + reserve > free:
                     return True
-            # What the engine has looked up for it, or has had loaded, is among its cached tokens.
+            # Hits that the engine has looked up or loaded for it are among its cached tokens.
             had = found + seq.kept_blocks
             new = _blocks(view, cached + (tokens if view.by_chunk else to_compute or tokens)) - had
             needed = new + unheld
             if needed + reserve > free:
                 return True
-            # Whose blocks are kept for it holds them already.
+            # A sequence with kept blocks holds them already.
             latest = (seq.id, -1 if seq.kept_blocks else found, new, cached + (tokens if to_compute else 0))
             free -= needed
             left -= tokens
@@ -229,7 +229,7 @@ class Vllm:
         return sorted(view.waiting, key=lambda seq: (not seq.kept_blocks, seq.priority, seq.arrival_ns, seq.id))
 
     def _plan_in_order(self, view: ReplicaView) -> Plan:
-        """The plan where the budget or the blocks do not serve all who run: one sequence after the other, as admitted."""
+        """The plan where the budget or the blocks do not serve all running sequences: one after the other, as admitted."""
         remaining = {partial.id: partial.remaining_tokens for partial in view.prefilling}
         query, draft_slots = view.query_tokens, view.draft_slots
         left = self.max_num_scheduled_tokens or self.max_num_batched_tokens
@@ -282,7 +282,7 @@ class Vllm:
         )
 
     def _victim(self, running: list[RunningSeq]) -> RunningSeq:
-        """Who gives way."""
+        """The sequence to preempt."""
         if self.scheduling_policy == "fcfs":
             return running[-1]
         return max(running, key=lambda seq: (seq.priority, seq.arrival_ns))

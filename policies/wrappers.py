@@ -1,7 +1,7 @@
-"""Schedulers around a scheduler: each changes what the inner one sees or what it answers, and nests in any other.
+"""Schedulers around a scheduler: each changes the view or the answer of the inner one, and nests in any other.
 
-Each says honestly how long its answer holds. A held plan spares looks, so a wrapper whose answer depends on something that the
-inner policy does not see (the time, an arrival that overtakes) shortens what the inner one promised.
+Each says how long its answer holds. A held plan spares looks, so a wrapper whose answer depends on something that the inner policy
+does not see (the time, an arrival that overtakes) shortens the inner one's hold.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOO_LATE = "deadline cannot be met"
 @checked_as_given
 @dataclass(frozen=True)
 class EvictNewest:
-    """Preemption by recomputation around any scheduler: when the decodes cannot grow, the newest sequences give way."""
+    """Preemption by recomputation around any scheduler: when the decodes cannot grow, the newest sequences are preempted."""
 
     inner: Scheduler | PlanFunction
 
@@ -48,7 +48,7 @@ class EvictNewest:
         gone = set(evicted)
         prefilling = tuple(seq for seq in view.prefilling if seq.id not in gone)
         n_evicted_decoding = len(evicted) - (len(view.prefilling) - len(prefilling))
-        # Nobody is admitted in an iteration that evicts: memory is what is short.
+        # No request is admitted in an iteration that preempts, since memory is short.
         rest = replace(
             view,
             waiting=(),
@@ -66,8 +66,10 @@ class EvictNewest:
 @checked_as_given
 @dataclass(frozen=True)
 class Pad:
-    """Batches of the inner scheduler are priced at one shape: prompts of an iteration at the longest of them, a decode step at
-    *sequences* sequences with the longest context. What runs does not change, only what it costs."""
+    """Batches of the inner scheduler are priced at one shape; what runs does not change, only what it costs.
+
+    Prompts of an iteration are priced at the longest of them, a decode step at *sequences* sequences with the longest context.
+    """
 
     inner: Scheduler | PlanFunction
     sequences: int
@@ -109,11 +111,11 @@ _ORDERS: dict[str, Callable[[WaitingSeq, Terms], Any]] = {
 @checked_as_given
 @dataclass(frozen=True)
 class Order:
-    """The inner scheduler sees the queue in another order: by arrival, by priority (smaller first), by deadline of the whole answer
-    or of the first token (its class's limit; those without one last), or with the fewest tokens to compute, or the shortest
-    predicted output, first. Equals stay as they are in the queue.
+    """The inner scheduler sees the queue in another order; equals stay as they are in the queue.
 
-    Running sequences are not preempted for one that comes before them.
+    The order is by arrival, by priority (smaller first), by deadline of the whole answer or of the first token (its class's limit;
+    requests without one last), or with the fewest tokens to compute, or the shortest predicted output, first. Running sequences are
+    not preempted for one that comes before them.
     """
 
     inner: Scheduler | PlanFunction
@@ -128,21 +130,22 @@ class Order:
         if len(view.waiting) > 1:
             key, terms = _ORDERS[self.by], view.terms
             view = replace(view, waiting=tuple(sorted(view.waiting, key=lambda seq: key(seq, terms))))
-        # Whoever comes may go before those that the inner policy has seen: even by arrival, where a front end takes longer for
-        # longer prompts, and they come to the queue in another order than to the front end.
+        # An arrival may overtake requests that the inner policy has seen: even by arrival, where a front end takes longer for
+        # longer prompts, and they reach the queue in another order than the front end.
         plan = plan_of(self.inner)(view)._replace(through_arrivals=False)
-        # With a prefix cache the tokens that somebody has to compute change with what is evicted.
+        # With a prefix cache the tokens to compute change with what is evicted.
         return plan._replace(hold=1) if view.cache is not None and self.by == "shortest_prompt" else plan
 
 
 @checked_as_given
 @dataclass(frozen=True)
 class Cap:
-    """The inner scheduler sees no more of the queue than may be admitted: up to *max_sequences* sequences at once, and up to
-    *max_tokens* tokens of context, those to be computed included; and no iteration computes more than *max_prompts* prompts.
-    Later requests do not overtake one that does not fit.
+    """The inner scheduler sees no more of the queue than limits on sequences, context and prompts admit.
 
-    Limits are of each micro-batch. The context of admitted sequences goes on growing as they decode; a request that alone has more
+    At most *max_sequences* sequences are admitted at once, with at most *max_tokens* tokens of context, those to be computed
+    included; and no iteration computes more than *max_prompts* prompts. Later requests do not overtake one that does not fit.
+
+    Limits are of each micro-batch. The context of admitted sequences grows further as they decode; a request that alone has more
     than *max_tokens* runs by itself rather than never.
     """
 
@@ -187,9 +190,11 @@ class Cap:
 @checked_as_given
 @dataclass(frozen=True)
 class RejectLate:
-    """Waiting requests whose deadline cannot be met any more are rejected, with the reason: at once where it has passed, and
-    otherwise when the inner scheduler would start them, where a first answer would come too late even if their whole prompt ran
-    in the next iteration beside nothing but the present decodes. Needs a view with prices where requests have deadlines.
+    """Waiting requests whose deadline cannot be met any more are rejected, with the reason.
+
+    They are rejected at once where it has passed, and otherwise when the inner scheduler would start them, where a first answer
+    would come too late even if their whole prompt ran in the next iteration beside nothing but the present decodes. Needs a view
+    with prices where requests have deadlines.
     """
 
     inner: Scheduler | PlanFunction

@@ -1,6 +1,6 @@
-"""How many drafted tokens a round of speculative decoding accepts: random processes with addressable draws.
+"""Drafted tokens that a round of speculative decoding accepts: random processes with addressable draws.
 
-The luck of a round is one number that depends on (seed, request, round) alone: neither the batch, nor the schedule, nor
+The draw of a round is one number that depends on (seed, request, round) alone: neither the batch, nor the schedule, nor
 k moves it. A round that accepts n of 8 drafted tokens accepts min(n, k) of k, so that two values of k, two schedulers
 and two machines are compared on the same draws.
 

@@ -1,4 +1,4 @@
-"""The luck of a round: one number that a hash of (seed, stream, request, round) gives, and the thresholds that it meets."""
+"""The draw of a round: one number from a hash of (seed, stream, request, round), and the thresholds that it meets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def draws(seed: int, stream: int | tuple[int, ...], request_id: int, round_start
 
 
 def count_below(draws: IntArray, thresholds: IntArray) -> IntArray:
-    """How many of the ascending *thresholds* each draw stays below."""
+    """The number of ascending *thresholds* that each draw stays below."""
     return thresholds.size - thresholds.searchsorted(draws, side="right")
 
 

@@ -1,4 +1,4 @@
-"""What a decoding method asks of acceptance, and what all processes share that draft a chain."""
+"""The protocol of acceptance processes, and the base of those that draft a chain."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
 class Acceptance(Protocol):
-    """What a decoding method asks of an acceptance process; see the text of the package."""
+    """An acceptance process, as decoding methods use it; see the text of the package."""
 
     finite: ClassVar[bool]
-    """Whether only so many rounds exist, so that none may be asked for in advance."""
+    """Whether only so many rounds exist, so that none may be drawn in advance."""
 
     def accepted(self, request_id: int, round_start: int, n_rounds: int, k: int, seed: int) -> IntArray: ...
 
@@ -29,7 +29,7 @@ class Acceptance(Protocol):
 
 
 class Chain:
-    """What processes that draft one token after another share."""
+    """Base of processes that draft one token after another."""
 
     __slots__ = ()
     finite: ClassVar[bool] = False

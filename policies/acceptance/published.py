@@ -29,7 +29,7 @@ PUBLISHED: dict[str, Published] = {
     "deepseek-v3-low": Published(rates=(0.85,), source=f"{_REPORT}; its lower end"),
     "deepseek-v3-high": Published(rates=(0.90,), source=f"{_REPORT}; its upper end"),
 }
-"""By name."""
+"""Published rates."""
 
 
 def published(name: str) -> Published:

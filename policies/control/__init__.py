@@ -1,4 +1,4 @@
-"""How many machines there should be: control policies, each a frozen dataclass with one pure method."""
+"""Control policies, which decide how many machines there should be: frozen dataclasses with one pure method."""
 
 from policies.control.concurrency import Concurrency, Knative
 from policies.control.rates import RateModel

@@ -1,4 +1,4 @@
-"""As many machines as requests under way ask for: KEDA's way, and Knative's."""
+"""Numbers of machines by the requests that wait or run: KEDA's, and Knative's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def _check_target(target: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Concurrency:
-    """All requests that wait or run over *target*, rounded up, however many machines are ready; to none where there is nobody.
+    """All requests that wait or run over *target*, rounded up, however many machines are ready; 0 without requests.
 
-    What KEDA asks of Kubernetes with a metric of type AverageValue: the total is divided, within a *tolerance* of what there is
-    nothing changes, and from and to zero KEDA goes by itself (kedacore/keda and kubernetes' replica_calculator.go,
+    KEDA's rule for Kubernetes with a metric of type AverageValue: the total is divided, within a *tolerance* of the present number
+    nothing changes, and KEDA scales from and to zero by itself (kedacore/keda and kubernetes' replica_calculator.go,
     GetExternalPerPodMetricReplicas; from knowledge, to be checked there).
     """
 
     target: float
     tolerance: float = 0.1
     down_window_s: ClassVar[float] = 300.0
-    """Kubernetes' stabilisation of fewer, which the run has in mind unless told otherwise."""
+    """Kubernetes' stabilisation of scaling down, the run's default."""
 
     def __post_init__(self) -> None:
         _check_target(self.target)
@@ -45,8 +45,10 @@ class Concurrency:
 
 @dataclass(frozen=True, kw_only=True)
 class Knative:
-    """Mean concurrency of the last *stable_s* over *target*, rounded up; where that of the last *panic_s* asks for *panic_at*
-    times the machines that are ready, or did so within *stable_s*, that one, and no fewer than there are.
+    """Mean concurrency of the last *stable_s* over *target*, rounded up; in a panic at least that of the last *panic_s*.
+
+    There is a panic where the latter asks for *panic_at* times the ready machines, or did so within *stable_s*; no machine is then
+    drained.
 
     Knative's pod autoscaler (knative/serving, pkg/autoscaler/scaling/autoscaler.go; from knowledge, to be checked there).
     """
@@ -72,7 +74,7 @@ class Knative:
         sums = [0, *accumulate(pool.concurrency for pool in past)]
 
         def asked(seconds: float, end: int) -> int:
-            """By the mean of so many seconds, of which the last is the interval before *end*."""
+            """The number by the mean of so many seconds, up to and including the interval before *end*."""
             n = min(max(round(seconds / seen.interval_s), 1), end)
             return ceil((sums[end] - sums[end - n]) / n / self.target - 1e-9)
 

@@ -1,4 +1,4 @@
-"""As many machines as keep a limit on TTFT at the rate that comes, by a model of what a machine can do."""
+"""As many machines as keep a limit on TTFT at the present rate of arrivals, by a model of a machine's capacity."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from policies.control.seen import Seen
 
 
 def waits_longer(load: float, machines: int, rate_per_s: float, limit_s: float) -> float:
-    """The share of requests that wait longer than *limit_s* for one of *machines* that each do *rate_per_s*, when *load* of them
-    would be busy: an M/M/c queue (Erlang 1917). 1 where they cannot keep up."""
+    """The share of requests that wait longer than *limit_s* for one of *machines* that each serve *rate_per_s*, when *load* of them
+    would be busy: an M/M/c queue (Erlang 1917). 1 where the machines cannot keep up."""
     if load >= machines:
         return 1.0
     blocked = 1.0

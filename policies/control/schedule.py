@@ -1,4 +1,4 @@
-"""Numbers of machines that are known before: a timetable, and what a controller would do that knew all that comes."""
+"""Numbers of machines that are known before: a timetable, and the choice of a controller that knew all arrivals."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Perfect:
-    """At each instant the machines that what arrives from then on until a machine started then would be ready asks for, at
-    *rate_per_s* requests/s each in steps of *step_s*: a bound for others, since none knows what comes."""
+    """The machines needed for arrivals until one started now would be ready: a bound, as no policy knows arrivals.
+
+    Each serves *rate_per_s* requests/s, counted in steps of *step_s*.
+    """
 
     rate_per_s: float
     step_s: float = 60.0
     counts: tuple[int, ...] = ()
-    """Arrivals in each step of the run, which the run fills in, as it does ..."""
+    """Arrivals in each step of the run, which the run fills in."""
     lead_s: float = 0.0
-    """... how long a machine takes to start."""
+    """Time that a machine takes to start, likewise."""
 
     def __post_init__(self) -> None:
         for name in ("rate_per_s", "step_s"):

@@ -1,4 +1,4 @@
-"""What a controller sees of a fleet at the end of each interval, and what it may answer."""
+"""A controller's view of a fleet at the end of each interval, and its answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSeen:
-    """Equal machines at one instant, and what came and went in the interval before it."""
+    """Equal machines at one instant, and the requests of the interval before it."""
 
     machines: int = 0
-    """That are wanted: ready, starting or failed. Those that drain are not among them."""
+    """Wanted machines: ready, starting or failed, without those that drain."""
     ready: int = 0
     waiting: int = 0
-    """Requests in the queues of its machines, and those that are held because none is ready."""
+    """Requests in the queues of its machines, and those held because no machine is ready."""
     running: int = 0
     kv_use: float = 0.0
     """Share of KV blocks in use, the mean of ready machines."""
@@ -27,7 +27,7 @@ class PoolSeen:
     """Requests that ended on its machines in the interval, and the tokens that they emitted."""
     finished_tokens: int = 0
     ttft_mean_s: float | None = None
-    """Of requests whose first token came in the interval; None: of none."""
+    """TTFT of requests with a first token in the interval; None: no request."""
     ttft_p95_s: float | None = None
 
     @property
@@ -38,24 +38,24 @@ class PoolSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a policy is shown: its pool, all pools by name, and what it saw of its pool at the ends of intervals before."""
+    """A policy's view: its pool, all pools by name, and its pool at the ends of earlier intervals."""
 
     now_s: float = 0.0
     interval_s: float = 15.0
     mine: PoolSeen = field(default_factory=PoolSeen)
     pools: Mapping[str, PoolSeen] = field(default_factory=dict[str, PoolSeen], hash=False)
     past: Sequence[PoolSeen] = ()
-    """Of intervals that ended within `remembers_s`, the oldest first, the present one last."""
+    """Intervals that ended within `remembers_s`, the oldest first, the present one last."""
 
 
 class Control(Protocol):
-    """Says how many machines a pool should have. May have `remembers_s`: seconds of the past that it asks to be shown."""
+    """Decides how many machines a pool should have. May have `remembers_s`: seconds of the past that it needs to see."""
 
     def wanted(self, seen: Seen, /) -> int: ...
 
 
 def remembers_s(control: object) -> float:
-    """How much of the past *control* asks for; 0: the interval that has just ended."""
+    """Seconds of the past that *control* needs; 0: the interval that has just ended."""
     seconds = float(getattr(control, "remembers_s", 0.0))
     if not (isfinite(seconds) and seconds >= 0):
         raise ValueError(f"{control!r} remembers {seconds} s; expected a finite time of at least 0")
@@ -65,7 +65,7 @@ def remembers_s(control: object) -> float:
 def stabilised(
     asked: Sequence[tuple[float, int]], now_s: float, current: int, *, down_window_s: float, up_window_s: float = 0.0
 ) -> int:
-    """Of what a policy has *asked* for so far, (when, how many) with the latest last, the number to go to.
+    """The number of machines to have, from a policy's answers so far: (when, how many), the latest last.
 
     Never fewer than the most that was asked for within the last *down_window_s*, nor more than the least within *up_window_s*, as
     the Kubernetes HorizontalPodAutoscaler stabilises recommendations (kubernetes/kubernetes, pkg/controller/podautoscaler/

@@ -26,8 +26,8 @@ def measured(pool: PoolSeen, measure: Measure, interval_s: float) -> float:
 class TargetTracking:
     """ready * (mean per machine / target), rounded up; nothing changes while the ratio is within *tolerance* of 1.
 
-    Machines that are not ready count as having nothing where more are asked for, and as having the target where fewer are, and an
-    answer that these turn round changes nothing, as pods without metrics do; at most doubled, or 4 more (kubernetes/kubernetes,
+    Machines that are not ready count with a figure of 0 where more are wanted, and with the target where fewer are, and an answer
+    that these reverse changes nothing, as for pods without metrics; at most doubled, or 4 more (kubernetes/kubernetes,
     pkg/controller/podautoscaler/replica_calculator.go, GetMetricReplicas, and the default scale-up behaviour; from knowledge, to be
     checked there).
     """
@@ -37,7 +37,7 @@ class TargetTracking:
     measure: Measure = "concurrency"
     tolerance: float = 0.1
     down_window_s: ClassVar[float] = 300.0
-    """Kubernetes' stabilisation of fewer, which the run has in mind unless told otherwise."""
+    """Kubernetes' stabilisation of scaling down, the run's default."""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.target) and self.target > 0):
@@ -52,7 +52,7 @@ class TargetTracking:
         total, current, ready = measured(pool, self.measure, seen.interval_s), pool.machines, pool.ready
         most = max(2 * current, current + 4)
         if not ready:
-            # Nobody is there to be asked; who waits needs one.
+            # No machine has figures; waiting requests need one.
             return current or min(1, pool.waiting)
         ratio = total / ready / self.target
         if current > ready:

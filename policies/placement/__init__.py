@@ -1,7 +1,7 @@
-"""Which models share which devices: placements, and searches for good ones.
+"""Placements of models on shared devices, and searches for good ones.
 
-A search is a frozen dataclass with one pure method, `search(cluster, models, score)`. It proposes placements and is
-told how well each serves a sample of the traffic; who simulates, caches or counts the seconds is not its business.
+A search is a frozen dataclass with one pure method, `search(cluster, models, score)`. It proposes placements, and
+*score* says how well each serves a sample of the traffic; simulation, caching and time limits are its caller's business.
 Algorithms 1 and 2 are those of AlpaServe (Li et al., OSDI 2023, arXiv 2302.11665, section 4), in the details that its
 artifact gives (alpa-projects/mms).
 """

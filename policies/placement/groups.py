@@ -1,4 +1,4 @@
-"""What a placement is, what a search is told of cluster, models and scores, and whether a placement fits."""
+"""Placements, the input of searches (cluster, models and scores), and a check whether a placement fits."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
-    """What a search may know of a model."""
+    """A model, as a search knows it."""
 
     name: str
     latency_s: float
-    """Of one request on one device with nothing else to do."""
+    """Latency of one request alone on one device."""
     rate_per_s: float
-    """Of its requests in the sample of traffic that placements are scored on."""
+    """Rate of its requests in the sample of traffic that placements are scored on."""
     device_bytes: Mapping[tuple[int, int], float] = field(hash=False)
     """(inter_op, intra_op) -> weights on each device of the fullest stage; shapes that it cannot run on are absent."""
 
@@ -106,7 +106,7 @@ class Cluster:
 
 
 class Score(NamedTuple):
-    """How well a placement served the sample of traffic."""
+    """A placement's results on the sample of traffic."""
 
     value: float
     """Higher is better."""
@@ -138,7 +138,7 @@ def group_bytes(group: Group, models: Sequence[ModelView]) -> float:
 
 
 def check(placement: Placement, cluster: Cluster, models: Sequence[ModelView]) -> None:
-    """ValueError in one sentence if *placement* asks for more devices or memory than *cluster* has."""
+    """ValueError in one sentence if *placement* takes more devices or memory than *cluster* has."""
     if placement.n_devices > cluster.n_devices:
         raise ValueError(
             f"the placement takes {placement.n_devices} devices and the cluster has {cluster.n_devices}; drop a group"

@@ -58,7 +58,7 @@ class SelectiveReplication:
 class ClockworkPlusPlus:
     """Selective replication that is solved anew for each window of the traffic that it serves, moving at no cost.
 
-    A search sees one window; whoever serves the traffic calls it for each (`sim.placement.serve` does).
+    A search sees one window; `sim.placement.serve` calls it for each window.
     """
 
     window_s: float
@@ -75,10 +75,10 @@ class ClockworkPlusPlus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRobin:
-    """Equal groups; models are dealt to groups in turn until the one whose turn it is does not fit.
+    """Equal groups; models are dealt to groups in turn until one does not fit.
 
-    Nothing is simulated. A group that hosts the model already is passed over. Where the artifact stops is not published;
-    this rule follows from drops in its recorded results, which therefore cannot judge it.
+    Nothing is simulated. A group that hosts the model already is passed over. The artifact's stopping rule is not published; this
+    one follows from drops in its recorded results, which therefore cannot judge it.
     """
 
     inter_op: int = 4

@@ -1,4 +1,4 @@
-"""Which models groups of given shapes should host: AlpaServe's Algorithm 1 and its fast heuristic, many of them in step."""
+"""Selection of models for groups of given shapes: AlpaServe's Algorithm 1 and its fast heuristic, many of them in step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from policies.placement.groups import Cluster, Group, ModelView, Placement, Scor
 
 
 class Room:
-    """Which models still fit where, kept up to date as a placement grows."""
+    """The groups with memory left for a model, kept up to date as a placement grows."""
 
     def __init__(self, placement: Placement, cluster: Cluster, models: Sequence[ModelView]) -> None:
         self._cluster, self._models = cluster, models
@@ -31,7 +31,7 @@ class Room:
 
 
 Run = Generator[list[Placement], Sequence[Score], None]
-"""Yields placements to be scored and is sent their scores; many runs go in step, so that theirs are scored at once."""
+"""Yields placements to be scored and is sent their scores; many runs proceed in step, so that theirs are scored at once."""
 
 
 class Best:
@@ -99,7 +99,7 @@ def _heuristic(empty: Placement, cluster: Cluster, models: Sequence[ModelView], 
 
 
 def _fill_up(room: Room, models: Sequence[ModelView], replicas: dict[int, int], requests: list[int]) -> bool:
-    """Give memory that is left to further replicas, those first that have fewest for their load; whether any had room.
+    """Give memory that is left to further replicas, first of models with the fewest for their load; return whether any had room.
 
     They cost nothing, and help when the traffic is not that of the sample. *requests* are counted by group.
     """

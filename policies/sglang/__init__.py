@@ -3,8 +3,8 @@
 Rules are those of release 0.5.23, named by the file under `sglang/srt/` where they are applied:
 
 * the order of a step: `managers/scheduler.py` (`get_next_batch_to_run`, `_get_new_batch_prefill_raw`, `update_running_batch`);
-* who joins: `managers/schedule_policy.py` (`PrefillAdder`), over the budget of `mem_cache/prefill_budget.py`;
-* who is retracted: `managers/schedule_batch.py` (`retract_decode`, `check_decode_mem`);
+* admission: `managers/schedule_policy.py` (`PrefillAdder`), over the budget of `mem_cache/prefill_budget.py`;
+* retraction: `managers/schedule_batch.py` (`retract_decode`, `check_decode_mem`);
 * the new-token ratio: `managers/scheduler_components/new_token_ratio_tracker.py`, its constants in `environ.py`;
 * polling: `managers/scheduler_components/recv_skipper.py`.
 

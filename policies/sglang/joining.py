@@ -1,4 +1,4 @@
-"""Who joins: the budgets of one step, spent as prompts are added (`PrefillAdder` over `mem_cache/prefill_budget.py`)."""
+"""Admission: the budgets of one step, spent as prompts are added (`PrefillAdder` over `mem_cache/prefill_budget.py`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from policies.view import PartialSeq, ReplicaView, WaitingSeq
 CLIP_MAX_NEW_TOKENS = 4096
 """No request is expected to emit more than this: environ.py."""
 IGNORE_EOS_RESERVE_TOKENS = 1
-"""For each sequence, where all emit as much as they may: schedule_policy.py."""
+"""Reserve of each sequence, where all emit as much as they may: schedule_policy.py."""
 INPUT_MARGIN = 6
 """Tokens that a prompt leaves of the pool at least: tp_worker.py (max_req_input_len), utils.py (validate_input_length)."""
 OUT_OF_ROOM = "prompt leaves no room in the KV pool for an answer"
 GO_ON, NO_MEMORY, SPENT = "go on", "no memory", "spent"
-"""What `PrefillAdder` says of the next request: CONTINUE, NO_TOKEN, OTHER."""
+"""Verdicts of `PrefillAdder` on the next request: CONTINUE, NO_TOKEN, OTHER."""
 
 
 class Room:
@@ -49,7 +49,7 @@ class Adder(Room):
         super().__init__(view)
         self.chunks: list[tuple[int, int]] = []
         self.blocks = 0
-        """KV blocks that they take."""
+        """KV blocks that the chunks take."""
         self.cut = False
         """Whether the last prompt is cut that was added from the queue."""
         self._settings = settings
@@ -76,11 +76,11 @@ class Adder(Room):
 
     @property
     def _left(self) -> float:
-        """Tokens of the pool that nobody has or is expected to need."""
+        """Tokens of the pool that are neither held nor expected to be needed."""
         return self._available - self._in_all
 
     def verdict(self) -> str:
-        """On whoever comes next: `budget_state`."""
+        """The verdict on the next request: `budget_state`."""
         if not (self._left > 0 and self._available - self._now > 0):
             return NO_MEMORY
         if self._input <= 0 or (self._chunk is not None and self._chunk <= 0):
@@ -98,8 +98,8 @@ class Adder(Room):
         self.chunks.append((id_, tokens))
 
     def go_on(self, seq: PartialSeq) -> bool:
-        """`add_chunked_req`: of the cut prompt as much as the chunk and the memory left allow, or the chunk where none is left.
-        Whether it stays cut."""
+        """`add_chunked_req`: add as much of the cut prompt as the chunk and the memory left allow, or the chunk where none is left.
+        Return whether it stays cut."""
         left = seq.remaining_tokens
         chunk = left if self._chunk is None else self._chunk
         within = min(chunk, int(self._left))
@@ -120,7 +120,8 @@ class Adder(Room):
         return tokens + min(to_come, CLIP_MAX_NEW_TOKENS) + self.page + self._drafted
 
     def never_fits(self, seq: WaitingSeq) -> bool:
-        """Not even in an empty pool: SGLang refuses such a prompt when it comes, or leaves it at the queue's head for ever."""
+        """Whether not even an empty pool holds it: SGLang refuses such a prompt at arrival, or leaves it at the queue's head for
+        ever."""
         if self.prompt(seq.id) >= self.pool - INPUT_MARGIN:
             return True
         if self._settings.to_its_end:
@@ -129,22 +130,22 @@ class Adder(Room):
         return self._demand(seq) >= self.pool
 
     def add(self, seq: WaitingSeq, found: int = 0, unheld: int = 0) -> str:
-        """`add_one_req`: take the request in if it fits, and say what that leaves for the next one. *found*: pages of it that are
-        in the prefix cache; *unheld*: of these, those that nobody holds, and that count as free until it takes them."""
+        """`add_one_req`: add the request if it fits, and return the verdict on the next one. *found*: pages of it in the prefix
+        cache; *unheld*: those of them that no sequence holds, which count as free until it takes them."""
         most = self._settings.prefill_max_requests
         if most is not None and len(self.chunks) >= most:
             return SPENT
         if seq.kept_blocks:
-            # What another machine has computed (`get_new_prebuilt_batch`) found its memory before it came.
+            # A prompt that another machine has computed (`get_new_prebuilt_batch`) had its memory before.
             return self._take(seq, seq.tokens)
         shown = not found and seq.cached_tokens > 0
         if shown:
-            # The engine has looked for it: of what is not held by anybody the same is true.
+            # The engine has looked it up: blocks that no sequence holds count as above.
             found = -(-seq.cached_tokens // self.page)
             unheld = found - seq.shared_blocks
         if self._settings.to_its_end:
             return self._add_to_its_end(seq, unheld)
-        # What it finds is locked while it is considered.
+        # The pages that it finds are locked while it is considered.
         if self._demand(seq) - found * self.page >= self._left - unheld * self.page:
             return NO_MEMORY
         if found and not shown:
@@ -204,5 +205,5 @@ class Adder(Room):
         return self._take(seq, self._chunk) if self._chunk > 0 else SPENT
 
     def _life(self, id_: int, tokens: int) -> tuple[int, int]:
-        """What it may still emit, and the tokens that it gives back then."""
+        """Tokens that it may still emit, and tokens that it frees then."""
         return self.max_new(id_) - (tokens - self.prompt(id_)), tokens

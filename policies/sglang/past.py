@@ -1,4 +1,4 @@
-"""What the scheduler remembers from step to step, and what it knows of each sequence that runs."""
+"""The scheduler's state from step to step, and its knowledge of each running sequence."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from policies.view import RunningSeq
 
 
 class Past(NamedTuple):
-    """What the scheduler remembers from step to step: handed over as `Plan.memo`, and found again in `ReplicaView.memo`."""
+    """The scheduler's state from step to step: returned as `Plan.memo`, and found again in `ReplicaView.memo`."""
 
     ratio: float
-    """The new-token ratio, noted ..."""
+    """The new-token ratio."""
     rounds: int = 0
-    """... at this count of decode steps ..."""
+    """Count of decode steps when it was noted."""
     decays: bool = False
-    """... and whether it falls with each step since."""
+    """Whether it falls with each step since."""
     full: bool = False
-    """`batch_is_full`: nobody is let in until somebody leaves."""
+    """`batch_is_full`: no request is admitted until a sequence leaves."""
     n_running: int = 0
-    """Sequences in the decode batch unless somebody has ended since."""
+    """Sequences in the decode batch unless some have ended since."""
     order: tuple[int, ...] | None = None
     """The decode batch as SGLang lists it, where that is not the order of admission; others follow, in that order."""
     late: bool | tuple[int, ...] = ()
-    """Whose latest token the scheduler has not seen yet, where it plans ahead; True: that of all."""
+    """Sequences whose latest token the scheduler has not seen yet, where it plans ahead; True: all."""
     polled: int = 0
-    """What the steps up to the latest one count since requests were last received ..."""
+    """Weight of the steps up to the latest one since the last poll."""
     weight: int = 0
-    """... and what each one since does."""
+    """Weight of each step since."""
     known: tuple[int, ...] | None = None
     """The queue as far as it was received, where that is not before every step."""
     queue: tuple[int, ...] | None = None
@@ -35,7 +35,7 @@ class Past(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A sequence of the decode batch, by what the scheduler knows of it."""
+    """A sequence of the decode batch, as the scheduler knows it."""
 
     seq: RunningSeq
     prompt: int

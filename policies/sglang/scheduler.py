@@ -15,11 +15,11 @@ from policies.view import UNTIL_CHANGE, Looks, Plan, PrefixCache, ReplicaView, R
 RETRACT_DECODE_STEPS = 20
 """Decode steps that a retraction leaves room for in the share: environ.py."""
 IN_BATCH_PREFIX_CACHING_THRESHOLD = 32
-"""Who finds no more tokens waits for another one who begins with as many of the same: schedule_policy.py, two names for it."""
+"""A request with no longer hit waits for another that begins with as many equal tokens: schedule_policy.py, two names for it."""
 WAITING_QUEUE_PREFIX_MATCH_MAX = 128
 """A longer queue is not sorted by what its requests find; this and the next: schedule_policy.py."""
 WAITING_PREFIX_REFRESH_INTERVAL = 32
-"""Of so many looks over a queue that is not sorted, one counts as using what as many as 128 at its head would find."""
+"""Looks over an unsorted queue of which one counts as use of the hits of up to 128 requests at its head."""
 _new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
@@ -60,7 +60,7 @@ class Sglang(Settings):
         return None if self.disable_radix_cache else view.cache
 
     def _recalled(self, view: ReplicaView) -> Past:
-        """What holds at this look: after a pause nothing does."""
+        """The state at this look: after a pause it starts anew."""
         past = view.memo
         n_batch = view.n_decoding + view.n_leaving
         if not isinstance(past, Past):
@@ -68,7 +68,7 @@ class Sglang(Settings):
         idle = not (n_batch or view.prefilling or (self._is_ahead(view) and past.weight))
         steps = view.rounds - past.rounds
         polled = past.polled + past.weight * (steps if past.decays else 1)
-        # A poll that is due anyway comes before the scheduler finds that it has nothing to do.
+        # A poll that is due anyway precedes the scheduler's finding that it has nothing to do.
         idle = idle and polled < self.scheduler_recv_interval
         if past.known is not None and idle and not self._heard(view, past.known):
             return Past(self.first_ratio, view.rounds)
@@ -76,7 +76,7 @@ class Sglang(Settings):
             ratio=self.ratio_after(past.ratio, steps) if past.decays else past.ratio,
             rounds=view.rounds,
             decays=False,
-            # Whoever leaves the decode batch reopens it, and an empty one is open.
+            # A sequence that leaves the decode batch reopens it, and an empty one is open.
             full=past.full and 0 < n_batch >= past.n_running,
             polled=polled,
             weight=0,
@@ -87,7 +87,7 @@ class Sglang(Settings):
         return [id_ for id_ in known if id_ in waiting]
 
     def _queue(self, view: ReplicaView, past: Past) -> tuple[Sequence[WaitingSeq], tuple[int, ...] | None]:
-        """Who waits as far as the scheduler knows, first to be served first; and in order of arrival, if that is to be kept."""
+        """Waiting requests that the scheduler knows, first to be served first; and in order of arrival, if that is to be kept."""
         queue: Sequence[WaitingSeq] = view.waiting
         known = None
         if self.scheduler_recv_interval > 1:
@@ -98,7 +98,7 @@ class Sglang(Settings):
                 known += tuple(id_ for id_ in waiting if id_ not in heard)
             queue = [waiting[id_] for id_ in known]
         if past.queue is not None:
-            # Sorted as it was last; who has come since follows.
+            # The last sorted order, with later arrivals behind.
             waiting = {seq.id: seq for seq in queue}
             queue = [waiting.pop(id_) for id_ in past.queue if id_ in waiting]
             queue += waiting.values()
@@ -110,8 +110,8 @@ class Sglang(Settings):
     def _looked_over(
         self, view: ReplicaView, queue: Sequence[WaitingSeq], used: list[tuple[int, int]]
     ) -> tuple[Sequence[WaitingSeq], bool]:
-        """The queue as `calc_priority` leaves it: with `lpm` those first who would find most, and last those of whom another one
-        who waits is to compute the beginning; and `Looks.of_queue`. What is looked up for that is added to *used*."""
+        """The queue as `calc_priority` leaves it, and `Looks.of_queue`. With `lpm` the longest hits are first, and requests whose
+        beginning another waiting one is to compute are last. Lookups for that are added to *used*."""
         cache = self._cache(view)
         if cache is None or not queue:
             return queue, False
@@ -135,7 +135,7 @@ class Sglang(Settings):
         return sorted(queue, key=lambda seq: found[seq.id]), False
 
     def _running(self, view: ReplicaView, past: Past) -> list[Running]:
-        """The decode batch as SGLang lists it, with those that are leaving."""
+        """The decode batch as SGLang lists it, with leaving sequences."""
         if not view.n_decoding + view.n_leaving:
             return []
         listed: Sequence[RunningSeq] = view.running[:]
@@ -172,7 +172,7 @@ class Sglang(Settings):
         return 0 if past.polled >= self.scheduler_recv_interval else past.polled
 
     def _prefill(self, view: ReplicaView, past: Past, queue: Sequence[WaitingSeq], seats: int) -> Plan:
-        """`_get_new_batch_prefill_raw`: the prompt that is cut goes on, then others from the head of the queue."""
+        """`_get_new_batch_prefill_raw`: continue the cut prompt, then add others from the head of the queue."""
         n_batch = view.n_decoding + view.n_leaving
         running = self._running(view, past)
         used: list[tuple[int, int]] = []
@@ -249,7 +249,7 @@ class Sglang(Settings):
         goes_on: bool,
         mixed: bool,
     ) -> Past:
-        """What the scheduler knows after an iteration of prompts, *mixed* with the decode batch or alone."""
+        """The scheduler's state after an iteration of prompts, *mixed* with the decode batch or alone."""
         n_leaving = view.n_leaving
         n_batch = view.n_decoding + n_leaving
         cut = adder.cut or goes_on
@@ -288,7 +288,7 @@ class Sglang(Settings):
         reject: tuple[tuple[int, str], ...] = (),
         looks: Looks | None = None,
     ) -> Plan:
-        """`update_running_batch`: a decode step of all, or of those who are left after a retraction."""
+        """`update_running_batch`: a decode step of all, or of the sequences left after a retraction."""
         n, ahead = view.n_decoding, self._is_ahead(view)
         polled = self._polled(past)
         full = past.full and not view.n_leaving
@@ -296,7 +296,7 @@ class Sglang(Settings):
         if view.growth_blocks > view.free_blocks and not view.n_leaving:
             return self._retract(view, memo)._replace(reject=reject, looks=looks)
         if not n or view.growth_blocks > view.free_blocks:
-            # Who ends in the iteration in flight will have given memory back.
+            # Sequences that end in the iteration in flight will have freed memory.
             return Plan(reject=reject, memo=memo._replace(late=(), polled=polled + 1), looks=looks)
         memo = memo._replace(decays=True, late=ahead, weight=1)
         hold = UNTIL_CHANGE if full or not waits else 1

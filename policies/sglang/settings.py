@@ -1,4 +1,4 @@
-"""What may be set of SGLang's scheduler, under the release's names, and what follows from settings alone: seats and the ratio."""
+"""Settings of SGLang's scheduler, under the release's names, and what follows from settings alone: seats and the ratio."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from policies.schedulers import at_least
 INIT_NEW_TOKEN_RATIO = 0.7
 """Share of what a request may still emit that is kept for it at first; this and the next two: environ.py."""
 MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
-"""The share falls to this part of the first one ..."""
+"""The lowest share, as a part of the first one."""
 NEW_TOKEN_RATIO_DECAY_STEPS = 600
-"""... in this many decode steps."""
+"""Decode steps in which it falls so far."""
 PROMPT_STEP = 1000
-"""What a step with prompt tokens counts towards `scheduler_recv_interval`; one of decodes counts 1: environ.py."""
+"""Weight of a step with prompt tokens towards `scheduler_recv_interval`; one of decodes has 1: environ.py."""
 BY_THE_CACHE = ("dfs-weight", "hrrn", "shortest-prefill-first")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of `Sglang`, refused where the release refuses them or where they cannot be had here."""
+    """Settings of `Sglang`, refused where the release refuses them or where they are not supported here."""
 
     chunked_prefill_size: int = 8192
     """Prompt tokens of an iteration at most, one prompt being cut at a time; -1: none is. Scenarios take that of their device."""
@@ -31,19 +31,19 @@ class Settings:
     max_running_requests: int | None = None
     """None: 2,048, or up to 4,096 where the pool holds more than four times the model's context (kv_cache_configurator.py)."""
     schedule_policy: str = "fcfs"
-    """fcfs; lof: those that may emit most first; or lpm: those first who find most in the prefix cache, as long as no more than 128
-    wait. Without a prefix cache lpm is fcfs."""
+    """fcfs; lof: requests that may emit most first; or lpm: longest prefix-cache hits first, as long as no more than 128 wait.
+    Without a prefix cache lpm is fcfs."""
     schedule_conservativeness: float = 1.0
     enable_mixed_chunk: bool = False
     scheduler_recv_interval: int = 1
-    """Decode steps between two looks at who has come; a step with prompt tokens is always followed by one."""
+    """Decode steps between two polls for new requests; a step with prompt tokens is always followed by one."""
     disable_overlap_schedule: bool = False
     """False: each iteration is planned while the one before it runs; see `policies.view.plans_ahead`."""
     ignore_eos: bool = False
     """Every request emits all that it may, and its client has said so, as benchmarks do: all of it is kept for it."""
     disable_radix_cache: bool = False
-    """True: nothing is looked up, and with *ignore_eos* a request joins as soon as the pool lasts at each of the ends to come.
-    Whether KV is found again is said where the memory is (`memory.prefix_caching`)."""
+    """True: nothing is looked up, and with *ignore_eos* a request joins as soon as the pool lasts at each of the ends to come. The
+    setting `memory.prefix_caching` decides whether KV is found again."""
 
     def __post_init__(self) -> None:
         if self.chunked_prefill_size != -1:

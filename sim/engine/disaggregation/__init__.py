@@ -1,5 +1,5 @@
-"""Requests whose prompt one machine computes and another decodes: room for their KV, the link between, arrival.
+"""Requests whose prompt one machine computes and another decodes: blocks for their KV, the link between, arrival.
 
-The room owns the order in which memory is taken on both sides, so that requests never wait for each other in a circle. It must not
-know which machines come and go: it asks. Read `handovers` first; `handover` is one request between two machines.
+The room owns the order in which memory is taken on both sides, so that requests never wait for each other in a circle. The fleet
+knows which machines are ready. Read `handovers` first; `handover` is one request between two machines.
 """

@@ -22,7 +22,7 @@ class Handover:
         self.prompt_tokens = prompt_tokens
         self.receiver = receiver
         self.sender = sender
-        # Until the one is asked and the other has the request, routers count it there all the same.
+        # Routers count the request at both until the receiver is asked for blocks and the sender has it.
         receiver.awaited += 1
         sender.awaited += 1
         sender.awaited_tokens += prompt_tokens
@@ -58,12 +58,12 @@ class Handover:
             self.sender.awaited_tokens -= self.prompt_tokens
 
     def end(self) -> None:
-        """End it: a machine to which the request has not come does not await it any more."""
+        """End it: a machine that the request has not reached does not await it any more."""
         self.receiver.awaited -= self.keeper is None
         self.deliver()
 
     def drop(self, id_: int) -> None:
-        """Tell the receiver that it need not keep room, if it was asked to."""
+        """Tell the receiver to free the blocks that it was asked for, if any."""
         if self.keeper is not None:
             self.receiver.post(self.keeper, id_, DROP)
 
@@ -74,7 +74,7 @@ class Handover:
 
 
 class KvLinks:
-    """The links between machines over which KV goes, each made when it first carries any."""
+    """The links between machines over which KV is sent, each made when it first carries any."""
 
     def __init__(self, spec: HandoverSpec) -> None:
         self._spec = spec
@@ -86,7 +86,7 @@ class KvLinks:
         return self._spec.paths[pools[sender.index], pools[receiver.index]]
 
     def between(self, sender: Machine, receiver: Machine) -> Link:
-        """The link from one machine to another, which others may share."""
+        """The link from one machine to another; others may share it."""
         pools = self._spec.pools
         path, both = self.path(sender, receiver), (pools[sender.index], pools[receiver.index])
         key = {

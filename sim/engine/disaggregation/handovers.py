@@ -1,12 +1,13 @@
 """Disaggregated prefill: requests whose prompt one machine computes and another one decodes.
 
 A request is routed to a machine that computes its prompt, which then holds the KV blocks; another machine takes room for them; they
-cross the link between the two; the first gives its blocks back, and the second decodes from there. With `room: before_prefill` the
-second takes room before the first has the prompt. Requests wait in turn for room, first come, first served, and for the link.
+cross the link between the two; the first frees its blocks, and the second decodes from there. With `room: before_prefill` the
+second takes room before the first has the prompt. Requests wait for room first come, first served, and for the link.
 
 With `room: before_prefill` memory is taken in one order, that of the machine that decodes before that of the machine that computes:
 no request waits for the former while it holds some of the latter, so that requests never wait for each other in a circle. Where the
-decode machine of a computed prompt goes, the prompt takes room at another one at once, or gives its KV up and comes again.
+decode machine of a computed prompt stops, the prompt takes room at another one at once, or its KV is freed and it is computed
+again.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _PREFILLED: Final = 3
 _NO_ROOM: Final = 4
 
 HEARD_AFTER_NS: Final = 1
-"""News from one machine is heard by another this much later; see `sim.engine.simulation.cluster.FELT_AFTER_NS`."""
+"""Messages from one machine reach another this much later; see `sim.engine.simulation.cluster.FELT_AFTER_NS`."""
 
 _TIMES: Final = ("prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns")
 
 
 class Rejects(Protocol):
-    """The cluster, as it is told of requests between machines."""
+    """The cluster, as it hears of requests between machines."""
 
     def rejected(self, id_: int, reason: str, /) -> None: ...
 
@@ -53,12 +54,12 @@ class Rejects(Protocol):
 
 
 class Present(Protocol):
-    """The fleet, where machines come and go: it is asked which are ready, and told what becomes of requests."""
+    """The fleet, where machines start and stop: it says which are ready, and hears of requests."""
 
     def ready(self, machines: Sequence[Machine], /) -> list[Machine]: ...
 
     def took(self, id_: int, machines: Sequence[Machine], stage: int, /) -> None:
-        """A request has come for a stage of its life to one of *machines*, or would have."""
+        """A request has reached one of *machines* for a stage of its life, or would have."""
         ...
 
     def hold(self, id_: int, /) -> None:
@@ -74,7 +75,7 @@ class Present(Protocol):
         ...
 
     def compute_again(self, id_: int, /) -> None:
-        """A computed prompt gives its KV up, and its request comes again."""
+        """A computed prompt's KV is freed, and its request is routed anew."""
         ...
 
     def perhaps_empty(self, machine: Machine, /) -> None:
@@ -96,9 +97,9 @@ class Interrupted:
     lent: list[int] = field(default_factory=list[int])
     """Requests whose prompt it has computed and whose KV has not arrived elsewhere."""
     on_link: list[int] = field(default_factory=list[int])
-    """Requests whose KV is on its way to it from a machine that has it still."""
+    """Requests whose KV is on its way to it from a machine that still has it."""
     unharmed: list[int] = field(default_factory=list[int])
-    """Requests that wait for room before anything is computed: they go to the router again and have lost nothing."""
+    """Requests that wait for room before anything is computed: they are routed again and have lost nothing."""
     chosen_again: int = 0
     """Requests for which another machine that decodes is chosen: their prompt is computed, or on its way to be, elsewhere."""
 
@@ -110,7 +111,7 @@ class Handovers:
         self, spec: HandoverSpec, machines: Sequence[Machine], entry: Gate, gate: Gate, state: RequestState,
         clock: Clock, outside: Rejects,
     ) -> None:  # fmt: skip
-        """*entry*: to where prompts are computed; *gate*: to where they are decoded."""
+        """*entry* routes to machines that compute prompts, *gate* to those that decode them."""
         self._spec = spec
         self._entry = entry
         self._gate = gate
@@ -120,29 +121,29 @@ class Handovers:
         self._machines = machines
         self._links = KvLinks(spec)
         self.ongoing: dict[int, Handover] = {}
-        """Requests between machines, and those whose receiver has been chosen, by id."""
+        """Requests between machines, or whose receiver is chosen, by id."""
         self._alarm = Alarm(clock, HANDOVERS, self._on_news)
         self._due: list[tuple[int, int, int, int]] = []
-        """News that machines will have: its instant, its kind, the request, and the number of the handover or of the times that
-        the prompt was computed, since news of one that is over is not heard. Within an instant it is heard in this order."""
+        """Messages to machines: instant, kind, request, and number of the handover or of the prompt's computation, since messages
+        of one that is over are dropped. Messages of one instant are read in this order."""
         self._n_handovers = 0
         self.present: Present | None = None
-        """The fleet that knows which machines are ready; None: all are."""
+        """The fleet, which knows the ready machines; None: all are."""
         self.awaiting: dict[int, None] = {}
         """Requests with a computed prompt for which no machine that decodes is ready, the longest wait first."""
         self._set_to = -1
         n = len(state.prompt)
         self._at: dict[str, array[int]] = {name: array("q", [-1]) * n for name in _TIMES}
         self.passages = array("i", bytes(4 * n))
-        """How often a request's prompt has been given up that was computed for another machine, or was to be."""
+        """Times that a request's prompt was given up, computed for another machine or to be."""
         self.n_computed = array("i", bytes(4 * n))
-        """How often it has been computed."""
+        """Times that it was computed."""
         self._sent_bytes = array("q", bytes(8 * n))
         self._found = array("q", bytes(8 * n))
         self.prefill_replica: array[int] = array("i", [-1]) * n
         self._lenders = [(machine, tenant) for machine in machines for tenant in machine.tenants]
         self._kinds: dict[int, dict[int, list[tuple[Machine, Tenant]]]] = {}
-        """The machines that decode each model, those of equal memory together."""
+        """The machines that decode each model, grouped by equal memory."""
         self.least_left = 0 if spec.first_token == "decode" else 1
         """Tokens that prefill gives."""
         for machine in machines:
@@ -157,7 +158,7 @@ class Handovers:
         self._gate.clear()
 
     def add(self, model: int, session: int) -> None:
-        """Add a request behind the others."""
+        """Add a request after all others."""
         for column, blank in self._columns():
             column.append(blank)
         self._gate.add(model, session)
@@ -168,14 +169,14 @@ class Handovers:
         counts = (self._sent_bytes, self._found, self.passages, self.n_computed)
         return [*times, (self.prefill_replica, -1), *((values, 0) for values in counts)]
 
-    # A request comes.
+    # Arrival.
 
     def come(self, id_: int) -> None:
-        """Route a request that has come through the front end, or comes again."""
+        """Route a request that has passed the front end, or is routed again."""
         spec, state, present = self._spec, self._state, self.present
         if state.carried is not None:
             state.carried[id_] = state.output[id_] - state.left[id_]
-        # A request that asks for no more than prefill gives has nothing to decode.
+        # A request with no more tokens than prefill emits has nothing to decode.
         able = self.able(id_) if self.decodes(id_) else []
         hosting = self._entry.hosting(id_)
         firsts, seconds = hosting, able
@@ -202,7 +203,7 @@ class Handovers:
             self._come_to(id_, sender, receiver, able)
 
     def _come_to(self, id_: int, sender: Machine, receiver: Machine | None, able: Sequence[Machine]) -> None:
-        """*sender* computes the prompt; *receiver* decodes, where one has been chosen among those *able* to."""
+        """Have *sender* compute the prompt; *receiver* decodes, where one has been chosen among those *able* to."""
         spec = self._spec
         self._took(id_, sender, PREFILLS)
         if spec.roles[sender.index] == "both" or not self.decodes(id_):
@@ -258,7 +259,7 @@ class Handovers:
         return 0 if self._state.model is None else self._state.model[id_]
 
     def able(self, id_: int) -> list[Machine]:
-        """Machines that can decode the request: whose memory could ever hold it."""
+        """Machines that can decode the request, since their memory could hold it."""
         model, hosting = self._model(id_), self._gate.hosting(id_)
         kinds = self._kinds.get(model)
         if kinds is None:
@@ -272,7 +273,7 @@ class Handovers:
         gone = {machine for kind in refusing for machine, _ in kinds[kind]}
         return [machine for machine in hosting if machine not in gone]
 
-    # News from machines.
+    # Messages from machines.
 
     def prefilled(self, id_: int, end_ns: int) -> None:
         """A prompt has been computed, and its first token."""
@@ -297,8 +298,7 @@ class Handovers:
         """The receiver has taken room, where it has *found_tokens* tokens already, for the handover with that number."""
         handover = self.ongoing.get(id_)
         if handover is None or handover.number != number:
-            # Its client has gone, or its sender, of which a plan that is made ahead does not know yet; the room is given back when
-            # one does.
+            # Its client has gone, or its sender, which a plan made ahead does not know yet; the room is freed when one does.
             return
         self._at["room_ns"][id_] = now_ns
         handover.has_room, handover.found = True, found_tokens
@@ -310,7 +310,7 @@ class Handovers:
         if handover is not None and handover.number == number and handover.late:
             self._later(now_ns + HEARD_AFTER_NS, _NO_ROOM, id_, number)
 
-    # News to machines, a nanosecond later.
+    # Messages to machines, a nanosecond later.
 
     def _later(self, at_ns: int, what: int, id_: int, which: int) -> None:
         heappush(self._due, (at_ns, what, id_, which))
@@ -369,7 +369,7 @@ class Handovers:
     def _decoder_for(self, id_: int) -> Handover | None:
         """Choose the machine that decodes a computed prompt; None where there is none now."""
         late = self._spec.room == "before_prefill"
-        # Where all are of one kind, they were found able when it came.
+        # If all are of one kind, they were found able at its arrival.
         one_kind = len(self._kinds[self._model(id_)]) == 1
         able = None if one_kind and self.present is None else self.able(id_)
         if self.present is not None and able is not None:
@@ -471,7 +471,7 @@ class Handovers:
         self.present.compute_again(id_)
 
     def _send(self, id_: int, handover: Handover) -> None:
-        """Send the KV of a request whose prompt is computed and for which there is room."""
+        """Send the KV of a request whose prompt is computed and whose receiver has room."""
         now_ns, state = self._clock.now_ns, self._state
         sender, receiver = handover.sender, handover.receiver
         handover.sends = True
@@ -497,10 +497,10 @@ class Handovers:
             self._at["sent_ns"][id_] = now_ns
         self._later(arrived_ns, _ARRIVED, id_, handover.number)
 
-    # A client goes.
+    # Aborts.
 
     def give_up(self, id_: int) -> bool:
-        """Abort a request whose client has gone; False where it is at a machine, which is to abort it."""
+        """Abort a request whose client has gone; False where it is at a machine, which has to abort it."""
         state = self._state
         handover = self.ongoing.get(id_)
         prefilled = self._at["prefilled_ns"][id_] >= 0
@@ -510,7 +510,7 @@ class Handovers:
                 del self.awaiting[id_]
                 self._collect(id_)
             if handover is not None and not handover.sends:
-                # What is on the link goes to its end.
+                # A transfer that has started is completed.
                 self.ongoing.pop(id_).end()
                 handover.drop(id_)
                 if handover.computed:
@@ -520,7 +520,7 @@ class Handovers:
         if handover is None or prefilled:
             return False
         if self._spec.room == "after_prefill":
-            # Its receiver has been chosen and knows nothing of it.
+            # Its receiver was chosen and has no message of it.
             self.ongoing.pop(id_).end()
             self._needs_no_more(handover.receiver)
             return False
@@ -532,10 +532,10 @@ class Handovers:
         state.status[id_] = ABORTED
         return True
 
-    # A machine goes.
+    # Machines that stop.
 
     def interrupt(self, machine: Machine) -> Interrupted:
-        """End everything between *machine*, which stops, and others, before it forgets what it has."""
+        """End everything between *machine*, which stops, and others, before its state is lost."""
         state, now_ns = self._state, self._clock.now_ns
         found = Interrupted(_requests_at(machine))
         cancelled: list[tuple[Link, Transfer]] = []
@@ -550,9 +550,9 @@ class Handovers:
             id_ for id_ in _lent(machine) if self.is_between(id_, machine) and state.status[id_] == UNFINISHED
         ]
         for id_ in _lent(machine):
-            # News of it is not heard any more, be it that its client has gone.
+            # Messages about it are dropped from now on, aborts too.
             self.passages[id_] += 1
-        # The last first: the place of one behind which another waited is free when that is.
+        # The last first: the place behind a cancelled transfer becomes free with it.
         for link, transfer in sorted(cancelled, key=lambda each: each[1].sent_ns, reverse=True):
             link.cancel(transfer, now_ns)
         self._links.stop(machine, now_ns)
@@ -591,7 +591,7 @@ class Handovers:
         return sender is None or self._lenders[number][0] is sender
 
     def waits_for_room(self, id_: int) -> bool:
-        """Whether a request waits for room before its prompt goes to be computed."""
+        """Whether a request waits for room before its prompt is computed."""
         handover = self.ongoing.get(id_)
         return handover is not None and not handover.delivered
 
@@ -608,7 +608,7 @@ class Handovers:
         self._later(self._clock.now_ns + HEARD_AFTER_NS, _PREFILLED, id_, self.passages[id_])
 
     def give_up_kv(self, id_: int, *, sender_is_there: bool) -> int:
-        """Give up the KV of a request between machines; returns how many emitted tokens its client never got."""
+        """Give up the KV of a request between machines; return the number of emitted tokens that its client never got."""
         state = self._state
         self.awaiting.pop(id_, None)
         state.recomputed[id_] += state.to_hand(id_)
@@ -620,7 +620,7 @@ class Handovers:
         return 1
 
     def come_again(self, id_: int) -> None:
-        """Begin a request's way anew: earlier news of it is not heard any more."""
+        """Begin anew with a request: earlier messages about it are dropped."""
         self.passages[id_] += 1
         for column in self._at.values():
             column[id_] = -1
@@ -647,8 +647,8 @@ class Handovers:
 def _ready_for(
     spec: HandoverSpec, present: Present, firsts: Sequence[Machine], able: Sequence[Machine]
 ) -> tuple[list[Machine], list[Machine]]:
-    """Those machines that are ready of *firsts*, to which a request comes, and of those *able* to decode it; where room is taken
-    first and no machine decodes, those of the first that do both."""
+    """The ready machines of *firsts*, which compute the prompt, and of *able*, which decode it; where room is taken first and no
+    machine decodes, those of the first that do both."""
     ready, seconds = present.ready(firsts), present.ready(able)
     if able and not seconds and spec.room == "before_prefill":
         ready = [machine for machine in ready if spec.roles[machine.index] == "both"]

@@ -1,4 +1,4 @@
-"""A control policy at work: what it is shown of its pool, and how machines are started and drained as it asks."""
+"""A control policy at work: what it sees of its pool, and how machines start and drain as it decides."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MOST_WITHOUT: Final = 10_000
 
 
 class Steered(Protocol):
-    """What it asks of the fleet, and tells it."""
+    """The fleet, as a controller uses it."""
 
     machines: Sequence[Machine]
     states: list[int]
     returns: list[bool]
-    """Of each machine that has failed whether it comes back."""
+    """Whether each failed machine comes back."""
     since_ns: list[int]
-    """When each got into its state; of those that start, when they began to."""
+    """The instant at which each entered its state, or began to start (ns)."""
 
     def over(self) -> bool:
         """Whether nothing that happens to machines from here on matters."""
@@ -35,7 +35,7 @@ class Steered(Protocol):
         ...
 
     def looks(self) -> Mapping[str, PoolSeen]:
-        """What is seen of each pool."""
+        """The state of each pool, as policies see it."""
         ...
 
     def start(self, index: int) -> None: ...
@@ -45,12 +45,12 @@ class Steered(Protocol):
     def drain(self, index: int, within_ns: int | None) -> None: ...
 
     def sweep(self) -> None:
-        """Machines that drain and are empty go, and who is held goes to those that are ready."""
+        """Stop draining machines that are empty, and send held requests to ready ones."""
         ...
 
 
 def _waiting(machine: Machine) -> int:
-    """Requests that wait there, for their KV as well."""
+    """Requests that wait there, including for their KV."""
     return machine.waiting + sum(tenant.n_loading for tenant in machine.tenants)
 
 
@@ -66,7 +66,7 @@ class Pool:
         self.past: deque[tuple[int, PoolSeen]] = deque()
         self.asked: deque[tuple[float, int]] = deque()
         self.at_least = self.at_most = 0
-        """Intervals after which the policy asked for fewer than the pool's least, or for more than there can be."""
+        """Intervals after which the policy wanted fewer than the pool's least, or more than there can be."""
 
     def took(self, prompt_tokens: int) -> None:
         self.came += 1
@@ -77,12 +77,12 @@ class Pool:
         self.firsts_ns.clear()
 
     def counted(self, fleet: Steered, index: int) -> bool:
-        """Whether a machine is one of those that are wanted."""
+        """Whether a machine counts among the wanted ones."""
         state = fleet.states[index]
         return state in (STARTING, READY) or (state == FAILED and fleet.returns[index])
 
     def look(self, fleet: Steered) -> PoolSeen:
-        """What a policy sees of it now."""
+        """The pool's state as a policy sees it now."""
         ready = [fleet.machines[index] for index in self.machines if fleet.states[index] == READY]
         serving = [fleet.machines[index] for index in self.machines if fleet.states[index] in (READY, DRAINING)]
         firsts = sorted(self.firsts_ns)
@@ -114,7 +114,7 @@ class Controller:
         self._without = 0
         """Intervals in a row without a machine while requests were held."""
         self.starts = self.called_back = self.drains = 0
-        # What there was at the beginning counts as asked for.
+        # The machines at the beginning count as asked for.
         pool.asked.append((0.0, scaling.initial))
         self._alarm = Alarm(clock, CONTROL, self._on_interval)
         self._alarm.set(self._interval_ns)
@@ -137,7 +137,7 @@ class Controller:
         self._alarm.set(now_ns + self._interval_ns)
 
     def _wanted(self, mine: PoolSeen, looks: Mapping[str, PoolSeen]) -> int:
-        """What the policy says, stabilised."""
+        """The number of machines that the policy wants, stabilised."""
         pool, scaling, now_ns = self._pool, self._scaling, self._clock.now_ns
         while pool.past and pool.past[0][0] <= now_ns - self._remembers_ns:
             pool.past.popleft()
@@ -169,7 +169,7 @@ class Controller:
             )
 
     def _go_to(self, wanted: int, have: int) -> None:
-        """Start or drain machines: from those that are starting or drain to those that are ready, and the least busy of these."""
+        """Start or drain machines: draining ones are called back first; failed ones are drained first, then starting ones."""
         pool, fleet, states = self._pool, self._fleet, self._fleet.states
         for _ in range(wanted - have):
             back = next((index for index in pool.machines if states[index] == DRAINING), None)

@@ -1,7 +1,7 @@
-"""A fleet whose pools prefill, decode or do both: machines come, go and fail while requests are between two of them.
+"""A fleet whose pools prefill, decode or do both: machines start, stop and fail while requests are between two of them.
 
-A request that comes needs a machine that prefills, or does both; a request whose prompt has been computed needs one that decodes,
-and waits for it with the machine that has its KV. Each is held for the stage for which no machine is ready.
+A new request needs a machine that prefills, or does both; a request whose prompt has been computed needs one that decodes, and
+waits for it with the machine that has its KV. Each is held for the stage for which no machine is ready.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sim.engine.spec.lifecycle import DRAINING, READY
 
 
 class DisaggregatedFleet(Fleet):
-    """A `Fleet` that holds, counts and sends again by stages of a request's life.
+    """A `Fleet` that holds, counts and routes again by stages of a request's life.
 
-    It is also what `Handovers` asks of machines that come and go (`sim.engine.disaggregation.handovers.Present`).
+    It also implements `sim.engine.disaggregation.handovers.Present` for `Handovers`.
     """
 
     def __init__(self, *args: Any, handovers: Handovers) -> None:
@@ -38,22 +38,22 @@ class DisaggregatedFleet(Fleet):
         super().add()
         self._taken.append(0)
 
-    # Requests between machines ask.
+    # Called by hand-overs.
 
     def ready(self, machines: Sequence[Machine]) -> list[Machine]:
-        """Those of *machines* that are ready."""
+        """The ready ones of *machines*."""
         states = self.states
         return [machine for machine in machines if states[machine.index] == READY]
 
     def took(self, id_: int, machines: Sequence[Machine], stage: int) -> None:
-        """Count a request that comes for a stage of its life to one of *machines*; it counts once for each stage."""
+        """Count a request that reaches one of *machines* for a stage of its life; it counts once for each stage."""
         if not self._taken[id_] & stage:
             self._taken[id_] |= stage
             for number in dict.fromkeys(self._spec.pools[machine.index] for machine in machines):
                 self.pools[number].took(self._state.prompt[id_])
 
     def hold(self, id_: int) -> None:
-        """Hold a request that has come, since no machine is ready."""
+        """Hold a new request, since no machine is ready."""
         if self._releases:
             self.held.append(id_)
         else:
@@ -92,7 +92,7 @@ class DisaggregatedFleet(Fleet):
     # Requests that wait.
 
     def in_wait(self) -> tuple[int, ...]:
-        """Requests that wait for a machine to be ready; those whose prompt has been computed, for one that decodes."""
+        """Requests that wait for a ready machine; computed prompts wait for one that decodes."""
         return (*self.held, *self.handovers.awaiting)
 
     def _route(self, id_: int) -> None:
@@ -105,7 +105,7 @@ class DisaggregatedFleet(Fleet):
                 self.took(id_, machines, stage)
 
     def _release(self) -> None:
-        """Send on the requests that were held, those whose prompt has been computed before the others."""
+        """Route the requests that were held, computed prompts before the others."""
         handovers, now_ns, since = self.handovers, self._clock.now_ns, self._held_since
         self._releases = True
         for id_ in list(handovers.awaiting):
@@ -123,7 +123,7 @@ class DisaggregatedFleet(Fleet):
         self._releases = False
 
     def held_for(self, machine: Machine) -> int:
-        """How many requests wait for a machine of the role of *machine*, with a computed prompt or without."""
+        """Number of requests that wait for a machine of the role of *machine*, with a computed prompt or without."""
         handovers = self.handovers
         stage = DECODES if handovers.role_of(machine) == "decode" else PREFILLS
         computed = sum(machine in handovers.able(id_) for id_ in handovers.awaiting)
@@ -139,7 +139,7 @@ class DisaggregatedFleet(Fleet):
         return found
 
     def _can_be_served(self, id_: int) -> bool:
-        """Whether a request that waits can ever go on: whether for each stage that is left a machine has not failed for good."""
+        """Whether a waiting request can ever be served: each stage left has a machine that has not failed for good."""
         handovers = self.handovers
         able = self._not_lost(handovers.able(id_)) if handovers.decodes(id_) else None
         if id_ in handovers.awaiting:
@@ -172,7 +172,7 @@ class DisaggregatedFleet(Fleet):
             self.send_again(sent)
 
     def _survivors_between(self, interrupted: Interrupted) -> list[int]:
-        """Requests between a machine that stops and another that are sent again; the others are lost, or go on as they are."""
+        """Requests between a stopping machine and another that are routed again; the others are lost, or continue as they are."""
         self._counts["chosen_again"] += interrupted.chosen_again + len(interrupted.unharmed)
         sent: list[int] = []
         for id_ in interrupted.lent:
@@ -195,7 +195,7 @@ class DisaggregatedFleet(Fleet):
         """Give up the KV of a request between machines."""
         self._counts["discarded_tokens"] += self.handovers.give_up_kv(id_, sender_is_there=sender_is_there)
 
-    # What is counted.
+    # Counts.
 
     def _roles(self) -> list[str]:
         return [self.handovers.role_of(machine) for machine in self.machines]
@@ -206,5 +206,5 @@ class DisaggregatedFleet(Fleet):
         return super()._first_token_by(id_) + ([prefilled_by] if prefilled_by >= 0 else [])
 
     def _tokens_of(self, id_: int) -> int:
-        """Output tokens that the pool that decodes counts, those of prefill left out."""
+        """Output tokens that the decoding pool counts, without those of prefill."""
         return super()._tokens_of(id_) - (self.handovers.least_left if self.handovers.prefill_replica[id_] >= 0 else 0)

@@ -1,7 +1,7 @@
-"""Machines that come and go: started and drained as control policies ask, failing and coming back.
+"""Machines that start and drain as control policies decide, and that fail and return.
 
-Everything here happens first in its instant. A request is sent to a machine that is ready; it is held, lost, or on its way again
-where its machine has failed, and nowhere twice.
+Everything here happens first in its instant. A request is sent to a ready machine; it is held, lost, or on its way again where its
+machine has failed, and nowhere twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGAIN_AFTER_NS: Final = 1
 
 
 class Loses(Protocol):
-    """The cluster, as it is told of requests whose machine has gone."""
+    """The cluster, as it hears of requests whose machine has gone."""
 
     def lost(self, id_: int, reason: str, /) -> None: ...
 
@@ -37,7 +37,7 @@ class Loses(Protocol):
 
 
 class Fleet:
-    """Which machines are ready, and where requests are meanwhile."""
+    """The states of machines, and the requests that wait meanwhile."""
 
     def __init__(
         self, spec: FleetSpec, machines: Sequence[Machine], gate: Gate, state: RequestState, clock: Clock, outside: Loses,
@@ -54,7 +54,7 @@ class Fleet:
         self.states = [OFF] * n
         self._phase = [-1] * n
         self.returns = [True] * n
-        """Whether a machine that has failed comes back."""
+        """Whether a failed machine comes back."""
         self._n_failures = [0] * n
         self.since_ns = [0] * n
         self._life = [Alarm(clock, CONTROL, partial(self._on_life, i)) for i in range(n)]
@@ -77,9 +77,9 @@ class Fleet:
         n_requests = len(state.prompt)
         self.came = bytearray(n_requests)
         self.more_come = False
-        """Whether requests may come of which nothing is known yet, so that whatever happens to machines matters."""
+        """Whether unknown requests may still arrive, so that every change of a machine matters."""
         self._open: list[int] = []
-        """Requests that have come and had no first token when it was last looked."""
+        """Requests that have arrived and had no first token at the last look."""
         self._first_unfinished = 0
         self._held_since = array("q", bytes(8 * n_requests))
         self.held_ns = array("q", bytes(8 * n_requests))
@@ -99,7 +99,7 @@ class Fleet:
             del column[:]
 
     def add(self) -> None:
-        """Add a request behind the others."""
+        """Add a request after all others."""
         for column in (self.came, self._held_since, self.held_ns, self.failures):
             column.append(0)
 
@@ -122,8 +122,7 @@ class Fleet:
             Alarm(self._clock, CONTROL, partial(self._on_outage, outage.machine, down_ns)).set(round(outage.at_s * 1e9))
 
     def over(self) -> bool:
-        """Whether nothing that happens to machines from here on matters: all requests have ended, or those that have not wait for
-        what cannot come."""
+        """Whether no change of a machine matters any more: all requests have ended, or the others wait for what cannot happen."""
         if self.more_come:
             return False
         at = self._state.status.find(UNFINISHED, self._first_unfinished)
@@ -150,7 +149,7 @@ class Fleet:
     # Requests.
 
     def come(self, id_: int) -> None:
-        """A request has come through the front end."""
+        """Route a request that has passed the front end."""
         if not self.came[id_]:
             self.came[id_] = 1
             self._open.append(id_)
@@ -193,7 +192,7 @@ class Fleet:
                 self.pools[number].took(self._state.prompt[id_])
 
     def _release(self) -> None:
-        """Send on the requests that were held for a machine, in the order in which they came."""
+        """Route the requests that were held for a machine, in order of arrival."""
         for _ in range(len(self.held)):
             id_ = self.held.popleft()
             if self._state.status[id_] != UNFINISHED:
@@ -270,7 +269,7 @@ class Fleet:
             self._off(index)
 
     def _off(self, index: int) -> None:
-        """Switch a machine off: its cache is gone, and its requests go elsewhere."""
+        """Switch a machine off: its cache is lost, and its requests are routed again."""
         self._life[index].cancel()
         self._failure[index].cancel()
         had = self.states[index] in (READY, DRAINING)
@@ -292,7 +291,7 @@ class Fleet:
             self._counts["outages_missed"] += 1
 
     def _fail(self, index: int, down_ns: int) -> None:
-        """A machine fails, for *down_ns* or (-1) for good; one that was to go does not come back."""
+        """Fail a machine for *down_ns* or (-1) for good; one that was draining does not return."""
         self._counts["failures"] += 1
         self._failure[index].cancel()
         self._life[index].cancel()
@@ -304,7 +303,7 @@ class Fleet:
         self._hand_on(index)
 
     def send_again(self, ids: list[int]) -> None:
-        """Requests go to the router again."""
+        """Route requests again."""
         for id_ in ids:
             self._state.replica[id_] = -1
             self.again.add(id_)
@@ -317,7 +316,7 @@ class Fleet:
             else:
                 self.again.discard(id_)
 
-    # Controllers ask.
+    # Called by controllers.
 
     def start(self, index: int) -> None:
         """A machine begins with the first of its phases."""
@@ -329,7 +328,7 @@ class Fleet:
         self._note(index, READY)
 
     def drain(self, index: int, within_ns: int | None) -> None:
-        """A machine gets nothing more and goes when it is empty, or *within_ns*; one that is not ready goes at once."""
+        """Route nothing more to a machine and stop it when it is empty, or *within_ns*; one that is not ready stops at once."""
         if self.states[index] != READY:
             self._off(index)
             return
@@ -338,7 +337,7 @@ class Fleet:
             self._life[index].set(self._clock.now_ns + within_ns)
 
     def sweep(self) -> None:
-        """Switch off machines that drain and are empty, and send held requests to those that are ready."""
+        """Stop draining machines that are empty, and send held requests to ready ones."""
         for index, state in enumerate(self.states):
             machine = self.machines[index]
             empty = not (machine.running or machine.waiting or any(tenant.n_loading for tenant in machine.tenants))
@@ -348,11 +347,11 @@ class Fleet:
             self._release()
 
     def held_for(self, machine: Machine) -> int:
-        """How many requests are held that *machine* could serve."""
+        """The number of held requests that *machine* could serve."""
         return len(self._held_by_model(machine))
 
     def _held_by_model(self, machine: Machine) -> list[int]:
-        """Requests that are held and whose model *machine* hosts."""
+        """Held requests whose model *machine* hosts."""
         state = self._state
         return [
             id_
@@ -390,7 +389,7 @@ class Fleet:
         return ids
 
     def _survivors(self, ids: Iterable[int], aborted: Set[int]) -> list[int]:
-        """Those requests of a machine that stops that go on elsewhere; the clients of *aborted* have gone."""
+        """Requests of a machine that stops that continue elsewhere; the clients of *aborted* have gone."""
         status = self._state.status
         found: list[int] = []
         for id_ in ids:
@@ -403,18 +402,18 @@ class Fleet:
         return found
 
     def _lose_sources(self, gone: Sequence[Store]) -> None:
-        """Memory of a machine is gone, which others may be reading."""
+        """End loads from memory of a machine that is gone."""
         for machine in self.machines:
             for tenant in machine.tenants:
                 if tenant.loading is not None:
                     tenant.loading.lose_sources(gone, self._clock.now_ns)
 
     def _too_often(self, id_: int) -> bool:
-        """Whether one whose machine fails now is not sent again."""
+        """Whether a request whose machine fails now is not sent again."""
         return self._spec.retries is not None and self.failures[id_] >= self._spec.retries
 
     def _goes_on(self, id_: int) -> bool:
-        """The machine of a request has failed: whether it is to go on elsewhere; else it is lost."""
+        """Whether a request whose machine has failed continues elsewhere; else it is lost."""
         spec, state, counts = self._spec, self._state, self._counts
         too_often = self._too_often(id_)
         self.failures[id_] += 1
@@ -436,14 +435,14 @@ class Fleet:
         state.again[id_] = 1
         return True
 
-    # What is found out for others.
+    # Queries.
 
     def _can_be_served(self, id_: int) -> bool:
-        """Whether a request that waits can ever go on: whether a machine that hosts its model has not failed for good."""
+        """Whether a waiting request can ever be served: a machine that hosts its model has not failed for good."""
         return any(not self._is_lost(machine) for machine in self._gate.hosting(id_))
 
     def _is_lost(self, machine: Machine) -> bool:
-        """Whether a machine has failed and does not come back."""
+        """Whether a machine has failed for good."""
         return self.states[machine.index] == FAILED and not self.returns[machine.index]
 
     def facts(self) -> dict[str, Any]:
@@ -467,7 +466,7 @@ class Fleet:
         }  # fmt: skip
 
     def _look_for_first_tokens(self) -> None:
-        """Tell pools the times to the first tokens that have come since it was last looked."""
+        """Give pools the times to first tokens since the last look."""
         state = self._state
         still: list[int] = []
         for id_ in self._open:

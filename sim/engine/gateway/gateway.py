@@ -27,7 +27,7 @@ def eligible(machines: Sequence[Machine], workload: Trace | ClosedLoop) -> list[
 
 
 def _turns(models: array[int], n_models: int) -> array[int]:
-    """Of each request, how many for the same model have a lower number."""
+    """For each request, the number of earlier ones for the same model."""
     turns, seen = array("q"), [0] * n_models
     for model in models:
         turns.append(seen[model])
@@ -36,13 +36,13 @@ def _turns(models: array[int], n_models: int) -> array[int]:
 
 
 class Gate:
-    """Asks a router for each request."""
+    """Routes each request by its router."""
 
     def __init__(
         self, router: Router, machines: Sequence[Machine], everybody: Sequence[Machine], workload: Trace | ClosedLoop,
         state: RequestState, clock: Clock, luck_stream: Sequence[int], rejects: Rejects,
     ) -> None:  # fmt: skip
-        """*machines*: that it may choose from, of *everybody*."""
+        """*machines*: its choice, out of *everybody*."""
         self._router = router
         self._state = state
         self._machines = list(machines)
@@ -52,7 +52,7 @@ class Gate:
         self._turn = (
             _turns(state.model, len(self._hosting)) if self._hosting is not None and state.model is not None else None
         )
-        """Of each request, how many for the same model have a lower number; None where that is its number."""
+        """For each request, the number of earlier ones for the same model; None where that is its own number."""
         self._seen = [0] * (0 if self._hosting is None else len(self._hosting))
         """The same of requests that are added, one by one, to none."""
         self._draws = np.random.default_rng(luck_stream)
@@ -68,7 +68,7 @@ class Gate:
                 del column[:]
 
     def add(self, model: int, session: int) -> None:
-        """One request more, behind the others."""
+        """Add a request after all others."""
         if self._turn is not None:
             self._turn.append(self._seen[model])
             self._seen[model] += 1

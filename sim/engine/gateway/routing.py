@@ -1,6 +1,6 @@
-"""What a router is told: loads, what machines have cached, what was sent where, who served a session.
+"""Knowledge of routers: loads, what machines have cached, where prompts were sent, and which machine served a session.
 
-Nothing of this is kept for routers that do not ask for it (`policies.routers.Knowledge`).
+It is kept only for routers that need it (`policies.routers.Knowledge`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NO_NODES: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class SentTo:
-    """Blocks that one machine was sent, the least recently sent forgotten first: a set of nodes (named blocks), and a count of
-    blocks that nobody else can ask for.
+    """Blocks that were sent to one machine, the least recently sent forgotten first: a set of nodes (named blocks), and a count of
+    blocks that no other request has in common.
 
-    Each sending stamps its nodes in turn, and what is stamped below a mark has been forgotten: looking up and adding are a few
-    operations on arrays, however many blocks there are.
+    Each sending stamps its nodes in turn, and nodes stamped below a mark are forgotten: looking up and adding are a few operations
+    on arrays, however many blocks there are.
     """
 
     __slots__ = ("_capacity", "_count", "_grows", "_mark", "_max_age_ns", "_next", "_sendings", "_stamps")
@@ -42,14 +42,14 @@ class SentTo:
         """First stamp, nodes, further blocks, and when."""
 
     def found(self, nodes: NDArray[np.int64], now_ns: int) -> int:
-        """How many of *nodes*, from the first on, are remembered."""
+        """The number of *nodes*, from the first on, that are remembered."""
         self._make_room_for(nodes)
         self._grow_old(now_ns)
         missing = self._stamps[nodes] < self._mark
         return int(missing.argmax()) if missing.any() else len(nodes)
 
     def add(self, nodes: NDArray[np.int64], others: int, now_ns: int) -> None:
-        """A prompt of *nodes* and *others* blocks behind them is sent."""
+        """Add a prompt of *nodes* and *others* blocks behind them."""
         self._make_room_for(nodes)
         self._grow_old(now_ns)
         self._count += int(np.count_nonzero(self._stamps[nodes] < self._mark)) + others
@@ -60,7 +60,7 @@ class SentTo:
             self._forget(self._count - self._capacity)
 
     def _make_room_for(self, nodes: NDArray[np.int64]) -> None:
-        """Nodes may be new, with numbers beyond all others, where they were not numbered beforehand."""
+        """Extend the array for nodes with new numbers, where they were not numbered beforehand."""
         if not self._grows:
             return
         most = int(nodes.max()) + 1 if len(nodes) else 0
@@ -111,7 +111,7 @@ class _Nodes:
             self.n += end - start
 
     def of(self, id_: int, blocks: int) -> NDArray[np.int64]:
-        """Of the first *blocks* blocks of a request those that the workload names."""
+        """The named blocks among the first *blocks* blocks of a request."""
         contents = self._contents
         chain, hi = contents.chain[id_], min(contents.named[id_], blocks)
         pieces: list[NDArray[np.int64]] = []
@@ -125,18 +125,18 @@ class _Nodes:
 
 
 class GrowingNodes:
-    """The same of prompts that come one by one: blocks have their numbers when somebody first asks for them."""
+    """The same for prompts that arrive one by one: blocks are numbered when they are first looked up."""
 
     __slots__ = ("_contents", "_numbers", "n")
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
         self._numbers: list[array[int]] = []
-        """Of each chain, its blocks' numbers."""
+        """The block numbers of each chain."""
         self.n = 0
 
     def of(self, id_: int, blocks: int) -> NDArray[np.int64]:
-        """Of the first *blocks* blocks of a request those that the workload names."""
+        """The named blocks among the first *blocks* blocks of a request."""
         contents, numbers = self._contents, self._numbers
         while len(numbers) < len(contents.start):
             numbers.append(array("q"))
@@ -156,7 +156,7 @@ class GrowingNodes:
 
 
 class Seen:
-    """A machine as a router sees it that asks for more than loads: a `policies.routers.ReplicaLoad`."""
+    """A machine as a router sees it that needs more than loads: a `policies.routers.ReplicaLoad`."""
 
     __slots__ = ("_of", "index", "loads", "machine", "no_hit_order")
 
@@ -164,14 +164,14 @@ class Seen:
         self.index = machine.index
         self.no_hit_order = -1
         self.loads: tuple[int, int, int, float, int] | None = None
-        """As they were read; None: they are what they are."""
+        """Loads at the latest poll; None: the present ones."""
         self.machine = machine
         self._of = of
 
     def read(self) -> tuple[int, int, int, float, int]:
         """Waiting, running, KV blocks, the share of these, tokens to compute.
 
-        An engine publishes its loads when it has planned an iteration: who wait are those whom that plan left waiting.
+        An engine publishes its loads when it has planned an iteration: waiting are the requests that the plan left waiting.
         """
         machine, now_ns = self.machine, self._of.now_ns
         return (
@@ -218,7 +218,7 @@ class Seen:
 
 
 class Routing:
-    """Keeps what a router asks to be told."""
+    """Keeps what a router needs to know."""
 
     def __init__(
         self, knows: Knowledge, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int],
@@ -228,7 +228,7 @@ class Routing:
         many tokens, None: it names none."""
         self.seen = [Seen(machine, self) for machine in machines]
         self._served_by: dict[int, int] = {}
-        """Of each session, the machine that got its last request."""
+        """The machine that got each session's last request."""
         self._knows = knows
         self._clock = clock
         self._prompt = prompt
@@ -240,13 +240,13 @@ class Routing:
                 for tenant in machine.tenants:
                     tenant.sequences.note_arrivals()
         self._blocks_then: dict[int, list[int]] = {}
-        """Of requests to come, what each machine had of them when it was last heard of."""
+        """For each expected request, what each machine had cached of it at the delayed look."""
         self._loads_then: dict[int, list[tuple[int, int, int, float, int]]] = {}
         self._latest: tuple[int, list[tuple[int, int, int, float, int]]] = (-1, [])
         self._polling: Alarm | None = None
-        """Where requests come one by one."""
+        """Set while requests arrive one by one."""
         self._found: dict[int, int] = {}
-        """Of the present request, by machine."""
+        """Tokens found for the present request, by machine."""
         self._n_unhit = 0
         self._sent: list[SentTo] = []
         self._nodes: _Nodes | GrowingNodes | None = None
@@ -262,16 +262,16 @@ class Routing:
     def now_ns(self) -> int:
         return self._clock.now_ns
 
-    # Requests that come one by one.
+    # Requests that arrive one by one.
 
     def begin_live(self) -> None:
-        """Nobody knows which requests will come, nor when: loads are read at every poll from now on."""
+        """Read loads at every poll from now on, since future requests are not known."""
         if self._poll_ns:
             self._polling = Alarm(self._clock, ARRIVALS, self._on_poll)
             self._polling.set(self._clock.now_ns)
 
     def end_live(self) -> None:
-        """No more will come."""
+        """Stop polling: no more requests arrive."""
         if self._polling is not None:
             self._polling.cancel()
             self._polling = None
@@ -282,22 +282,22 @@ class Routing:
         if self._polling is not None:
             self._polling.set(now_ns + self._poll_ns)
 
-    # What was known a while ago.
+    # Delayed knowledge.
 
     def expect(self, ids: Sequence[int], seen_ns: Sequence[int]) -> None:
-        """Requests will come to the router at *seen_ns*, in this order."""
+        """Note that requests reach the router at *seen_ns*, in this order."""
         if self._delay_ns:
             self._walk(ids, [max(at - self._delay_ns, 0) for at in seen_ns], self._look)
         if self._poll_ns:
             self._walk(ids, [at - at % self._poll_ns for at in seen_ns], self._poll)
 
     def expect_one(self, id_: int, seen_ns: int) -> None:
-        """A request of which nobody knew before will come at *seen_ns*. What should have been looked up before now is now."""
+        """Note that a request unknown before reaches the router at *seen_ns*; looks that were due before now happen now."""
         now_ns = self._clock.now_ns
         polled = (self._poll_ns and seen_ns % self._poll_ns) if self._polling is None else 0
         for age_ns, look in ((self._delay_ns, self._look), (polled, self._poll)):
             if age_ns:
-                # Heard of from another machine, a nanosecond later at the earliest.
+                # An event of another machine is felt a nanosecond later at the earliest.
                 at_ns = min(max(seen_ns - age_ns, now_ns + 1), seen_ns)
                 Alarm(self._clock, ARRIVALS, lambda _event, look=look: look(id_)).set(at_ns)
 
@@ -332,7 +332,7 @@ class Routing:
     # One request.
 
     def show(self, request: RoutedRequest, machines: Sequence[Machine]) -> tuple[RoutedRequest, list[Seen]]:
-        """A request is at the router: what it is told of it, and of *machines*."""
+        """Return what the router sees of a request that has reached it, and of *machines*."""
         self._found.clear()
         if self._poll_ns:
             loads = self._loads_then.pop(request.id, None) if self._polling is None else self._latest[1]
@@ -359,7 +359,7 @@ class Routing:
         return found
 
     def _blocks_of(self, id_: int) -> tuple[NDArray[np.int64], int]:
-        """The named blocks of a prompt, of those that are looked at, and how many come after them."""
+        """The named blocks of the part of a prompt that is looked at, and the number of blocks after them."""
         if self._of_it[0] != id_:
             sent = self._knows.sent
             assert sent is not None
@@ -377,7 +377,7 @@ class Routing:
         return self._sent[index].found(nodes, self._clock.now_ns) * self._knows.sent.block_tokens
 
     def sent(self, request: RoutedRequest, machine: Machine) -> None:
-        """The present request goes to *machine*."""
+        """Note that the present request is sent to *machine*."""
         index = machine.index
         if request.session >= 0 and self._knows.sessions:
             self._served_by[request.session] = index
@@ -394,6 +394,6 @@ def routing_of(
     router: object, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int], model: Sequence[int] | None,
     contents_in: Callable[[int], Contents] | None,
 ) -> Routing | None:  # fmt: skip
-    """What *router* asks for, if it asks for anything."""
+    """The `Routing` that *router* needs, if any."""
     knows = knowledge_of(router)
     return None if knows is None else Routing(knows, machines, clock, prompt, model, contents_in)

@@ -22,7 +22,7 @@ class TenantLoad:
         """The only one that may have more than one iteration in flight."""
         self._clock = clock
         self.no_hit_order = -1
-        """It is kept for routers that ask for it alone."""
+        """Only `gateway.routing.Seen` keeps it."""
         self.promised_ns = 0
 
     @property
@@ -35,7 +35,7 @@ class TenantLoad:
 
     @property
     def kv_blocks_used(self) -> int:
-        """Blocks in use, with those that the span in flight has taken by now beyond those of its first iteration."""
+        """Blocks in use, including those that the span in flight has taken by now beyond those of its first iteration."""
         span, used = self._lane.span, self._sequences.kv.used
         if span is None or span.n == 1:
             return used
@@ -79,9 +79,9 @@ class TenantLoad:
 
 
 def left_waiting(tenant: Tenant, now_ns: int) -> int:
-    """Requests that the latest plan left waiting: those that came since, or while it was planned ahead, are not among them.
+    """Requests that the latest plan left waiting, without those that arrived since or while it was planned ahead.
 
-    `Sequences.note_arrivals` has to have been called before the first of them came.
+    `Sequences.note_arrivals` has to have been called before the first of them arrived.
     """
     sequences = tenant.sequences
     assert sequences.came_ns is not None
@@ -90,7 +90,7 @@ def left_waiting(tenant: Tenant, now_ns: int) -> int:
 
 
 def _planned_ns(tenant: Tenant, now_ns: int) -> int:
-    """When the plan of the iteration in flight was made, or the latest where none is in flight."""
+    """Time of the plan of the iteration in flight, or of the latest plan where none is in flight."""
     ahead, span = tenant.sequences.ahead, tenant.lanes[0].span
     at = span.index_at(now_ns << TICK_BITS) if tenant.alone and span is not None else 1
     if span is not None and at > 1:

@@ -1,7 +1,7 @@
 """A machine: stages, and the tenants that share them.
 
-Four doors lead in from outside: `deliver`, when a request comes, `post`, when another machine has news, `give_up`, when a client
-has gone, and `abort`, which stops everything and hands the requests back. All else happens in the machine's own turns
+Four methods are called from outside: `deliver`, when a request arrives; `post`, when another machine has a message; `give_up`, when
+a client has gone; and `abort`, which stops everything and hands the requests back. All else happens in the machine's own turns
 (`sim.engine.machine.turns`).
 """
 
@@ -24,13 +24,13 @@ class Machine:
     def __init__(
         self, common: InCommon, index: int, spec: MachineSpec, first_number: int, part: Part | None = None
     ) -> None:
-        """*first_number*: of its first tenant, among all of the run; *part*: what it has to do with handing over."""
+        """*first_number*: the number of its first tenant in the run; *part*: its part in hand-over."""
         self.index = index
         self.no_hit_order = -1
-        """It is kept for routers that ask for it alone."""
+        """Only `gateway.routing.Seen` keeps it."""
         self.awaited = self.awaited_tokens = 0
-        """Requests that have been sent here and wait elsewhere: for room, or for their prompt to be computed; and tokens of those
-        whose prompt is to be computed here."""
+        """Requests sent here that wait elsewhere, for blocks or for their prompt to be computed; and tokens of those whose prompt
+        is to be computed here."""
         self._clock = common.clock
         self._state = common.state
         self._outside = common.outside
@@ -54,7 +54,7 @@ class Machine:
         ]
 
     def _turns_of(self, common: InCommon, spec: MachineSpec) -> Turns:
-        """How its lanes share the stages."""
+        """The way in which its lanes share the stages."""
         if _is_alone(spec):
             return Alone(self.tenants[0], common.clock, fast_forward=common.fast_forward)
         return InTurn(
@@ -70,7 +70,7 @@ class Machine:
         """Turns in which iterations ended."""
         return self.turns.events
 
-    # What routers see: iterations that have ended.
+    # Loads for routers: iterations that have ended.
 
     @property
     def waiting(self) -> int:
@@ -110,12 +110,12 @@ class Machine:
 
     @property
     def promised_ns(self) -> int:
-        """When its last stage will have done all that was accepted, for models on tables of latencies."""
+        """The end of all accepted work at its last stage (ns), for models on tables of latencies."""
         return self._promised[-1] >> TICK_BITS
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
-        """When a request that came now would be done, alone in its batch: after all that was accepted, or (not *waiting*)
-        after all that has been started. For models on tables of latencies."""
+        """The end (ns) of a request that arrives now, alone in its batch: after all accepted work or, not *waiting*, after all that
+        has been started. For models on tables of latencies."""
         clocks = self._promised if waiting else self.stages.free
         return self.stages.through(self._clock.now_ns << TICK_BITS, self._one(model), clocks)[-1] >> TICK_BITS
 
@@ -131,10 +131,10 @@ class Machine:
     def tenant_of(self, model: int) -> Tenant:
         return self._hosting.get(model) or self._hosting[None]
 
-    # The doors.
+    # Called from outside.
 
     def deliver(self, id_: int, kv_tokens: int = 0) -> None:
-        """A request comes, with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
+        """Queue a request with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
         tenant = self._only or self.tenant_of(self._model(id_))
         if self._accept(tenant, id_, kv_tokens):
             self.turns.arrive(tenant, self._clock.now_ns)
@@ -156,7 +156,7 @@ class Machine:
         return 0 if self._state.model is None else self._state.model[id_]
 
     def _on_loaded(self, tenant: Tenant) -> None:
-        """KV that was asked for has come from a tier: the sequence that waits for it may go on."""
+        """A load from a tier has ended: the sequence that waits for it may continue."""
         tenant.sequences.version.hear(self._clock.now_ns)
         self.turns.heed(self._clock.now_ns)
 
@@ -176,15 +176,15 @@ class Machine:
         return self._only or self.tenant_of(self._model(id_))
 
     def post(self, tenant: Tenant, id_: int, what: int, tokens: int = 0) -> None:
-        """Post news of a request from another machine; it is read when the next iteration is planned."""
+        """Post a message about a request from another machine; it is read when the next iteration is planned."""
         now_ns, exchange = self._clock.now_ns, tenant.sequences.exchange
         assert exchange is not None
         exchange.tell(now_ns, what, id_, tokens)
         self.turns.heed(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:
-        """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
-        the requests are handed back, those that ran before those that waited."""
+        """Stop at *now_ns*: iterations that have ended by then count, others are dropped. All memory is free afterwards; the
+        requests are returned, running ones before waiting ones."""
         self.turns.stop(now_ns)
         for tenant in self.tenants:
             tenant.drop_in_flight()

@@ -1,8 +1,8 @@
 """A machine whose attention is replicated over ranks (attention data parallelism).
 
-Each rank is a tenant with sequences, a queue, a scheduler's plans and KV memory of its own; a router inside the machine says which
-one a request goes to. All of them start a step together when any has something to do, and end it together: the price is one of the
-whole step (`sim.engine.batch.rank_prices`). Requests that come while a step runs, on whichever rank, wait for its end.
+Each rank is a tenant with sequences, a queue, a scheduler's plans and KV memory of its own; a router inside the machine assigns
+each request to a rank. All start a step together when any has work, and end it together: the price is one of the whole step
+(`sim.engine.batch.rank_prices`). Requests that arrive at any rank during a step wait for its end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Together(Turns):
         super().__init__(tenants, clock, fast_forward=fast_forward)
         self._prices = prices
         self._lanes = [tenant.lanes[0] for tenant in tenants]
-        # Where sequences speculate each step emits what it does, and loads from tiers come when they come: one by one.
+        # Speculating sequences emit different numbers each step, and loads from tiers end at any time: steps are single.
         first = tenants[0]
         self._joins = fast_forward and first.spec.decoding is None and first.loading is None
         self._balance = balance
@@ -90,7 +90,7 @@ class Together(Turns):
                 tenant.commit(lane, n, ticks)
 
     def _start(self, ticks: int) -> int:
-        """Ask every rank at *ticks* and start what they plan, together: the tick at which that ends, or NOTHING."""
+        """Ask every rank at *ticks* and start what they plan, together; return the tick at which that ends, or NOTHING."""
         totals, draft_steps = [IDLE] * len(self.tenants), [0] * len(self.tenants)
         taking: list[int] = []
         if self._balance is not None:
@@ -125,11 +125,11 @@ class Together(Turns):
     # Several steps as one event.
 
     def _steps_alike(self, taking: Sequence[int]) -> int:
-        """For how many steps all would do what they are about to do, if nothing comes: decodes, and nothing else."""
+        """The number of steps in which all ranks do the same if nothing arrives: decodes, and nothing else."""
         if any(tenant.sequences.busy for rank, tenant in enumerate(self.tenants) if rank not in taking):
             return 1
         if self._balance is not None:
-            # News may have brought prompts since it was asked whether they may start, which it is before every step.
+            # Messages may have brought prompts since the last check of whether prompts may start, which precedes every step.
             self._works = self._works_now()
             if self.tenants[0].planner.prompts_wait and any(work.prompts for work in self._works):
                 return 1
@@ -175,18 +175,18 @@ class Together(Turns):
         self._n_steps = n
         return ticks + int(ends[-1])
 
-    # Doors.
+    # Called by the machine.
 
     def arrive(self, tenant: Tenant, now_ns: int, /) -> None:
         held = tenant.lanes[0].held
         if self._n_steps > 1 and held is not None and held.through_arrivals and self._balance is None:
-            # Its plan is the same whoever waits.
+            # Its plan is the same whatever waits.
             tenant.recorder.queued_ns.append(now_ns)
         else:
             self.heed(now_ns)
 
     def heed(self, now_ns: int, /) -> None:
-        """Ranks that rest start a step, others end with the one in flight."""
+        """Idle ranks start a step; others end with the one in flight."""
         if not self._n_steps:
             self._alarm.set(now_ns)
         elif self._n_steps > 1:
@@ -215,7 +215,7 @@ class Together(Turns):
     # Nothing planned.
 
     def _stuck(self) -> list[Tenant]:
-        # What one rank waits for comes from other machines; ranks have no memory in common.
+        # A rank waits for other machines alone; ranks have no memory in common.
         if any(tenant.n_loading for tenant in self.tenants):
             return []
         return [tenant for tenant in self.tenants if tenant.sequences.busy and not tenant.sequences.awaits()]
@@ -269,7 +269,7 @@ class RankedMachine(Machine):
 
     @property
     def n_stages(self) -> int:
-        """A rank that has nothing to do idles while others step, as a machine would."""
+        """A rank that has no work idles while others step, as a machine would."""
         return len(self.tenants)
 
     def found_tokens(self, request: RoutedRequest) -> int:
@@ -279,10 +279,10 @@ class RankedMachine(Machine):
     def tenant_of(self, model: int) -> Tenant:
         return self.tenants[0]
 
-    # The doors.
+    # Called from outside.
 
     def deliver(self, id_: int, kv_tokens: int = 0) -> None:
-        """A request comes, with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
+        """Queue a request with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
         rank = self._rank_for(id_)
         if isinstance(rank, Refused):
             self._state.replica[id_] = self.tenants[max(rank.at, 0)].number
@@ -295,7 +295,7 @@ class RankedMachine(Machine):
     def _rank_for(self, id_: int) -> int | Refused:
         state = self._state
         if self._draws is None or id_ >= len(self._draws):
-            # By request, whatever the order in which they come.
+            # By request, in whatever order requests arrive.
             n = max(len(state.prompt), 2 * id_)
             self._draws = np.random.default_rng([self._seed, _RANK_STREAM]).random((n, 2))
         request = RoutedRequest(

@@ -1,6 +1,6 @@
 """The one run loop of a machine: what has ended is committed, what may start is started, and the clock moves to what is due next.
 
-Who may start when is what three kinds of turns differ in: a lane that is *alone* with its stage (`Alone`), lanes that take turns on
+Three kinds of turns differ in which lane may start when: a lane that is *alone* with its stage (`Alone`), lanes that take turns on
 the first stage (`InTurn`), and the lanes of ranks, which step together (`sim.engine.machine.ranks.Together`).
 """
 
@@ -29,7 +29,7 @@ class Turns:
         self._clock = clock
         self._fast_forward = fast_forward
         self._ticks = 0
-        """Where the latest iteration ends, if it is known here."""
+        """The end of the latest iteration, if it is known here."""
         self._alarm = Alarm(clock, MACHINES, self._on_turn)
         """Rings for the next turn."""
 
@@ -39,33 +39,34 @@ class Turns:
             next_ns = self._turn(clock.now_ns)
             if next_ns == ALWAYS_NS:
                 return
-            # Where nothing else is due before that, go on without the detour through the queue.
+            # If nothing else is due before that, continue without the detour through the queue.
             if not self._fast_forward or not clock.runs_free_to(next_ns):
                 self._alarm.set(next_ns)
                 return
 
     def _turn(self, now_ns: int, /) -> int:
-        """End what has ended by *now_ns* and start what may start; when the next turn is, ALWAYS_NS: when something comes."""
+        """End what has ended by *now_ns* and start what may start; return the next turn's instant, ALWAYS_NS until something
+        arrives."""
         raise NotImplementedError
 
-    # Doors.
+    # Called by the machine.
 
     def arrive(self, tenant: Tenant, now_ns: int, /) -> None:
-        """A request has come to the queue of *tenant* at *now_ns*, the present instant: what does not let it pass ends."""
+        """A request has entered the queue of *tenant* at *now_ns*, the present: a span that does not let it pass is cut short."""
         raise NotImplementedError
 
     def heed(self, now_ns: int, /) -> None:
-        """There is news at *now_ns*, the present instant: plan anew as soon as what is in flight has ended."""
+        """Something has happened at *now_ns*, the present: plan anew as soon as what is in flight has ended."""
         raise NotImplementedError
 
     def stop(self, now_ns: int, /) -> None:
-        """The machine stops at *now_ns*: iterations that have ended by then count, the others have not been."""
+        """Stop the machine at *now_ns*: iterations that have ended by then count, others are dropped."""
         raise NotImplementedError
 
     # Nothing planned.
 
     def _rest(self, now_ns: int, ticks: int) -> int:
-        """When to look again although nothing was started: at the instant that a policy waits for, or when something comes.
+        """The instant to look again although nothing was started: the one that a policy waits for, or ALWAYS_NS.
 
         An empty plan is an error when there is work and nothing that could change what the policy sees.
         """
@@ -84,7 +85,7 @@ class Turns:
         raise self._planned_nothing(stuck[0], ticks)
 
     def _stuck(self) -> list[Tenant]:
-        """The tenants that have work, and for which nothing will come that could change what their policy sees."""
+        """The tenants that have work, while nothing is on its way that could change what their policy sees."""
         if any(tenant.awaits_kv for tenant in self.tenants):
             return []
         return [tenant for tenant in self.tenants if tenant.sequences.busy]
@@ -100,7 +101,7 @@ class Turns:
 
 
 class Alone(Turns):
-    """One lane on one stage: decode iterations between which nothing can change are one event, a span, which news cuts short."""
+    """One lane on one stage: decode iterations between which nothing can change are one event, a span, which events cut short."""
 
     def __init__(self, tenant: Tenant, clock: Clock, *, fast_forward: bool) -> None:
         super().__init__((tenant,), clock, fast_forward=fast_forward)
@@ -177,10 +178,10 @@ class InTurn(Turns):
         self._first = 0
         """The tenant that is first in rotation."""
         self._ends: list[tuple[int, int, Tenant, Lane]] = []
-        """Micro-batches in flight: when they have left the last stage, and their number, which orders those of one instant."""
+        """Micro-batches in flight: the instant at which they leave the last stage, and their number, which breaks ties."""
         self._n_sent = 0
         self._look_ns = ALWAYS_NS
-        """When to see whether the first stage has something to do."""
+        """The instant at which to see whether the first stage can start something."""
 
     def _turn(self, now_ns: int, /) -> int:
         ends = self._ends
@@ -230,14 +231,14 @@ class InTurn(Turns):
         return (*self.tenants[self._first :], *self.tenants[: self._first])
 
     def _send_one_of(self, tenant: Tenant, ticks: int) -> tuple[int, Lane] | None:
-        """Start the lane of *tenant* that has been idle longest of those that have something to do, and when it will end."""
+        """Start that lane of *tenant* with work that has been idle longest; return it and the time at which it ends."""
         refused = False
         for _ in range(max(len(tenant.ready), 1)):
             lane = tenant.next_lane()
             if lane is None:
                 break
             lane.wake_ns = ALWAYS_NS
-            # To an empty lane a policy says what it said to the one before.
+            # A policy plans the same for an empty lane as for the one before.
             end = NOTHING if refused and not lane.admitted else tenant.begin(lane, ticks)
             if end != NOTHING:
                 return end, lane

@@ -1,5 +1,5 @@
-"""The records of a run: one packed row for each span of iterations, and what is worked out from the rows afterwards.
+"""The records of a run: one packed row for each span of iterations, and what is computed from the rows afterwards.
 
-The room owns the layout of a row, and the file that rows go to when they are many (`spill`). `streaming` says when clients get
-tokens that a server sends in groups. It must not know how a run came to its rows. Read `columns` first.
+The room owns the layout of a row, and the file that holds rows when they are many (`spill`). `streaming` computes when clients get
+tokens that a server sends in groups. It must not know how a run made its rows. Read `columns` first.
 """

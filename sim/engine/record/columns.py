@@ -1,4 +1,4 @@
-"""What a run leaves behind: columns of integers, one row a request and one row a span of iterations."""
+"""The results of a run: columns of integers, one row a request and one row a span of iterations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted", "lost")
 
 
 RoundCounts = dict[tuple[int, int], list[int]]
-"""By (drafted positions, tokens verified besides the one before them): how many rounds accepted 0, 1, 2, ... drafts."""
+"""Numbers of rounds that accepted 0, 1, 2, ... drafts, by (drafted positions, tokens verified besides the one before them)."""
 
 
 def sum_rounds(counts: Iterable[RoundCounts]) -> RoundCounts:
@@ -39,8 +39,7 @@ def sum_rounds(counts: Iterable[RoundCounts]) -> RoundCounts:
 
 
 Piece = tuple[int, int, int, int]
-"""Iterations whose price does not bend: ticks from the start of their span, how many, ticks of the first, and what each is longer
-by."""
+"""Iterations with a linear price: ticks from the start of their span, how many, ticks of the first, and the increment of each."""
 
 _TAPED: Final = -1
 _BENT: Final = -2
@@ -85,10 +84,10 @@ SPAN = Layout(
     ("kv_blocks_used", "i"),  # in the first iteration
     ("round", "i"),  # decode rounds of the lane before this span
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
-    ("in_vain", "i"),  # of decode_seqs: those that had ended
-    ("found", "q"),  # tokens that those it admits have found in the prefix cache
-    ("loaded", "q"),  # tokens that were loaded for those of them from tiers
-    ("evicted", "i"),  # blocks whose content has gone since the span before it that had prompt tokens
+    ("in_vain", "i"),  # sequences of decode_seqs that had ended
+    ("found", "q"),  # prefix-cache hits of the sequences it admits
+    ("loaded", "q"),  # tokens loaded for them from tiers
+    ("evicted", "i"),  # blocks evicted since the span before it that had prompt tokens
 )
 
 _pack_span: Final = SPAN.pack
@@ -104,9 +103,9 @@ JOIN = Layout(
 )
 
 BUBBLES = ("pb1", "pb2", "pb3", "depth")
-"""Why a stage idles ahead of a micro-batch while the replica has work (SARATHI, arXiv 2308.16369, section 3.2): it and
-the one before it have prompt chunks that take unequal times; one of them has prompt tokens and the other has none; both
-only decode, over unequal contexts. `depth`: too few micro-batches in flight to fill the pipeline and its hand-overs."""
+"""Reasons for which a stage idles ahead of a micro-batch while the replica has work (SARATHI, arXiv 2308.16369, section 3.2): it
+and the one before it have prompt chunks that take unequal times; one of them has prompt tokens and the other has none; both only
+decode, over unequal contexts. `depth`: too few micro-batches in flight to fill the pipeline and its hand-overs."""
 
 STAGE = Layout(
     ("micro_batch", "i"),
@@ -177,13 +176,13 @@ class Records:
 
 
 class Standing(NamedTuple):
-    """How a lane and its model stand when iterations start."""
+    """State of a lane and its model when iterations start."""
 
     lane: int
     running: int
-    """Sequences admitted ..."""
+    """Sequences admitted."""
     waiting: int
-    """... and requests in the queue."""
+    """Requests in the queue."""
     blocks_used: int
     """KV blocks in the first iteration."""
     round: int
@@ -191,7 +190,7 @@ class Standing(NamedTuple):
 
 
 class Tally:
-    """What is counted of one iteration beside its totals."""
+    """Counts of one iteration beside its totals."""
 
     __slots__ = (
         "bubble_ns", "completions", "draft_steps", "emitted", "evicted", "found", "loaded", "query_tokens", "wasted",
@@ -206,28 +205,28 @@ class Tally:
         self.bubble_ns = 0
         """Idle time of the stages ahead of it."""
         self.wasted = 0
-        """Sequences that had ended, and take a step that comes to nothing."""
+        """Sequences that had ended, and take a wasted step."""
         self.found = 0
-        """Tokens that sequences find in the prefix cache when they are admitted ..."""
+        """Tokens that sequences find in the prefix cache when they are admitted."""
         self.loaded = 0
-        """... and tokens that had been loaded for them from tiers."""
+        """Tokens that had been loaded for them from tiers."""
         self.evicted = 0
-        """Blocks whose content has gone since the iteration with prompt tokens before."""
+        """Blocks evicted since the iteration with prompt tokens before."""
 
 
 class Reads(NamedTuple):
-    """What decodes of the same sequences read in their first iteration."""
+    """KV that decodes of the same sequences read in their first iteration."""
 
     seqs: int
     kv: int
     window: int
-    """KV tokens within the window ..."""
+    """KV tokens within the window."""
     window_growth: int
-    """... and what these grow by each iteration."""
+    """Growth of these by each iteration."""
 
 
 class TapedStart(NamedTuple):
-    """What the iterations of a taped span have in common."""
+    """Common values of the iterations of a taped span."""
 
     standing: Standing
     """As it is before them, `blocks_used` too."""
@@ -251,19 +250,19 @@ class Tape(NamedTuple):
 
 
 class Recorder:
-    """What one model of a machine records while it runs. Records are made here, beside their layouts, and nowhere else."""
+    """Records of one model of a machine while it runs. Records are made here, beside their layouts, and nowhere else."""
 
     def __init__(self, spill: Spill | None = None, n_recent: int = 0, n_stages: int = 1) -> None:
-        """*spill* takes what is more than memory should hold, but for the last *n_recent* spans of *n_stages* stages each, which
-        may be forgotten again; without it all stays."""
+        """*spill* takes records beyond those that memory should hold, without the last *n_recent* spans of *n_stages* stages each,
+        which may be dropped again; without it all stay in memory."""
         self._spill = spill
         self._n_recent = n_recent
         self._n_stages = n_stages
         self._at_bytes = _NEVER if spill is None else spill.at_bytes + n_recent * SPAN.size
         self._written: list[tuple[Place, Place, Place, Place]] = []
-        """Where spans are, their pieces and taped iterations, and stages."""
+        """Places of spans, their pieces and taped iterations, and stages."""
         self._closed: tuple[Place, Place] | None = None
-        """Where all spans and all stages are, in the end."""
+        """Places of all spans and all stages, in the end."""
         self.spans = Records(SPAN)
         self._span_buffer = self.spans.buffer
         self.joins = Records(JOIN)
@@ -275,15 +274,15 @@ class Recorder:
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
         self._taped = np.zeros((5, 0), np.int64)
-        """Of every iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the window,
-        tokens emitted and KV blocks added."""
+        """One column for each iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the
+        window, tokens emitted and KV blocks added."""
         self._n_taped = 0
         self._pieces = array("q")
-        """Of every piece of a bent span what `Piece` says."""
+        """The `Piece` of every piece of a bent span."""
         self._evicted = 0
 
     def newly_evicted(self, evicted: int) -> int:
-        """Of so many blocks whose content has gone in all, those since this was asked last."""
+        """Blocks evicted since the last call, *evicted* being all so far."""
         before, self._evicted = self._evicted, evicted
         return evicted - before
 
@@ -313,7 +312,7 @@ class Recorder:
         )  # fmt: skip
 
     def add_bent(self, start_ticks: int, n: int, reads: Reads, standing: Standing) -> None:
-        """*n* iterations of decodes alone whose price bends: one record now, one a piece in `all_spans`."""
+        """Add *n* iterations of decodes alone whose price bends: one record now, one a piece in `all_spans`."""
         seqs, kv, kv_window, window_growth = reads
         lane, running, waiting, blocks_used, round_ = standing
         buffer = self._span_buffer
@@ -358,7 +357,7 @@ class Recorder:
         self.spans.drop_last(1)
 
     def _to_file(self) -> None:
-        """Write what is held; called before a record is added, when no span is open whose pieces are to come."""
+        """Write the records; called before one is added, when no open span lacks its pieces."""
         spill = self._spill
         assert spill is not None
         spans = self.spans.write_older(spill, self._n_recent)
@@ -369,7 +368,7 @@ class Recorder:
         self._n_taped = 0
 
     def close(self, block_tokens: int) -> None:
-        """Where records are in the file, write them there once more as they leave the run, those of a kind after one another."""
+        """If there are records in the file, write them there once more in their final form, those of a kind one after another."""
         spill = self._spill
         if spill is None or not self._written:
             return
@@ -436,7 +435,7 @@ class Recorder:
         table["growth_ticks"][bent] = growth
         table["decode_kv_tokens"][bent] += rounds * table["decode_seqs"][bent]
         table["decode_kv_window"][bent] += rounds * table["window_growth"][bent]
-        # Who comes in the instant in which the span starts was seen by its first piece.
+        # A request that arrives in the instant in which the span starts was seen by its first piece.
         table["waiting"][bent] += np.where(step > 0, np.maximum(queued, 0), 0)
         round_ = table["round"][bent].astype(np.int64)
         for at in range(0, len(bent), _PIECES_AT_ONCE):
@@ -494,11 +493,11 @@ class ReplicaColumns:
     block_tokens: int
     n_stages: int = 1
     transfers: NDArray[Any] | None = None
-    """Structured by TRANSFER, in the order in which they were asked for; None without tiers."""
+    """Structured by TRANSFER, in the order in which they were requested; None without tiers."""
     emitted: dict[int, IntArray] | None = None
-    """By lane: tokens of every round of every stay, in the order of `joins`; None where a round emits one."""
+    """Tokens of every round of every stay for each lane, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
-    """Counts of the rounds that drafted tokens, by how many they drafted; None without speculation."""
+    """Counts of the rounds that drafted tokens, by the number drafted; None without speculation."""
 
     def busy_ns(self) -> int:
         """Time that its stages have spent on micro-batches, all stages together."""
@@ -522,19 +521,18 @@ class Columns:
     reasons: tuple[str, ...]
     replicas: tuple[ReplicaColumns, ...]
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
-    """Which tokens reach a client together."""
+    """The tokens that reach a client together."""
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def iterations(self) -> Table:
         """One row an iteration, ordered by start time, then replica.
 
-        Columns: replica, lane, start_ns, duration_ns, rows, prefill_tokens, decode_tokens (query tokens of the decodes),
-        sequences (that take part), running, waiting, kv_tokens (read by the decodes), kv_blocks_used, emitted_tokens,
-        bubble_ns; where blocks are found again, prefix_hit_tokens (that those whom it admits have found on the device, beside
-        what it computes of prompts) and prefix_evictions (blocks whose content has gone since the replica's iteration with
-        prompt tokens before, for this one and for decodes between; 0 where an iteration has none); with tiers loaded_tokens (for
-        those whom it admits to compute the rest of their prompts, from all tiers), loads_under_way and stores_under_way as well,
-        which are -1 on replicas without.
+        Columns: replica, lane, start_ns, duration_ns, rows, prefill_tokens, decode_tokens (query tokens of the decodes), sequences
+        (that take part), running, waiting, kv_tokens (read by the decodes), kv_blocks_used, emitted_tokens, bubble_ns; with a
+        prefix cache, prefix_hit_tokens (that the sequences it admits have found on the device, beside what it computes of prompts)
+        and prefix_evictions (blocks evicted since the replica's iteration with prompt tokens before, for this one and for decodes
+        between; 0 where an iteration has none); with tiers loaded_tokens (for sequences that it admits to compute the rest of their
+        prompts, from all tiers), loads_under_way and stores_under_way as well, which are -1 on replicas without.
         """
         table = _joined(list(self.iteration_blocks()))
         order = np.lexsort((table["replica"], table["start_ns"]))
@@ -651,7 +649,7 @@ class Columns:
 
     def itl_blocks(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
         """The same in pieces of about *max_rounds* rounds."""
-        # By lane nobody can tell whose tokens a retry has discarded.
+        # A lane's records do not say whose tokens a retry has discarded.
         if self.stream.interval > 1 or self.meta.get("fleet", {}).get("discarded_tokens"):
             yield from streamed_gaps(self.replicas, self.requests, self.stream)
             return
@@ -706,7 +704,7 @@ def _lane_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[
         low, high = np.searchsorted(since, (first, first + len(ends)))
         joined = since[low:high] - first
         gaps = np.diff(ends, prepend=last_end_ns)
-        # Who joined since the round before has a gap of its own; in a lane's first round that is everybody.
+        # A sequence that joined since the round before has a gap of its own; in a lane's first round these are all.
         weights = seqs - np.bincount(joined, minlength=len(ends))
         kept = weights > 0
         yield (
@@ -717,7 +715,7 @@ def _lane_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[
 
 
 def _under_way(transfers: NDArray[Any], start_ns: IntArray) -> Table:
-    """Loads and stores of tiers that have been asked for and have not arrived at the start of each iteration."""
+    """Requested loads and stores of tiers that have not arrived at the start of each iteration."""
     found: Table = {}
     loads = transfers["what"] == LOAD
     for name, mine in zip(_UNDER_WAY, (loads, ~loads), strict=True):

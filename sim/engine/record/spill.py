@@ -1,4 +1,4 @@
-"""The file that takes the records of a run where memory should not hold them all: it has no name, and goes with who reads it."""
+"""The file for records of a run that memory should not hold: it has no name, and is deleted with its last reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IN_MEMORY_BYTES = 1 << 26
 _LEAST_BYTES = 1 << 14
 
 Place = tuple[int, int]
-"""Where something lies in the file, and how many bytes it has."""
+"""Position in the file, and number of bytes."""
 
 
 class Spill:
@@ -51,7 +51,7 @@ class Spill:
         return self._file.read(n)
 
     def array(self, place: Place, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Records that lie in the file; they come into memory where they are looked at. Nothing is written afterwards."""
+        """Records in the file; they are read into memory where they are accessed. Nothing is written afterwards."""
         at, n = place
         if not n:
             return np.empty(0, dtype)
@@ -63,17 +63,17 @@ class Spill:
 
 
 def together(places: Sequence[Place]) -> Place:
-    """What was written one after the other, as one."""
+    """Places that follow one another, as one."""
     return places[0][0], sum(n for _, n in places)
 
 
 def let_go(records: NDArray[Any]) -> None:
-    """Give back the memory into which records of a file have come; they come again where they are looked at again."""
+    """Release the memory into which records of a file were read; they are read again where they are accessed again."""
     base: Any = records
     while isinstance(base, np.ndarray):
         base = base.base
     mapped = base.obj if isinstance(base, memoryview) else base
-    # Systems that cannot be told do so by themselves when memory becomes scarce.
+    # Systems without madvise do so by themselves when memory becomes scarce.
     if isinstance(mapped, mmap.mmap) and hasattr(mapped, "madvise"):
         mapped.madvise(mmap.MADV_DONTNEED)
 

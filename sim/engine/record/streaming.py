@@ -1,4 +1,4 @@
-"""When clients get their tokens, where the server sends them in groups. Nothing that the engine does depends on it."""
+"""Times at which clients get tokens that the server sends in groups. Nothing that the engine does depends on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMES: tuple[str, ...] = ("n", "start_ns", "start_frac", "first_ticks", "growth
 
 @dataclass(frozen=True)
 class Stream:
-    """Which tokens reach the client together. The first is sent at once and the last when it is there, whatever the rule.
+    """The tokens that reach the client together. The first is sent at once and the last when it is there, whatever the rule.
 
     `tokens`: whenever *interval* or more have not been sent (vLLM 0.32.0, vllm/v1/engine/output_processor.py,
     `RequestState.make_request_output`; SGLang 0.5.23, srt/managers/scheduler_components/output_streamer.py). `iterations`: in every
@@ -40,7 +40,7 @@ class Stream:
 
 
 class Record(Protocol):
-    """What a replica recorded; see `sim.engine.record.columns.ReplicaColumns`."""
+    """A replica's records; see `sim.engine.record.columns.ReplicaColumns`."""
 
     @property
     def spans(self) -> NDArray[Any]: ...
@@ -59,7 +59,7 @@ class _Source(NamedTuple):
     """Decode rounds before each of its spans, and after the last."""
     spans: NDArray[Any]
     emitted: IntArray | None
-    """Tokens of every round of every stay, one stay after the other; None: one each."""
+    """Tokens of every round of every stay, stay after stay; None: one each."""
 
 
 class _Events(NamedTuple):
@@ -67,7 +67,7 @@ class _Events(NamedTuple):
 
     request: IntArray
     token: IntArray
-    """How many it has then."""
+    """Its number of tokens then."""
     time_ns: IntArray
 
 
@@ -124,7 +124,7 @@ def _stays(replicas: Sequence[Record]) -> tuple[list[_Source], dict[str, IntArra
 
 
 def _rounds_of(spans: NDArray[Any], lane: int) -> NDArray[Any]:
-    """Of the spans of a lane that have decodes what `_round_ends` asks for."""
+    """The fields that `_round_ends` needs of a lane's spans with decodes."""
     kept = np.dtype([(name, spans.dtype[name]) for name in _TIMES])
     parts = [np.empty(0, kept)]
     for block in in_blocks(spans, _SPANS_AT_ONCE):
@@ -141,7 +141,7 @@ def _events(
     last: int,
     stream: Stream,
 ) -> _Events:
-    """What requests *first* to *last* got, in order of request and token. With one token a round those alone that *stream* sends,
+    """Tokens of requests *first* to *last*, in order of request and token. With one token a round only those that *stream* sends,
     or may."""
     # KV exists for all tokens but the latest.
     had = stays["cached"] - np.maximum(requests["prompt_tokens"][stays["request"]], 1) + 1
@@ -180,12 +180,12 @@ def _events(
 
 
 def _ended(requests: Mapping[str, NDArray[Any]], ids: IntArray) -> NDArray[np.bool_]:
-    """Who of *ids* has got a last token."""
+    """Whether each of *ids* has got a last token."""
     return (requests["status"][ids] == 0) & (requests["first_token_ns"][ids] >= 0)
 
 
 def _sent(events: _Events, requests: Mapping[str, NDArray[Any]], stream: Stream, plain: bool) -> NDArray[np.bool_]:
-    """Which of *events* reach the client."""
+    """Whether each of *events* reaches the client."""
     request, token, _ = events
     n = stream.interval
     at = np.arange(len(request))
@@ -212,7 +212,7 @@ def _sent(events: _Events, requests: Mapping[str, NDArray[Any]], stream: Stream,
 
 
 def _round_ends(source: _Source, rounds: IntArray) -> IntArray:
-    """When rounds of a lane, counted from 0, ended."""
+    """End times of rounds of a lane, counted from 0 (ns)."""
     row = np.searchsorted(source.rounds, rounds, side="right") - 1
     spans, done = source.spans[row], rounds - source.rounds[row] + 1
     elapsed = done * spans["first_ticks"] + spans["growth_ticks"] * (done * (done - 1) // 2)

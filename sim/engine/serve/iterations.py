@@ -28,18 +28,18 @@ NOBODY: Final[Mapping[int, Ended]] = {}
 
 
 class Work(Tally):
-    """What is added up for an iteration that is being started."""
+    """Totals of an iteration that is being started."""
 
     __slots__ = ("blocks", "completing", "kv_tokens", "pairs", "pairs_window", "rows")
 
     def __init__(self) -> None:
         super().__init__()
         self.rows = 0
-        """Prompt tokens ..."""
+        """Prompt tokens."""
         self.pairs = 0
         self.pairs_window = 0
         self.kv_tokens = 0
-        """... and KV tokens that they attend to."""
+        """KV tokens that the prompt tokens attend to."""
         self.completing: list[int] = []
         """Requests whose prompts are complete after this iteration."""
         self.blocks = 0
@@ -86,8 +86,8 @@ class Iterations:
         self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int,
         ended: Mapping[int, Ended] = NOBODY,
     ) -> int:  # fmt: skip
-        """Start one iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks; the
-        tick at which it ends. A step of those that have *ended* comes to nothing."""
+        """Start one iteration with prompt chunks and a decode step of all *n* sequences or none, which takes *growth* blocks;
+        return the tick at which it ends. The step of sequences that have *ended* is wasted."""
         decoding, work = lane.decoding, self._work
         work.completing = []
         if self._finds:
@@ -142,7 +142,7 @@ class Iterations:
                 self._work.emitted += left[id_] > 0
 
     def _with_wasted(self, totals: Totals, query_tokens: int, ended: Mapping[int, Ended]) -> Totals:
-        """*totals* with a step of those that have *ended*."""
+        """*totals* with the wasted step of *ended* sequences."""
         self._work.wasted = len(ended)
         reads = [gone.cached + query_tokens for gone in ended.values()]
         in_window = 0 if self.window is None else sum(seen(kv, self.window) for kv in reads)
@@ -154,7 +154,7 @@ class Iterations:
             decode_kv_window=totals.decode_kv_window + in_window,
         )
 
-    # What it takes.
+    # Prices.
 
     def _price_stages(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
         """Send it through the machine's stages; the tick at which it has left the last."""
@@ -190,7 +190,7 @@ class Iterations:
         self._recorder.add_iteration(ticks, duration, prepared.totals, self._work, self.standing(lane))
 
     def standing(self, lane: Lane) -> Standing:
-        """How *lane* and the model stand now."""
+        """State of *lane* and the model now."""
         kv = self._kv
         return _new(
             Standing,
@@ -204,7 +204,7 @@ class Iterations:
     # Prompts.
 
     def _compute(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> None:
-        """Add up the prompt chunks of *run*, and admit those that wait; with a prefix cache each takes its blocks in its turn."""
+        """Add up the prompt chunks of *run*, and admit waiting sequences; with a prefix cache each takes its blocks in its turn."""
         partials, kv, work = lane.partial, self._kv, self._work
         by_chunk, caches, window = self._by_chunk, self._caches, self.window
         rows = pairs = pairs_window = kv_tokens = 0
@@ -258,7 +258,7 @@ class Iterations:
     def _take_in_turn(
         self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int, ended: Mapping[int, Ended]
     ) -> None:
-        """Take the blocks of an iteration one after the other, since each may evict what the next would find, and count what is
+        """Take the blocks of an iteration sequence by sequence, since each may evict what the next would find, and count what is
         found."""
         kv, sequences, finding, work = self._kv, self._sequences, self._finding, self._work
         work.blocks = work.found = work.loaded = 0
@@ -267,7 +267,7 @@ class Iterations:
             self._compute(lane, run, ticks)
             sequences.take(work.blocks, ticks)
             return
-        # Those that have ended take the blocks of a step that comes to nothing, and give them back.
+        # Sequences that have ended take the blocks of a wasted step, and give them back.
         wasted = sum(gone.growth_blocks for gone in ended.values())
         if not finding.in_turn:
             finding.keep(self._queue, lane, run)
@@ -306,8 +306,8 @@ class Iterations:
     # Several at once.
 
     def start_span(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
-        """Start decode iterations alone, as many as nothing can change in, the first of which takes *growth* blocks; the tick at
-        which they end."""
+        """Start a span of decode iterations in which nothing can change, the first of which takes *growth* blocks; return the tick
+        at which they end."""
         decoding, sequences, kv = lane.decoding, self._sequences, self._kv
         free = kv.free
         if self._late:

@@ -1,10 +1,10 @@
-"""What a tenant holds for sequences that another machine computes or decodes.
+"""KV blocks that a tenant holds for sequences that another machine computes or decodes.
 
-On the machine that computes a prompt: *lent* blocks, of those whose prompt is done and whose KV has not arrived yet. On the machine
-that decodes: who *asks* for room, for whom room is *kept* while the KV is on its way, and who has *landed* with it in the queue.
+A machine that computes prompts has *lent* blocks: the prompt is computed and the KV has not arrived yet. A machine that decodes has
+requests that *ask* for blocks, *kept* blocks while KV is on its way, and sequences that have *landed* with it in the queue.
 
-News comes from outside (`post`) and is read when an iteration is planned, as an engine reads its own connector's; where plans are
-made ahead, a plan knows what had come when the iteration before it started.
+Messages come from outside (`tell`) and are read when an iteration is planned, as an engine reads its own connector's; a plan made
+ahead knows those that had arrived when the iteration before it started.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from sim.engine.tiers.loaded import Brought
 from sim.engine.time.clock import TICK_BITS
 
 ASK: Final = 0
-"""A request wants room for the KV of its prompt."""
+"""A request asks for blocks for its prompt's KV."""
 LAND: Final = 1
-"""The KV of one that has room is there."""
+"""KV has arrived for one that has blocks."""
 DROP: Final = 2
-"""One that asked or has room will not come."""
+"""A request that asked or has blocks is not served here."""
 COLLECT: Final = 3
-"""KV that was lent has arrived; its blocks may go."""
+"""Lent KV has arrived; its blocks may be freed."""
 
 
 class Elsewhere(Protocol):
-    """What it tells the cluster."""
+    """The cluster's methods."""
 
     def prefilled(self, id_: int, end_ns: int, /) -> None: ...
 
@@ -78,47 +78,47 @@ class Exchange:
         self._recorder = recorder
         self._alone = alone
         self.joined_ns: array[int] | None = None
-        """Of each request, when it was admitted with its KV."""
+        """Each request's admission with its KV (ns)."""
         self.hands_over = part.role == "prefill"
         self.drops_token = self.hands_over and part.drops_token
         """Prompts that are done emit nothing here: the machine that decodes computes their last token again."""
         self._gives_token = part.gives_token
         self.headroom_tokens = part.headroom_tokens
         self.mail: deque[tuple[int, int, int, int]] = deque()
-        """When it came, what it is, of which request, and tokens that have come with it; for who asks for room, the number of its
-        leg."""
+        """Messages: time, kind, request, and tokens that arrived with it; a request for blocks has the number of its leg
+        instead."""
         self.n_unread = 0
-        """Number of requests that ask for room and have not been read."""
+        """Unread requests for blocks."""
         self.asked: deque[int] = deque()
         self._legs: dict[int, int] = {}
-        """Of those who ask, the numbers of their legs: a request that comes again has another."""
+        """Leg numbers of requests that ask for blocks: a request that returns has another."""
         self.kept: dict[int, int] = {}
-        """KV blocks of those whose KV is on its way."""
+        """KV blocks of requests whose KV is on its way."""
         self.landed: dict[int, int] = {}
-        """The same of those who wait in the queue with all of it, ahead of all others."""
+        """KV blocks of requests that wait in the queue with all their KV, ahead of all others."""
         self.lent: dict[int, int] = {}
         self._lent_tokens: dict[int, int] = {}
         self.promised = 0
-        """What `Promises` counts of those who have landed, where the scheduler reserves."""
+        """Blocks that `Promises` counts for landed requests, where the scheduler reserves."""
 
     @property
     def coming(self) -> int:
-        """Requests on their way here, of whom it has been read."""
+        """Requests on their way here whose messages have been read."""
         return len(self.asked) + len(self.kept)
 
     @property
     def holds(self) -> bool:
-        """Whether blocks are held here for somebody who neither waits nor runs here, and will be given back or used."""
+        """Whether blocks are held for a request that neither waits nor runs here, and will be given back or used."""
         return bool(self.lent or self.kept)
 
     def tell(self, now_ns: int, what: int, id_: int, tokens: int) -> None:
-        """News comes."""
+        """Add a message."""
         self.sequences.version.hear(now_ns)
         self.mail.append((now_ns, what, id_, tokens))
         self.n_unread += what == ASK
 
     def read(self, lane: Lane, ticks: int) -> None:
-        """Read the news that the coming plan knows, and give room to those who ask for it, first come, first served."""
+        """Read the messages that the coming plan knows, and give blocks to requests that ask for them, first come, first served."""
         ahead = self.sequences.ahead
         mail, known_ns = self.mail, ALWAYS_NS if ahead is None else ahead.seen_ns
         new: list[int] = []
@@ -183,7 +183,7 @@ class Exchange:
         if sequences.kv.caches:
             sequences.kv.loaded(id_, tokens)
         seq = sequences.state.waiting_seq(id_, cached_tokens=tokens)._replace(kept_blocks=blocks)
-        # Ahead of those without KV, or one whose blocks are not to be had would keep back others whose blocks are here.
+        # Ahead of requests without KV: one whose blocks are not free would keep back others whose blocks are here.
         sequences.queue.insert(n_with_blocks(sequences), seq)
         self.landed[id_] = blocks
         self.promised += sequences.promises.counted(id_)
@@ -217,10 +217,10 @@ class Exchange:
         self.sequences.kv.release(id_, blocks, tokens)
 
     def surrender(self) -> bool:
-        """Who landed last gives up its room, and is computed here from the beginning; whether anybody could.
+        """Return the last landed request to be computed here from the beginning; False where there is none.
 
-        For a machine on which nothing runs and nobody can be admitted, all memory being kept for those who wait with their KV: each
-        lacks a block for its next token.
+        A machine needs it on which no sequence runs or can be admitted, as all blocks are kept for waiting requests with their KV:
+        each lacks a block for its next token.
         """
         if not self.landed:
             return False
@@ -251,7 +251,7 @@ class Exchange:
                     self._recorder.resumed_gaps_ns.append(end_ns - state.token_ns[id_])
                 state.token_ns[id_] = end_ns
         if sequences.ahead is not None:
-            # It is known to end with this token, so that the coming plan knows no step of it; its seat is not free yet.
+            # It is known to end with this token, so that the coming plan has no step of it; its seat is not free yet.
             lane.leaving[id_] = Ended(cached, 0, 0, False, 0, 0)
         else:
             del lane.admitted[id_]
@@ -272,15 +272,15 @@ class Exchange:
         sequences.kv.release(id_, self.lent.pop(id_), self._lent_tokens.pop(id_))
 
     def landing(self) -> dict[int, int]:
-        """Those whose KV is here, which has not been read yet: how many tokens of it."""
+        """Tokens of arrived KV that has not been read yet, by request."""
         return {id_: tokens for _, what, id_, tokens in self.mail if what == LAND}
 
     def told_to_go(self) -> set[int]:
-        """Those of whom something is held here only because the news has not been read that it need not be."""
+        """Requests that hold blocks here only because the message that frees them has not been read."""
         return {id_ for _, what, id_, _ in self.mail if what in (DROP, COLLECT)}
 
     def hand_back(self) -> list[int]:
-        """Forget all; those who had asked or were on their way here, and had not ended."""
+        """Forget all; return unfinished requests that had asked or were on their way here."""
         ids = [*self.asked, *self.kept]
         for each in (self.asked, self._legs, self.kept, self.landed, self.lent, self._lent_tokens, self.mail):
             each.clear()
@@ -289,7 +289,7 @@ class Exchange:
 
 
 def n_with_blocks(sequences: Own) -> int:
-    """Those at the head of the queue who hold their blocks already."""
+    """Number of sequences at the head of the queue that hold their blocks already."""
     n = 0
     for seq in sequences.queue:
         if not (seq.kept_blocks or seq.id in sequences.brought.at_hand):

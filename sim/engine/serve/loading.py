@@ -1,7 +1,7 @@
-"""Sequences whose KV is on its way from a tier, or has come and waits with them for their turn.
+"""Sequences whose KV is on its way from a tier, or has arrived and waits with them to be admitted.
 
-A plan that admits a sequence of which a tier has more than the device starts its load, and is asked for again without it: it takes
-the blocks that the KV needs, no seat and none of the batch's tokens. When its KV has come it stands at the head of the queue, with
+A plan that admits a sequence of which a tier has more than the device starts its load, and is made again without it: the sequence
+takes the blocks that the KV needs, no seat and none of the batch's tokens. Once loaded it stands at the head of the queue, with
 fewer tokens to compute, until a plan admits it.
 """
 
@@ -17,10 +17,10 @@ from sim.engine.tiers.stores import Store
 from sim.engine.tiers.tiers import Segment, Tiers
 
 _TRIES = 2
-"""Loads in vain after which a sequence is computed, and one that was moved when it gave way is loaded alone: those that are loaded
-could else drive each other out for ever."""
+"""Loads in vain after which a sequence is computed, and one that was swapped out is loaded alone: loading sequences could else
+evict each other for ever."""
 _TRIES_ALONE = 4
-"""Loads in vain after which one that was moved is computed, too: its scheduler may want another one first whenever it has come."""
+"""Loads in vain after which a swapped sequence is computed, too: its scheduler may prefer another one after every load."""
 
 
 class Load(NamedTuple):
@@ -29,33 +29,33 @@ class Load(NamedTuple):
     ends_ns: int
     order: int
     blocks: int
-    """Of the device, that its sequence holds."""
+    """Device blocks that its sequence holds."""
     tokens: int
-    """Whose KV it will have then."""
+    """Tokens in KV after the load."""
     preempted: bool
     on_device: int
-    """Tokens of these that were found on the device ..."""
+    """Tokens of these found on the device."""
     by_tier: tuple[tuple[int, int], ...]
-    """... and in tiers: (tier, tokens)."""
+    """Tokens of these in tiers: (tier, tokens)."""
     moved: bool
-    """Whether it comes back from where it was moved when it gave way."""
+    """Whether it was swapped out when it was preempted."""
     sources: tuple[Store, ...] = ()
-    """Where it comes from."""
+    """Stores that it is read from."""
     broken: bool = False
-    """One of these is gone: nothing will come."""
+    """A source is gone: the load fails."""
 
 
 class Loading:
     """A tenant's loads."""
 
     def __init__(self, sequences: Sequences, tiers: Tiers, *, swaps: bool) -> None:
-        """*swaps*: sequences that give way are moved to host memory."""
+        """*swaps*: preempted sequences are moved to host memory."""
         self._sequences = sequences
         self.tiers = tiers
         self.in_flight: dict[int, Load] = {}
         self._n = 0
         self._gave_back: dict[int, int] = {}
-        """How often the KV of a sequence came and had to go before it was admitted."""
+        """Number of times a sequence's loaded KV was freed before it was admitted."""
         self.rings_at: Callable[[int], None] = _nobody
         """Has the machine look again at an instant; set by it."""
         sequences.brought.kinds = tuple(spec.kind for spec in tiers.specs)
@@ -82,11 +82,11 @@ class Loading:
         return on_device, self.tiers.segments(seq.id, on_device, (seq.tokens - 1) // kv.block_tokens)
 
     def wanted(self, run: Sequence[tuple[int, int]]) -> bool:
-        """Whether a tier has something of one whom *run* admits."""
+        """Whether a tier has KV of a request that *run* admits."""
         return len(self.before_the_first(run)) < len(run)
 
     def before_the_first(self, run: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        """*run* without the admissions from the first one on of whom a tier has something."""
+        """*run* without the admissions from the first one on of which a tier has KV."""
         kept: list[tuple[int, int]] = []
         waits = False
         for id_, tokens in run:
@@ -97,8 +97,8 @@ class Loading:
         return tuple(kept)
 
     def that_fit(self, run: Sequence[tuple[int, int]], held_back: int) -> tuple[tuple[int, int], ...]:
-        """*run* without the admissions for which those who load leave no memory: some schedulers take a machine on which nobody
-        runs to be empty. *held_back*: free blocks that others are to take."""
+        """*run* without the admissions for which loads in flight leave no memory: some schedulers take a machine without running
+        sequences to be empty. *held_back*: free blocks that others are to take."""
         sequences, kv = self._sequences, self._sequences.kv
         waiting = {seq.id: seq for seq in sequences.queue}
         kept: list[tuple[int, int]] = []
@@ -116,9 +116,10 @@ class Loading:
         return tuple(kept)
 
     def start(self, run: Sequence[tuple[int, int]], held_back: int) -> int:
-        """Start the load of the first of those whom *run* admits of whom a tier has something: 1, or 0 where there is none.
+        """Start the load of the first request that *run* admits of which a tier has KV: 1, or 0 where there is none.
 
-        -1 where memory is short, so that it and those behind it have to wait. *held_back*: free blocks that others are to take."""
+        -1 where memory is short, so that it and those behind it have to wait. *held_back*: free blocks that others are to take.
+        """
         sequences, kv = self._sequences, self._sequences.kv
         for id_, tokens in run:
             seq = self._wants(id_, tokens)
@@ -173,7 +174,7 @@ class Loading:
     # Ending.
 
     def land(self, known_ns: int) -> bool:
-        """Those whose KV had come by *known_ns* stand at the head of the queue, the first to come first; whether there were any."""
+        """Put sequences loaded by *known_ns* at the head of the queue, the earliest first; return whether there were any."""
         if not self.in_flight:
             return False
         now_ns = min(known_ns, self.tiers.now_ns)
@@ -183,7 +184,7 @@ class Loading:
         return bool(due)
 
     def next_ns(self) -> int:
-        """When the next load ends."""
+        """The end of the next load (ns)."""
         return min((load.ends_ns for load in self.in_flight.values()), default=ALWAYS_NS)
 
     def _land(self, id_: int) -> None:
@@ -205,8 +206,7 @@ class Loading:
         sequences.state.load_ended(id_, load.ends_ns)
 
     def let_go_of(self, id_: int) -> None:
-        """A sequence whose KV has come and that has not been admitted gives its blocks back, and is loaded again, or computed after
-        `_TRIES` times."""
+        """Free the blocks of a loaded sequence that has not been admitted; it is loaded again, or computed after `_TRIES` times."""
         sequences = self._sequences
         self._gave_back[id_] = self._gave_back.get(id_, 0) + 1
         seq = next(seq for seq in sequences.queue if seq.id == id_)
@@ -217,8 +217,8 @@ class Loading:
         sequences.version.changes += 1
 
     def make_room(self, blocks: int) -> bool:
-        """Have those who wait with their KV give it back, the last of the queue first, until *blocks* blocks are free; whether any
-        did."""
+        """Free the blocks of loaded sequences that wait, the last of the queue first, until *blocks* blocks are free; return
+        whether any did."""
         sequences = self._sequences
         did = False
         while sequences.brought.at_hand and sequences.kv.free < blocks:
@@ -227,10 +227,10 @@ class Loading:
             did = True
         return did
 
-    # Giving way.
+    # Swapping out.
 
     def _move_out(self, id_: int, tokens: int) -> bool:
-        """A sequence that gives way is moved to host memory, if there is room for it."""
+        """Move a preempted sequence to host memory, if there is room for it."""
         sequences = self._sequences
         if not tokens or self.tiers.move_out_of_the_device(id_, sequences.kv.blocks(tokens)) < 0:
             return False
@@ -238,14 +238,14 @@ class Loading:
         return True
 
     def lose_sources(self, gone: Sequence[Store], now_ns: int) -> None:
-        """Loads from memory that is gone end now, in vain: who waits for one is at the head of the queue with what it had."""
+        """End loads from memory that is gone now, in vain: their sequences are at the head of the queue with what they had."""
         for id_, load in self.in_flight.items():
             if any(source is each for source in load.sources for each in gone):
                 self.in_flight[id_] = load._replace(ends_ns=now_ns, broken=True)
                 self.rings_at(now_ns)
 
     def stop(self, now_ns: int) -> dict[int, int]:
-        """The machine stops, and all loads with it: of those that had given way and been moved, the tokens whose KV is gone."""
+        """Stop all loads with the machine; return, by swapped-out sequence, the tokens whose KV is gone."""
         state = self._sequences.state
         for id_ in self.in_flight:
             state.load_ended(id_, now_ns)
@@ -253,7 +253,7 @@ class Loading:
         return dict(self._sequences.brought.moved)
 
     def reset(self) -> list[int]:
-        """Nothing is on its way; who waited for it."""
+        """Drop all loads; return their requests."""
         ids = list(self.in_flight)
         self.in_flight.clear()
         return ids

@@ -24,7 +24,7 @@ class Planner:
         self, spec: ReplicaSpec, sequences: Sequences, loading: Loading | None, *, alone: bool, is_rank: bool
     ) -> None:
         self._scheduler = spec.scheduler
-        # object: the answer of a policy that somebody else wrote is looked at before it is believed.
+        # object: the answer of a policy from elsewhere is checked first.
         self._plan: Callable[[ReplicaView], object] = plan_of(spec.scheduler)
         self._sequences = sequences
         self._kv = sequences.kv
@@ -40,11 +40,11 @@ class Planner:
         self._shows_more = self._ahead is not None or is_rank or reserves(spec.scheduler)
         apart = self._exchange is not None or self._ahead is not None or loading is not None
         self._is_plain = not (apart or sequences.kv.caches)
-        """Nothing happens that a plan does not know or say."""
+        """A plan knows or causes all that happens."""
         shown = sequences.finding.described if sequences.finding.described_to_it else None
         self.queue_view = QueueView(sequences.queue, shown)
         self.prompts_wait = False
-        """No prompt is shown to the scheduler, whoever waits: the ranks of a machine start prompts together."""
+        """No prompt is shown to the scheduler: the ranks of a machine start prompts together."""
 
     def show(self, lane: Lane, ticks: int) -> bool:
         """Bring the view of *lane* up to date; False where there is nothing to plan."""
@@ -76,16 +76,16 @@ class Planner:
         return True
 
     def _is_leaving(self, lane: Lane) -> bool:
-        """Whether sequences that have ended keep their seats in an otherwise empty lane until a plan knows that they have."""
+        """Whether sequences that have ended keep their seats in an otherwise empty lane until a plan knows it."""
         if lane.leaving and self._sequences.hands_over:
-            # They are known to take no step, so that no plan is needed to say so.
+            # They are known to take no step, so that no plan is needed for it.
             lane.forget_the_leaving()
         return bool(lane.leaving)
 
     def _show_more(self, lane: Lane) -> None:
-        """Show what some schedulers alone are shown, and hide what the coming plan does not know."""
+        """Show what only some schedulers see, and hide what the coming plan does not know."""
         view, exchange = lane.view, self._exchange
-        # Those whose KV has come from another machine are still to be admitted.
+        # Sequences whose KV has come from another machine are still to be admitted.
         landed = 0 if exchange is None else exchange.promised
         view.promised_blocks = self._sequences.promises.blocks - landed
         if self._ahead is not None:
@@ -120,19 +120,19 @@ class Planner:
         return PolicyError(f"{self._scheduler!r} answered {answer!r}; expected a policies.view.Plan")
 
     def _may_hold(self, lane: Lane, plan: Plan) -> bool:
-        """Whether the scheduler would say the same again if nothing happened: where it may not, it is asked each iteration.
+        """Whether the scheduler would plan the same again if nothing happened: where it may not, it is asked each iteration.
 
-        A plan does not hold that did not know of something, nor one that would see something else after every iteration. Whatever
-        happens later ends it by the version that it was made for.
+        A plan does not hold that did not know of something, nor one that would see something else after every iteration. Any later
+        event ends it by the version that it was made for.
         """
         kv, exchange, ahead = self._kv, self._exchange, self._ahead
         asked = exchange is not None and bool(exchange.asked)
         waits = asked or bool(self._queue)
         if self._writes_evicted or (asked and plan.preempt) or self._sequences.given_up:
-            # Clients that have gone are let go with the next plan where their requests have only just come.
+            # Requests of clients that have gone leave with the next plan where they have only just arrived.
             return False
         if waits and (self._shares_cache or kv.writes):
-            # Those who wait find more with each step that emits what is named, and less with each that evicts.
+            # Waiting requests find more after each step that emits named content, and less after each that evicts.
             return False
         if ahead is None:
             return True
@@ -151,7 +151,7 @@ class Planner:
     # Loads from tiers.
 
     def _with_loads(self, loading: Loading, lane: Lane, plan: Plan) -> Plan:
-        """Start the loads of those whom *plan* admits, and return what is planned without them."""
+        """Start the loads of requests that *plan* admits, and return what is planned without them."""
         view, kv, sequences = lane.view, self._kv, self._sequences
         while plan.run:
             held_back = sequences.growth_of(lane) + self._growth_of_chunks(lane, plan)
@@ -199,7 +199,8 @@ class Planner:
         return True
 
     def takes_memory_back(self, lane: Lane, until_ns: int, now_ns: int) -> bool:
-        """Have the last of those give its blocks back who wait with loaded KV and hold memory from each other; whether one did.
+        """Have the last waiting sequence with loaded KV give its blocks back where such sequences block each other; whether one
+        did.
 
         *until_ns*: the instant that the empty plan waits for, if any.
         """

@@ -1,6 +1,6 @@
-"""Where each request of a tenant is, and every move between: queued, admitted, joined, paused, preempted, ended.
+"""The state of each request of a tenant, and every move between: queued, admitted, joined, paused, preempted, ended.
 
-Moves keep the books: KV blocks, what a request has emitted, how many are admitted. Who moves, and when, others decide.
+Moves keep the books: KV blocks, emitted tokens, admitted sequences. The plan decides which sequences move, and when.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from sim.engine.time.errors import PolicyError
 
 
 class Outside(Protocol):
-    """What a machine tells the cluster."""
+    """The cluster, as a machine calls it."""
 
     def finished(self, id_: int, now_ns: int, /) -> None: ...
 
     def rejected(self, id_: int, reason: str, /) -> None: ...
 
     def prefilled(self, id_: int, end_ns: int, /) -> None:
-        """A prompt is done that is decoded elsewhere."""
+        """A prompt is computed that is decoded elsewhere."""
         ...
 
     def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int, /) -> None:
-        """There is room for KV that was computed elsewhere, of which *found_tokens* tokens are cached here; *leg*: for what."""
+        """Blocks are free for KV that was computed elsewhere, *found_tokens* tokens of which are cached here; *leg*: for what."""
         ...
 
     def no_room(self, id_: int, now_ns: int, leg: int, /) -> None:
-        """A request that asked for room has to wait for it."""
+        """A request that asked for blocks has to wait for them."""
         ...
 
 
@@ -60,7 +60,7 @@ _new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
 _MOST_IN_VAIN = 10_000
-"""Preemptions without a token after which a run is said not to end. vLLM 0.32.0 has no such bound, and goes on for ever."""
+"""Preemptions without a token after which a run is said not to end. vLLM 0.32.0 has no such bound."""
 
 
 class Sequences:
@@ -72,17 +72,17 @@ class Sequences:
     ) -> None:  # fmt: skip
         """*part*: what the machine has to do with handing over; None: nothing."""
         self.queue: deque[WaitingSeq] = deque()
-        # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only go on if another gives
-        # way, and a scheduler sees its own alone.
+        # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only continue if another is
+        # preempted, and a scheduler sees its own alone.
         self.kv = pool_of(spec, state, by_chunk=alone and takes_by_chunk(spec.scheduler))
         self.state = state
         self.n_admitted = 0
         self.version = Version()
         """Counts what may change a plan, in whichever lane."""
         self.n_computed = 0
-        """Of those that wait: with nothing to compute before they decode."""
+        """Waiting sequences with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
-        """Requests whose clients have gone, and when; they leave when it is known to whoever plans."""
+        """Requests whose clients have gone, and when; they are aborted when the plan knows it."""
         self.brought = Brought(self.kv, state)
         self._in_vain = 0
         """Preemptions since a token was emitted."""
@@ -92,10 +92,10 @@ class Sequences:
         self.scheduler = spec.scheduler
         self._preempted_last = preempted_last(spec.scheduler)
         self.max_model_len = spec.max_model_len
-        # KV slots beyond a request's tokens: those of drafted ones, twice where a round is planned before the last is known.
+        # KV slots beyond a request's tokens: for drafted ones, twice where a round is planned before the last is known.
         drafted = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
         self.came_ns: deque[int] | None = deque() if alone and plans_ahead(spec.scheduler) else None
-        """When requests came to the queue that the latest plan may not know of; None where nobody asks."""
+        """Arrivals in the queue that the latest plan may not know of (ns); None where they are not needed."""
         self.ahead = None if self.came_ns is None else Ahead(self.came_ns)
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
@@ -104,7 +104,7 @@ class Sequences:
         self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
-        """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
+        """Queue a request at *now_ns*; KV of its first *kv_tokens* tokens is at hand."""
         if self.came_ns is not None:
             self.came_ns.append(now_ns)
         seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)
@@ -113,7 +113,7 @@ class Sequences:
         self.version.arrive(now_ns)
 
     def note_arrivals(self) -> None:
-        """Keep when requests came, for `sim.engine.machine.loads.left_waiting`."""
+        """Keep arrival times for `sim.engine.machine.loads.left_waiting`."""
         if self.came_ns is None:
             self.came_ns = deque()
 
@@ -124,7 +124,7 @@ class Sequences:
 
     @property
     def n_waiting(self) -> int:
-        """Requests in the queue, and those on their way to it from another machine, whether that has been read or not."""
+        """Requests in the queue, and on their way to it from another machine, whether their messages have been read or not."""
         exchange = self.exchange
         return len(self.queue) + (0 if exchange is None else exchange.coming + exchange.n_unread)
 
@@ -149,7 +149,7 @@ class Sequences:
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or has been admitted, or wants room, or there is news to read."""
+        """Whether any request waits, is admitted or asks for blocks, or there are messages to read."""
         exchange = self.exchange
         return (
             self.n_admitted > 0 or bool(self.queue) or (exchange is not None and bool(exchange.mail or exchange.asked))
@@ -190,18 +190,17 @@ class Sequences:
         return max(0, self.kv.held(paused.cached + lane.decoding.query_tokens) - paused.blocks)
 
     def refusal(self, id_: int) -> str | None:
-        """Why a request can never be served here; None where it can."""
+        """The reason a request can never be served here; None if it can."""
         state = self.state
         carried = 0 if state.carried is None else state.carried[id_]
         return self.never_fits(state.prompt[id_], state.output[id_], carried)
 
     def never_fits(self, prompt: int, output: int, carried: int = 0) -> str | None:
-        """Why a request of so many tokens, *carried* of which it has emitted elsewhere, can never be served here; None where it
-        can."""
+        """The reason a request of so many tokens, *carried* of which were emitted elsewhere, can never be served here, if any."""
         limit = self.max_model_len
         handed = 0
         if self.hands_over:
-            # It is asked for one token, whatever the client wants.
+            # One token is asked of it, whatever the client requested.
             output = min(output, 1)
             handed = carried
         if limit is not None and prompt + handed + output > limit:
@@ -237,7 +236,7 @@ class Sequences:
             self._outside.rejected(id_, reason)
 
     def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
-        """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
+        """Bring the decoding set in line with the plan: pause sequences that it leaves out, resume those it names again."""
         decoding, paused = lane.decoding, lane.paused
         wanted = set(paused) | set(decoding) if decode is True else set(decode)
         unknown = [id_ for id_ in wanted if id_ not in decoding and id_ not in paused]
@@ -312,9 +311,9 @@ class Sequences:
         if self.brought.moves_out is None or not self.brought.moves_out(id_, cached):
             state.recomputed[id_] += cached
         seq = state.waiting_seq(id_, preempted=True)
-        # At the end: ahead of those who came after the plan was made.
+        # At the end, ahead of requests that arrived after the plan was made.
         unknown = 0 if self.ahead is None else self.ahead.n_unknown
-        # Behind those whose blocks are here already, which would have to wait for it otherwise.
+        # Behind requests whose blocks are here already, which would have to wait for it otherwise.
         first = 0 if self.exchange is None else n_with_blocks(self)
         self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else first, seq)
 
@@ -345,7 +344,7 @@ class Sequences:
         return self.finding.find(seq, tokens) if self.kv.caches else seq
 
     def join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
-        """Admit those of *run* that have nothing to compute; what is left of *run*."""
+        """Admit the sequences of *run* that have nothing to compute; return the rest."""
         for id_, tokens in run:
             if tokens:
                 continue
@@ -437,7 +436,7 @@ class Sequences:
             return
         promised = self.promises.end(id_)
         if self.ahead is not None:
-            # One token at least comes of every iteration: who has that many to go to its limit is known to end.
+            # Each iteration emits one token at least: a sequence that has so few to go is known to end.
             sure = self.state.max_tokens[id_] - self.state.output[id_] + emitted_last <= 1
             growth = max(self.kv.held(slots_before + lane.decoding.query_tokens) - blocks, 0)
             lane.leaving[id_] = Ended(cached, blocks, growth, not sure, promised, emitted_last)
@@ -452,8 +451,7 @@ class Sequences:
 
 
 def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
-    """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
-    that waited."""
+    """Free all blocks and return the requests, lane by lane, running ones before waiting ones."""
     ids: list[int] = []
     given_back: dict[int, int] = {}
     for lane in lanes:
@@ -492,16 +490,16 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
 
 
 def _take_what_lacks(sequences: Sequences, seq: WaitingSeq, ticks: int) -> None:
-    """The blocks of one that decodes from where it is, beside those that it holds."""
+    """Take the blocks that a sequence lacks to decode from where it is."""
     kv = sequences.kv
     lacks = kv.held(seq.cached_tokens) - (seq.kept_blocks or kv.found(seq.id))
-    # Room may have been taken for a token more than has come, which its first step computes.
+    # A block may be held for a token more than has arrived, which its first step computes.
     kv.give(max(-lacks, 0))
     sequences.take(max(lacks, 0), ticks)
 
 
 def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Sequence[tuple[int, int]]) -> None:
-    """Of those who wait some are refused, and others allowed no more than so many output tokens from now on."""
+    """Reject some waiting requests, and limit others to so many output tokens from now on."""
     if reject:
         sequences.reject(reject)
     for id_, tokens in shorten:
@@ -516,7 +514,7 @@ def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Seq
 def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
     """The blocks of so many decode steps, of which *taken* have been taken."""
     if kv.caches_late:
-        # What the last of them evicts depends on what there was before it.
+        # The eviction of the last depends on what there was before it.
         before = decoding.blocks_for(rounds - 1)
         kv.take(before - taken)
         kv.before_decodes(decoding.n)
@@ -529,7 +527,7 @@ def _last_token_ns(lane: Lane, departure: Departure) -> int:
 
 
 def let_go(sequences: Sequences, lane: Lane) -> None:
-    """Those in the queue or in *lane* leave whose clients are known to have gone."""
+    """Abort the requests in the queue or in *lane* whose clients are known to have gone."""
     state = sequences.state
     known_ns = ALWAYS_NS if sequences.ahead is None else sequences.ahead.seen_ns
     for id_ in [id_ for id_, at_ns in sequences.given_up.items() if at_ns <= known_ns]:
@@ -562,8 +560,8 @@ def give_way_in_turn(
     run: tuple[tuple[int, int], ...],
     preempt: tuple[int, ...],
 ) -> None:
-    """Preempt as vLLM does, which matters to what is evicted: those who run take their blocks in order of admission, and
-    whoever lacks some has the next of *preempt* give way. One that gives way later may have taken its own before."""
+    """Preempt as vLLM does, which matters to what is evicted: running sequences take their blocks in order of admission, and one
+    that lacks some preempts the next of *preempt*. One preempted later may have taken its own before."""
     kv, decoding = sequences.kv, lane.decoding
     chunks, gone, taken = dict(run), set[int](), dict[int, int]()
     left = list(preempt)
@@ -578,7 +576,7 @@ def give_way_in_turn(
             ended = lane.leaving[id_]
             blocks = ended.growth_blocks if ended.steps_on and (decode is True or id_ in steps) else 0
         elif id_ in lane.paused:
-            # It takes what it needs when it goes on.
+            # It takes blocks when it resumes.
             blocks = 0
         else:
             blocks = decoding.growth_of(id_) if decode is True or id_ in steps else 0

@@ -1,7 +1,7 @@
 """One model on a machine: its queue, its scheduler, its sequences, its KV memory and its prices.
 
-A tenant has one *lane* for each micro-batch that may be in flight. When a lane may plan, the machine says; `Tenant.begin` is what
-happens then: hear what has come, show the lane to the scheduler, ask it, carry its plan out, start the iteration.
+A tenant has one *lane* for each micro-batch that may be in flight. The machine decides when a lane may plan; `Tenant.begin` then
+reads what has arrived, shows the lane to the scheduler, carries its plan out and starts the iteration.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InCommon(NamedTuple):
     prices: dict[int, Prices]
     """Prices of iterations, worked out once for all replicas that one `ReplicaSpec` describes, by its identity."""
     stores: SharedStores | None = None
-    """KV that machines read of each other; None without tiers."""
+    """KV that machines share; None without tiers."""
     spill: Spill | None = None
     """Takes the records of iterations that are more than memory should hold."""
 
@@ -69,9 +69,8 @@ class Tenant:
         self, common: InCommon, number: int, spec: ReplicaSpec, stages: Stages, *,
         alone: bool, machine: int, prices: Prices | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*number*: of the run's tenants; *alone*: no pipeline and no other tenant, so that decodes may be held; *prices*: of a
-        rank, whose steps its machine takes together with others, and ends (`launch`); *part*: what the machine has to do with
-        handing over."""
+        """*number*: of the run's tenants; *alone*: no pipeline and no other tenant, so that decodes may be held; *prices*: for a
+        rank, whose steps its machine starts together with others, and ends (`launch`); *part*: the machine's part in hand-over."""
         state = common.state
         is_rank = prices is not None
         self.number = number
@@ -94,7 +93,7 @@ class Tenant:
         self._finding = sequences.finding
         self._late = sequences.kv.caches_late
         self._frees_at_the_end = sequences.kv.caches and sequences.ahead is None
-        """Sequences that have ended give their blocks back at once, and not when a plan knows it."""
+        """Sequences that have ended free their blocks at once, and not when a plan knows it."""
         self.loading: Loading | None = None
         if spec.tiers and (sequences.kv.caches or spec.swaps):
             self.loading = self._loading_of(machine, common.stores or SharedStores(peers=False))
@@ -156,7 +155,7 @@ class Tenant:
     # Planning.
 
     def begin(self, lane: Lane, ticks: int) -> int:
-        """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING.
+        """Ask the scheduler at *ticks* and start what it plans; return the tick at which that ends, or NOTHING.
 
         For a rank the tick is not known yet: any other answer than NOTHING means that an iteration is prepared, and the machine
         launches it.
@@ -187,8 +186,8 @@ class Tenant:
         return held.holds(self._version, ticks >> TICK_BITS) and lane.decoding.growth_blocks <= self._kv.free
 
     def _asks_again(self, lane: Lane, plan: Plan, ticks: int, *, changed: bool) -> bool:
-        """Whether a plan that starts nothing was made ahead, has *changed* what the next one sees, or leaves memory to those who
-        hold it from each other, one of whom gives it back."""
+        """Whether a plan that starts nothing was made ahead, has *changed* what the next one sees, or leaves sequences that block
+        each other's memory, one of which gives it back."""
         planner = self.planner
         if planner.knows_more_now(lane) or changed:
             return True
@@ -197,12 +196,12 @@ class Tenant:
     def _go_on(self, lane: Lane, held: HeldPlan, ticks: int) -> int:
         """Carry a held plan out for one iteration more."""
         held.left -= 1
-        # Routers that poll are told of it as of a plan that is made now.
+        # Routers that poll see it as a plan that is made now.
         lane.view.now_ns = ticks >> TICK_BITS
         return self.iterations.start(lane, NO_PROMPTS, lane.decoding.n, lane.decoding.growth_blocks, ticks)
 
     def _carry_out(self, lane: Lane, plan: Plan, ticks: int) -> int:
-        """Refuse, preempt and pause those whom *plan* names, and start what it plans: the tick at which that ends, or NOTHING."""
+        """Reject, preempt and pause as *plan* says, and start what it plans; return the tick at which that ends, or NOTHING."""
         sequences, iterations = self.sequences, self.iterations
         decode, run = plan.decode, plan.run
         wasted = None
@@ -220,7 +219,7 @@ class Tenant:
         if run:
             return iterations.start(lane, run, n, growth, ticks)
         if not n:
-            # What it has changed the next plan sees.
+            # The next plan sees its changes.
             return ASK_AGAIN if plan.preempt or plan.reject or plan.run else NOTHING
         if not self._steps_singly:
             return iterations.start_span(lane, plan, growth, ticks)
@@ -236,7 +235,7 @@ class Tenant:
         lane.forget_the_leaving()
 
     def _move(self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...], ticks: int) -> tuple[tuple[int, int], ...]:
-        """Preempt, join and pause those whom *plan* names; what is left of its prompts."""
+        """Preempt, join and pause as *plan* says; return what is left of its prompts."""
         sequences, decoding, run = self.sequences, lane.decoding, plan.run
         if plan.preempt:
             self._give_way(lane, plan, decode)
@@ -248,13 +247,13 @@ class Tenant:
         return run
 
     def _give_way(self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...]) -> None:
-        """Preempt those whom *plan* names."""
+        """Preempt the sequences that *plan* names."""
         sequences, kv = self.sequences, self._kv
         if kv.caches and self._finding.in_turn:
             give_way_in_turn(sequences, lane, decode, plan.run + plan.undone, plan.preempt)
             return
         if self._late:
-            # Before anybody gives way, what nobody holds does.
+            # Cached blocks are evicted before any sequence is preempted.
             kv.make_room(sequences.growth_of(lane))
         kept = lane.decoding.n + len(lane.paused) + len(lane.leaving)
         for id_ in plan.preempt:
@@ -262,11 +261,11 @@ class Tenant:
             kept -= 1
             kv.gave_way(kept)
 
-    # Hearing what has come.
+    # Reading what has arrived.
 
     def _what_it_hears(self) -> tuple[Callable[[Lane, int], None], ...]:
-        """The steps before a plan that this tenant needs, in order; none for one without a cache, tiers, other machines and clients
-        that go."""
+        """The steps before a plan that this tenant needs, in order; none without a cache, tiers, other machines and aborted
+        requests."""
         sequences, steps = self.sequences, list[Callable[[Lane, int], None]]()
         if self.loading is not None:
             steps.append(self._land_loads)
@@ -281,7 +280,7 @@ class Tenant:
         return tuple(steps)
 
     def _hear(self, lane: Lane, ticks: int) -> None:
-        """Take in what has come since the last plan, as far as the coming one knows it."""
+        """Take in what has arrived since the last plan, as far as the coming one knows it."""
         for step in self._hears:
             step(lane, ticks)
 
@@ -357,7 +356,7 @@ class Tenant:
         n = 0 if lane.span is None else lane.span.n
         self.commit(lane, done, end_ticks)
         if 0 < done < n:
-            # The step in flight had taken its blocks, and what gave way to them is gone.
+            # The step in flight had taken its blocks, and what was evicted for them is gone.
             take_for_rounds(self._kv, lane.decoding, 1, 0)
 
     def drop_in_flight(self) -> None:
@@ -392,7 +391,7 @@ class Tenant:
         return Loading(self.sequences, tiers, swaps=spec.swaps)
 
     def _prompt_ns(self, tokens: int, cached: int) -> int:
-        """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
+        """Time of an iteration (ns) that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
         window = self.iterations.window
         pairs = tokens * cached + tokens * (tokens + 1) // 2
         within = 0 if window is None else pairs_within(cached, tokens, window)
@@ -400,7 +399,7 @@ class Tenant:
         return sum(self.iterations.prices.stages(totals, 0)[0]) >> TICK_BITS
 
     def ring_when_loaded(self, clock: Clock, callback: Callable[[Tenant], None]) -> None:
-        """Have *callback* called whenever KV that was asked for comes from a tier."""
+        """Have *callback* called whenever a load from a tier ends."""
         if self.loading is not None:
             self.loading.rings_at = partial(self._ring_at, clock, callback)
 
@@ -418,11 +417,11 @@ class Tenant:
         return self.n_loading > 0 or self.sequences.awaits()
 
     def gives_room_up(self) -> bool:
-        """Have a sequence give its room up that has landed with its KV and cannot be admitted; see `Exchange.surrender`."""
+        """Call `Exchange.surrender` where a landed sequence cannot be admitted; return whether one gave its blocks up."""
         exchange = self.sequences.exchange
         return exchange is not None and exchange.surrender()
 
-    # What it leaves behind.
+    # Results.
 
     def columns(self) -> ReplicaColumns:
         """The records of the run."""

@@ -1,4 +1,4 @@
-"""Replays a workload: arrivals, the router, the machines, and the columns that they leave."""
+"""Replays a workload: arrivals, the router, the machines, and their columns."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _ROUTING_STREAM = 0x726F7574
 """Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
 
 _NEW_OBJECTS = 50_000
-"""Between two looks for cycles."""
+"""New objects between two searches for cycles."""
 
 FELT_AFTER_NS = 1
-"""Nothing that one machine does is felt by another sooner."""
+"""No machine feels an event of another one sooner."""
 
 
 def run(
@@ -56,12 +56,12 @@ def run(
 ) -> Columns:
     """Replay the experiment's workload to its end, or to its horizon.
 
-    Records of iterations beyond 64 MB go to a file without a name in the folder *spill_to*, or in that of temporary files.
+    Records of iterations beyond 64 MB are written to a file without a name in the folder *spill_to*, or in that of temporary files.
 
-    With *fast_forward* off every iteration is an event of its own: the same columns, slower. With *check_invariants* the
-    invariants that docs/exactness.md names are checked at every event, slower still; `InvariantError` names the broken one.
-    *followed* makes a context that the run happens in, of a function that counts the requests that have ended: it may be asked
-    from another thread, and costs nothing while nobody asks.
+    With *fast_forward* off every iteration is an event of its own: the same columns, slower. With *check_invariants* the invariants
+    that docs/exactness.md names are checked at every event, slower still; `InvariantError` names the broken one. *followed* makes a
+    context that the run happens in, of a function that counts the requests that have ended: it may be called from another thread,
+    and costs nothing otherwise.
     """
     began = time.perf_counter()
     with _COLLECTIONS.few():
@@ -73,8 +73,8 @@ def run(
 
 
 class _Collections:
-    """How often Python looks for cycles, which belongs to the process: the first of several runs in threads changes it, and
-    the last that ends restores it."""
+    """The rate at which Python looks for cycles, which belongs to the process: the first of several runs in threads changes it, and
+    the last to end restores it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -109,16 +109,16 @@ def _as_array(column: IntArray) -> array[int]:
 
 
 def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
-    """What tiers of several machines share; None where no machine has a tier."""
+    """The stores that machines share; None where no machine has a tier."""
     kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
     return SharedStores(peers="peer" in kinds) if kinds else None
 
 
 def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
-    """Where clients wait for answers: how long each thinks before a request, and when that is due by the trace's own plan.
+    """Think times before requests of clients that wait for answers (ns), and due times by the trace's own plan.
 
-    With a limit on requests in flight whoever may send takes the next of the trace and waits until it is due: a closed loop's
-    clients that have a plan. None where nobody waits, and where there is no plan.
+    With a limit on requests in flight a free client takes the trace's next request and waits until it is due: a closed loop of
+    clients that have a plan. None where no client waits, and where there is no plan.
     """
     workload = experiment.workload
     if isinstance(workload, ClosedLoop):
@@ -151,7 +151,7 @@ def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | N
         _as_array(workload.output_tokens),
         arrival,
         pipelined=pipelined,
-        # Where nothing says what clients allow, it is what they get: the best that a scheduler could be told.
+        # A workload without limits allows each answer its actual length: the best that a scheduler could know.
         max_tokens=None if workload.max_tokens is None else _as_array(workload.max_tokens),
         contents_in=contents_in,
     )
@@ -210,25 +210,25 @@ class Cluster:
         self._followers = None if follows is None else Followers(follows)
 
     def _gates(self) -> tuple[Gate, Handovers | None]:
-        """The router that requests come to, and what is between machines where prefill and decode are apart."""
+        """The router of new requests, and what is between machines where prefill and decode are apart."""
         experiment, spec = self._experiment, self._experiment.handover
         given = experiment.workload, self._state, self._clock
         luck = [experiment.seed, _ROUTING_STREAM]
         if spec is None:
             gate = Gate(experiment.router, self._machines, self._machines, *given, luck, self.rejected)
             return gate, None
-        # Requests come to machines that begin with a prompt; those that decode get theirs from these.
+        # New requests are routed to machines that prefill; those that only decode get theirs from these.
         first, second = (
             [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
             for decodes in (False, True)
         )
         gate = Gate(experiment.router, first, self._machines, *given, luck, self.rejected)
-        # A stream of its own: requests are as lucky at the first router as they are without pools.
+        # A stream of its own: the first router draws the same numbers for requests as without pools.
         beyond = Gate(spec.router, second, self._machines, *given, [*luck, 1], self.rejected)
         return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
 
     def _contents_in(self, block_tokens: int) -> Contents:
-        """What the workload says of contents, in blocks of *block_tokens* tokens."""
+        """Named contents of the workload in blocks of *block_tokens* tokens."""
         found = self._contents.get(block_tokens)
         if found is None:
             trace = self._experiment.workload
@@ -266,10 +266,10 @@ class Cluster:
         return self.columns()
 
     def _check_nobody_is_left(self) -> None:
-        """UnservedError where nothing is left to happen and requests have come that have not ended.
+        """UnservedError where nothing is left to happen and requests have arrived that have not ended.
 
-        Those that wait for a machine that is gone for good are counted by the fleet (`held_to_the_end`); with them wait those that
-        came behind them, to a machine whose memory they hold.
+        The fleet counts requests that wait for a machine that is gone for good (`held_to_the_end`); requests that arrived behind
+        them wait too, at a machine whose memory they hold.
         """
         state, handovers, fleet = self._state, self._handovers, self._fleet
         waiting = set[int]() if fleet is None else set(fleet.in_wait())
@@ -301,14 +301,14 @@ class Cluster:
         )
 
     def _begin(self) -> None:
-        """Send the first requests, and set the clock for those whose arrival is known."""
+        """Send the first requests, and set the clock for known arrivals."""
         workload = self._experiment.workload
         if isinstance(workload, ClosedLoop):
             if workload.start_ns is None:
                 for _ in range(min(workload.concurrency, self._n)):
                     self._send_next(None)
                 return
-            # Who starts late may find that others have sent all there is to send.
+            # A client that starts late may find that others have sent all requests.
             for start_ns in workload.start_ns.tolist():
                 Alarm(self._clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
         elif self._due_ns is not None:
@@ -322,7 +322,7 @@ class Cluster:
         follows = workload.follows
         first = np.arange(self._n) if follows is None else np.flatnonzero(follows.counts == 0)
         if self._front_end.serial_ns and follows is not None:
-            # Requests that follow an answer come to the desk among these, and nobody knows yet when.
+            # Requests that follow an answer enter the front end among these, at times that are not known yet.
             for id_ in first.tolist():
                 self._send(id_, int(workload.arrival_ns[id_]), None)
         else:
@@ -337,7 +337,7 @@ class Cluster:
         self._expect_aborts(workload)
 
     def _expect_aborts(self, workload: Trace) -> None:
-        """Set the clock for the requests that their clients give up."""
+        """Set the clock for the requests that their clients abort."""
         if workload.abort_ns is None or not (workload.abort_ns >= 0).any():
             return
         ids = np.flatnonzero(workload.abort_ns >= 0)
@@ -362,7 +362,7 @@ class Cluster:
         if self._handovers is not None and self._handovers.give_up(id_):
             return
         if number < 0:
-            # It has not come through the front end yet.
+            # It has not passed the front end yet.
             self._state.status[id_] = ABORTED
             return
         next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
@@ -410,7 +410,7 @@ class Cluster:
         self._state.arrival[id_] = sent_ns
         felt_ns = 0 if ended_ns is None else ended_ns + FELT_AFTER_NS
         if self._front_end.serial_ns and sent_ns > self._clock.now_ns:
-            # Who thinks longer comes later to the desk, whoever ended first.
+            # A longer think time means a later place in the front end, whichever request ended first.
             Alarm(self._clock, ARRIVALS, lambda _event: self._admit(id_, sent_ns, felt_ns)).set(sent_ns)
         else:
             self._admit(id_, sent_ns, felt_ns)
@@ -421,7 +421,7 @@ class Cluster:
             self._routing.expect_one(id_, seen_ns)
         Alarm(self._clock, ARRIVALS, lambda _event: self._route(id_)).set(seen_ns)
 
-    # What machines tell.
+    # Calls from machines.
 
     def finished(self, id_: int, now_ns: int) -> None:
         if self._handovers is not None:
@@ -447,7 +447,7 @@ class Cluster:
         self._handovers.no_room(id_, now_ns, leg)
 
     def first_token_elsewhere(self, id_: int, at_ns: int) -> None:
-        """A request has its first token without an iteration of the machine that gives it the others."""
+        """A request has its first token without an iteration of the machine that emits the others."""
 
     def begins_anew(self, id_: int) -> None:
         """The machine of a request has failed, and it emits all of its tokens again."""
@@ -461,7 +461,7 @@ class Cluster:
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
         self.finished(id_, self._clock.now_ns)
 
-    # What the run leaves behind.
+    # Results.
 
     def columns(self) -> Columns:
         """The records of the run."""

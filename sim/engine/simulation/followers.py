@@ -11,7 +11,7 @@ from workloads import Follows
 
 
 class Followers:
-    """Who still waits for how many, and when each may be sent at the earliest."""
+    """Counts, for each request held back, the requests it waits for, and keeps its earliest instant."""
 
     __slots__ = ("_delay_ns", "_due_ns", "_left", "_n", "_offsets", "_rows")
 
@@ -32,7 +32,7 @@ class Followers:
                 if row < self._n:
                     yield row, self._due_ns[row]
                 else:
-                    # A join: who waits for it need not wait for a request.
+                    # A join: requests that wait for it wait for no request.
                     yield from self.ended(row, self._due_ns[row])
 
 

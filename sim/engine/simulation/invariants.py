@@ -1,4 +1,4 @@
-"""What must hold at every event of every run, by name; `run(..., check_invariants=True)` looks after each."""
+"""Invariants of every event of every run, by name; `run(..., check_invariants=True)` checks them after each."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Watch:
     def _check_the_end(self) -> None:
         if self._handovers is not None and self._handovers.ongoing:
             self._fail("INV-12", f"requests {list(self._handovers.ongoing)} are between machines")
-        # Whose prompt no machine is left to decode.
+        # Requests whose prompt no machine is left to decode.
         awaiting = set[int]() if self._handovers is None else set(self._handovers.awaiting)
         for machine in self._machines:
             for exchange in [tenant.sequences.exchange for tenant in machine.tenants]:
@@ -174,7 +174,7 @@ class Watch:
             fault = kv.fault()
             if fault is not None:
                 self._fail("INV-1", f"machine {machine.index}: {fault}")
-            # Those who have ended and not given their blocks back yet are in no lane any more.
+            # Sequences that have ended and not freed their blocks yet are in no lane any more.
             held += sum(blocks for _, _, blocks, _ in sequences.finding.ended) - kv.held_again
         if held != kv.used:
             self._fail("INV-1", f"machine {machine.index}: {held} blocks held, {kv.used} of {kv.total} taken")
@@ -182,12 +182,12 @@ class Watch:
             self._fail("INV-2", f"machine {machine.index} counts {sequences.n_admitted} admitted")
 
     def _check_queue(self, tenant: Tenant, seen: set[int]) -> int:
-        """The blocks that those hold who wait."""
+        """The blocks that waiting requests hold."""
         held = sum(each.blocks for each in tenant.sequences.brought.at_hand.values())
         for seq in tenant.sequences.queue:
             self._once(seq.id, seen)
             held += seq.kept_blocks
-            # Who has nothing to compute lacks the KV of its latest token, as all who decode do.
+            # A request with nothing to compute lacks the KV of its latest token, as all that decode do.
             if (seq.tokens or 1) + seq.cached_tokens != self._context(seq.id):
                 self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
         return held
@@ -200,11 +200,11 @@ class Watch:
             held += self._check_sequence(tenant, lane, id_)
         if len(lane.admitted) != len(lane.partial) + len(lane.paused) + lane.decoding.n:
             self._fail("INV-2", f"a lane of machine {machine.index} has sequences that were not admitted")
-        # Of what is in flight the blocks of the first iteration have been taken, and no others.
+        # A span in flight has taken the blocks of its first iteration, and no others.
         return held + (lane.span.growth_first if lane.span is not None and lane.decodes else 0)
 
     def _check_exchange(self, machine: Machine, tenant: Tenant) -> int:
-        """The blocks that are held for sequences of other machines."""
+        """The blocks held for sequences of other machines."""
         exchange = tenant.sequences.exchange
         if exchange is None:
             return 0
@@ -242,7 +242,7 @@ class Watch:
         if id_ in lane.paused and seq.cached_tokens != self._context(id_) - 1:
             self._fail("INV-5", f"request {id_} pauses with {seq.cached_tokens} tokens cached")
         if id_ in lane.decoding and seq.cached_tokens < self._context(id_) - 1:
-            # What it has emitted since it joined is booked when it leaves.
+            # Tokens emitted since it joined are counted when it leaves.
             self._fail("INV-5", f"request {id_} decodes with {seq.cached_tokens} tokens cached")
         if id_ in lane.decoding and seq.blocks < tenant.sequences.kv.blocks(seq.cached_tokens):
             self._fail("INV-1", f"request {id_} holds {seq.blocks} blocks for {seq.cached_tokens} tokens")

@@ -1,7 +1,7 @@
-"""A run whose requests come while it goes on: the same cluster, its columns growing, its clock moved by whoever paces it.
+"""A run whose requests arrive while it proceeds: the same cluster, with growing columns and a clock that its caller moves.
 
 Nothing here decides anything. A request that is sent at an instant is what a trace's is that arrives then, so that a trace of all
-that came gives the same run. Iterations are events of their own: whoever listens is told of every token when it is there.
+requests gives the same run. Iterations are events of their own: a listener hears of every token when it is there.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sim.engine.time.events import ARRIVALS, Alarm
 from workloads import Trace
 
 AFTER_NS = 1
-"""Requests are this far apart at least, so that which came first is known of all of them."""
+"""Requests are at least this far apart, so that their order is known."""
 
 
 class Listener(Protocol):
-    """Whoever is told of what happens to requests; instants are those of the simulated clock, in order."""
+    """A listener to events of requests; instants are those of the simulated clock, in order."""
 
     def emitted(self, id_: int, tokens: int, now_ns: int, /) -> None:
-        """*tokens* more; those of the last step come with `ended`."""
+        """It has *tokens* more; those of the last step come with `ended`."""
 
     def ended(self, id_: int, now_ns: int, /) -> None:
         """All of its tokens are there."""
@@ -56,7 +56,7 @@ class Load(NamedTuple):
 
 
 def live_trace(models: tuple[str, ...], id_tokens: int, *, sessions: bool = True) -> Trace:
-    """A trace that says what a live run's requests have, of one request that never comes."""
+    """A trace with the columns of a live run, of one request that is never sent."""
     one = np.ones(1, np.int64)
     return Trace(
         arrival_ns=0 * one,
@@ -111,7 +111,7 @@ class LiveRun(Cluster):
         return self._clock.now_ns
 
     def next_ns(self) -> int | None:
-        """When something is due next; None: nothing is before another request comes."""
+        """The instant of the next event; None where nothing happens before another request."""
         due = self._clock.next_due()
         return None if due is None else due[0]
 
@@ -130,10 +130,10 @@ class LiveRun(Cluster):
         self, *, prompt_tokens: int, output_tokens: int, max_tokens: int, digests: Sequence[int], model: int = 0,
         priority: int = 0, session: int = -1, came_ns: int | None = None,
     ) -> int:  # fmt: skip
-        """A request comes now; its number. Each has an instant of its own: the present moves on by a nanosecond for it.
+        """Send a request now; return its number. Each has an instant of its own: the present moves on by a nanosecond for it.
 
-        It may have come before, at *came_ns*, and is then taken to have been sent as soon after that as makes no difference to what
-        has happened since: behind the request before it, and not seen by the router before now.
+        *came_ns*: it arrived earlier, and is taken to have been sent as soon after that as makes no difference to what has happened
+        since: after the request before it, and not seen by the router before now.
         """
         if self._asked_ns >= self.now_ns:
             self.advance(self._asked_ns + AFTER_NS)
@@ -164,7 +164,7 @@ class LiveRun(Cluster):
         Alarm(self._clock, ARRIVALS, lambda _event: self._give_up(id_)).set(self.now_ns)
 
     def stop(self) -> Columns:
-        """Every client that still waits goes; what the run leaves, when all of that has come to rest."""
+        """Abort all requests that are left; return the columns when everything has come to rest."""
         if self._asked_ns >= self.now_ns:
             self.advance(self._asked_ns + AFTER_NS)
         for id_ in range(self._n):
@@ -180,7 +180,7 @@ class LiveRun(Cluster):
             machine.abort(self._clock.now_ns)
         return self.columns()
 
-    # What is known of them.
+    # Known facts of requests.
 
     def __len__(self) -> int:
         return self._n
@@ -189,7 +189,7 @@ class LiveRun(Cluster):
         return self._state.arrival[id_]
 
     def scheduled_ns(self, id_: int) -> int:
-        """When the first iteration worked on it; -1: none has."""
+        """The start of the first iteration that worked on it; -1: none has."""
         return self._state.scheduled[id_]
 
     def first_token_ns(self, id_: int) -> int:
@@ -199,7 +199,7 @@ class LiveRun(Cluster):
         return self._state.finish[id_]
 
     def output_tokens(self, id_: int) -> int:
-        """That it emits; fewer than were asked for where a scheduler has shortened its answer."""
+        """Tokens of its answer; fewer than requested where a scheduler has shortened it."""
         return self._state.output[id_]
 
     def preemptions(self, id_: int) -> int:
@@ -230,7 +230,7 @@ class LiveRun(Cluster):
         ]
 
     def refusal(self, prompt_tokens: int, output_tokens: int, model: int = 0) -> str | None:
-        """Why no machine could ever serve such a request; None where one can."""
+        """The reason that no machine could ever serve such a request; None where one can."""
         hosting = [machine for machine in self._machines if machine.hosts(model)]
         spec = self._experiment.handover
         if spec is None:
@@ -252,7 +252,7 @@ class LiveRun(Cluster):
         return None
 
     def trace(self) -> Trace:
-        """All requests that have come, as a trace that gives the same run."""
+        """All requests so far, as a trace that gives the same run."""
         state, n, workload = self._state, self._n, self._experiment.workload
         assert isinstance(workload, Trace)
         column: dict[str, Any] = {name: np.array(values, np.int64) for name, values in self._told_columns()}
@@ -281,13 +281,13 @@ class LiveRun(Cluster):
             ("max_tokens", state.max_tokens),
         ]
 
-    # What machines tell.
+    # Calls from machines.
 
     def _tell(self, lane: Lane, now_ns: int) -> None:
         """A step of *lane* has ended."""
         listener, decoding = self._listener, lane.decoding
         for id_ in lane.completing:
-            # Who has ended with its prompt has been told of already.
+            # A sequence that ended with its prompt has been reported already.
             if id_ in decoding:
                 listener.emitted(id_, 1, now_ns)
         if lane.decodes:

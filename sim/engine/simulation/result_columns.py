@@ -70,7 +70,7 @@ def _bubbles(state: RequestState) -> list[NDArray[Any]]:
 
 
 def _shortened(state: RequestState) -> IntArray:
-    """Tokens that each answer lacks which was to end sooner; -1 of others."""
+    """Tokens by which each answer was shortened; -1 for others."""
     column = np.full(len(state.output), -1, np.int64)
     column[list(state.shortened)] = list(state.shortened.values())
     return column

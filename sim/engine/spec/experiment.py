@@ -24,9 +24,9 @@ PrefixCacheKind = Literal["blocks", "tree"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftBehind:
-    """What layers that read a window of a context leave in a cache of blocks: nobody reads it again, and it gives way in its turn.
+    """Blocks that layers with a window leave in a cache: they are not read again, and are evicted in their turn.
 
-    Of the blocks that a sequence has computed, all but the last *window_blocks* (which count as a part of the others, and of each
+    All blocks that a sequence has computed but the last *window_blocks* (which count as a part of the others, and for each
     sequence) leave *per_block* blocks each.
     """
 
@@ -42,7 +42,7 @@ class LeftBehind:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSpec:
-    """A model on a machine: what its iterations cost, who plans them, and how many KV blocks it has."""
+    """A model on a machine: the cost of its iterations, its scheduler, and its KV blocks."""
 
     cost: CostModel | StageTable
     scheduler: Scheduler | PlanFunction
@@ -51,7 +51,7 @@ class ReplicaSpec:
     decoding: Decoding | None = None
     """None: one token a step."""
     draft_cost: CostModel | None = None
-    """What one step of the draft model costs; None where drafting is free or part of the round overhead."""
+    """Cost of one step of the draft model; None where drafting is free or part of the round overhead."""
     speculation_overhead_s: float = 0.0
     """Fixed cost of every iteration that verifies drafted tokens."""
     lookahead_tokens: int = 0
@@ -66,18 +66,18 @@ class ReplicaSpec:
     model: int | None = None
     """Row of the workload's models whose requests it serves; None: all."""
     prefix_cache: PrefixCacheKind | None = None
-    """How KV blocks are found again where the workload says what prompts have in common: `blocks` as vLLM does it
-    (`sim.engine.cache.block_cache`), `tree` as SGLang does it (`sim.engine.cache.radix_cache`); None: they are not."""
+    """Kind of prefix cache where the workload says what prompts have in common: `blocks` as in vLLM
+    (`sim.engine.cache.block_cache`), `tree` as in SGLang (`sim.engine.cache.radix_cache`); None: no prefix cache."""
     prefix_drops_last: bool = False
-    """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
+    """The last block of a hit is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
     left_behind: LeftBehind | None = None
-    """What layers with windows leave in the prefix cache; None: there are none, or nobody keeps it."""
+    """Blocks of layers with windows in the prefix cache; None: there are none, or they are not kept."""
     tiers: tuple[TierSpec, ...] = ()
-    """KV memory behind the device, nearest first: what the device has given up is loaded from there."""
+    """KV memory behind the device, nearest first: what the device has evicted is loaded from there."""
     swaps: bool = False
-    """Sequences that give way are moved to the `host` tier, and come back from there, in place of being computed again."""
+    """Preempted sequences are moved to the `host` tier and back, and not computed again."""
     block_bytes: int = 0
-    """Of a KV block on all devices together, for what crosses the links of tiers."""
+    """Bytes of a KV block on all devices together, for the links of tiers."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):
@@ -109,14 +109,14 @@ class MachineSpec:
 
     tenants: tuple[ReplicaSpec, ...]
     turn: Turn = "rotation"
-    """Who may plan when the first stage is free: the models in rotation, or the one whose queue has the oldest head."""
+    """The order in which models plan when the first stage is free: in rotation, or the one whose queue has the oldest head."""
     ranks: int = 1
     """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec`
     to itself, and all step together."""
     rank_router: Router | RouteFunction | None = None
-    """Which of them gets a request of the machine; None for a machine without ranks."""
+    """Routes requests of the machine to ranks; None for a machine without ranks."""
     prompt_balance: PromptBalance | None = None
-    """When prompts of ranks may start; None: whenever a rank's scheduler says so."""
+    """The rule for the start of ranks' prompts; None: each rank's scheduler decides."""
 
     def __post_init__(self) -> None:
         if not self.tenants:
@@ -170,23 +170,23 @@ class Experiment:
     router: Router
     seed: int = 0
     horizon_ns: int | None = None
-    """When the clock stops; None: when every request has ended."""
+    """The instant at which the clock stops; None: when every request has ended."""
     admission_s: float = 0.0
-    """From arrival until the router sees a request (tokenisation and the rest of the front end), and the same ..."""
+    """Time from arrival until the router sees a request (tokenisation and the rest of the front end)."""
     admission_s_per_token: float = 0.0
-    """... for each prompt token."""
+    """The same for each prompt token."""
     admission_serial_s: float = 0.0
-    """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
-    before it. All machines share the front end."""
+    """Time that the front end works on one request at a time, before the rest: in a burst each waits for those before it. All
+    machines share the front end."""
     in_flight: int | None = None
-    """Requests of a trace that its clients have under way at most; those beyond it wait in the client, as behind a semaphore, and
-    are sent in the trace's order when one has ended: `arrival_ns` of the columns says when. None: no limit."""
+    """Requests of a trace that its clients have in flight at most; the others wait in the client, as behind a semaphore, and are
+    sent in the trace's order as requests end (`arrival_ns` of the columns). None: no limit."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
-    """Which tokens reach a client together; it changes what clients measure, not what machines do."""
+    """The tokens that reach a client together; it changes what clients measure, not what machines do."""
     handover: HandoverSpec | None = None
     """Prefill and decode on machines of their own; None: each machine serves its requests from beginning to end."""
     fleet: FleetSpec | None = None
-    """What becomes of machines in time; None: all of them are there from beginning to end."""
+    """Changes of machines in time; None: all of them are there from beginning to end."""
 
     def __post_init__(self) -> None:
         if not self.replicas:
@@ -216,7 +216,7 @@ class Experiment:
             )
 
     def part_of(self, index: int) -> Part | None:
-        """What machine *index* has to do with handing over; None: nothing."""
+        """The part of machine *index* in hand-over; None: it has none."""
         spec = self.handover
         if spec is None or spec.roles[index] == "both":
             return None

@@ -1,4 +1,4 @@
-"""What becomes of machines in time: how they start, how many there should be, how they fail, and what then happens to requests."""
+"""Machines in time: how they start, how many there should be, how they fail, and what then happens to requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _time(name: str, value: float, *, least: float = 0.0) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """How a pool grows and shrinks."""
+    """Growth and shrinking of a pool."""
 
     policy: Control
     min_machines: int
@@ -35,13 +35,13 @@ class Scaling:
     interval_s: float = 15.0
     """The policy is asked at the end of each."""
     phases: tuple[tuple[str, float], ...] = ()
-    """What a machine goes through until it is ready, in this order, and the seconds of each."""
+    """Names and seconds of what a machine does until it is ready, in this order."""
     down_window_s: float = 0.0
     """See `policies.control.stabilised`."""
     up_window_s: float = 0.0
     drain_s: float | None = None
-    """A machine that still has requests so long after it was told to drain goes all the same, and what becomes of them is as when
-    it fails; None: it waits for their end."""
+    """A machine that still has requests so long after it began to drain stops all the same, and its requests are treated as when it
+    fails; None: it waits for their end."""
 
     def __post_init__(self) -> None:
         _time("interval_s", self.interval_s)
@@ -84,10 +84,10 @@ class Outage:
     """A failure that is known before."""
 
     machine: int
-    """Of the run."""
+    """Its index in the run."""
     at_s: float
     for_s: float | None = None
-    """None: it does not come back."""
+    """None: the machine is gone for good."""
 
     def __post_init__(self) -> None:
         _time("at_s", self.at_s)
@@ -97,37 +97,37 @@ class Outage:
 
 @dataclass(frozen=True, kw_only=True)
 class Failing:
-    """How often machines fail, counted from when they become ready, and how long they are down."""
+    """Distributions of a machine's time from becoming ready to failure, and of the time that it is down."""
 
     up: Life
     down: Life
 
     def draw_ns(self, seed: int, machine: int, number: int) -> tuple[int, int]:
-        """How long a machine is up before its failure *number*, and down after it."""
+        """Time that a machine is up before its failure *number*, and down after it."""
         rng = np.random.default_rng([seed, _FAILURE_STREAM, machine, number])
         return self.up.draw_ns(rng), self.down.draw_ns(rng)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetSpec:
-    """What becomes of machines in time."""
+    """Changes of machines in time."""
 
     pools: tuple[int, ...]
-    """Of each machine, the number of its pool."""
+    """The number of each machine's pool."""
     names: tuple[str, ...]
-    """Of pools."""
+    """Names of pools."""
     scaling: tuple[Scaling | None, ...]
-    """Of each pool; None: all of its machines are there from the beginning."""
+    """One for each pool; None: all of its machines are there from the beginning."""
     failing: tuple[Failing | None, ...]
-    """Of each pool; None: its machines fail when `outages` say so."""
+    """One for each pool; None: its machines fail only by `outages`."""
     outages: tuple[Outage, ...] = ()
     in_flight: InFlight = "resume"
-    """What becomes of the requests of a machine that fails: they go on elsewhere, where the tokens that they have emitted are
+    """Treatment of the requests of a machine that fails: they continue elsewhere, where the tokens that they have emitted are
     computed like a prompt; begin anew elsewhere; or are lost."""
     retries: int | None = 3
-    """A request whose machine fails once more than so often is lost; None: it is sent again each time."""
+    """A request whose machine fails more often is lost; None: it is sent again each time."""
     when_none: WhenNone = "wait"
-    """What becomes of a request that comes when no machine is ready for it."""
+    """Treatment of a request for which no machine is ready."""
 
     def __post_init__(self) -> None:
         n = len(self.names)

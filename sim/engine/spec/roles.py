@@ -1,4 +1,4 @@
-"""What machines do with a request where prefill and decode are apart, and how KV gets from one to the other."""
+"""The parts of machines in a request where prefill and decode are apart, and the way of KV from one to the other."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Shared = Literal["sender", "receiver", "pair", "pools"]
 
 @dataclass(frozen=True, kw_only=True)
 class KvPath:
-    """From the machines of one pool to those of another."""
+    """The way from machines of one pool to those of another."""
 
     link: LinkSpec
     shared: Shared = "sender"
-    """Whose transfers wait for each other: all of one sender, of one receiver, of the two, or of both pools."""
+    """Transfers that wait for each other: all of one sender, of one receiver, of the two, or of both pools."""
     bytes_per_token: float
-    """That cross the link, of all ranks together."""
+    """Bytes that cross the link, of all ranks together."""
     bytes_per_sequence: float = 0.0
-    """Beside those: states of constant size."""
+    """The same for states of constant size."""
     layers: int = 1
-    """KV goes layer by layer behind the computation, so many of them; 1: whole, when the prompt has been computed."""
+    """KV is sent layer by layer behind the computation, so many of them; 1: whole, when the prompt has been computed."""
     repack_s_per_byte: float = 0.0
-    """Laying out what has arrived for the receiver's ranks, where they divide it otherwise."""
+    """Time to lay arrived KV out for the receiver's ranks, where they divide it otherwise."""
 
     def __post_init__(self) -> None:
         for name in ("bytes_per_token", "bytes_per_sequence", "repack_s_per_byte"):
@@ -46,8 +46,8 @@ class KvPath:
 
 
 class OneEach:
-    """What a server is told to emit where prompts are only computed: `policies.view.ById`. One token more than it is given, which
-    for requests that go on is more than their prompt."""
+    """Tokens that a server of prompts alone is asked to emit: `policies.view.ById`. One token more than it is given, which for
+    requests that continue is more than their prompt."""
 
     __slots__ = ("_carried",)
 
@@ -60,7 +60,7 @@ class OneEach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one machine knows of the handing over."""
+    """The part of one machine in hand-over."""
 
     role: Role
     drops_token: bool
@@ -75,19 +75,19 @@ class HandoverSpec:
     """The two stages of a request's life."""
 
     roles: tuple[Role, ...]
-    """Of each machine."""
+    """The role of each machine."""
     pools: tuple[int, ...]
-    """Of each machine, the number of its pool."""
+    """The number of each machine's pool."""
     paths: Mapping[tuple[int, int], KvPath] = field(hash=False)
-    """By the numbers of the sender's pool and the receiver's."""
+    """Paths by the numbers of the sender's pool and the receiver's."""
     router: Router
-    """Among machines that decode."""
+    """Chooses among machines that decode."""
     first_token: FirstToken = "arrival"
-    """Who gives the client its first token: the prefill machine when it has it (`prefill`), the decode machine when the KV is there
-    (`arrival`), or the decode machine by an iteration of its own over the prompt's last token, the one from prefill being dropped
-    (`decode`)."""
+    """The source of the client's first token: the prefill machine when it has it (`prefill`), the decode machine when the KV is
+    there (`arrival`), or the decode machine by an iteration of its own over the prompt's last token, the one from prefill being
+    dropped (`decode`)."""
     room: Room = "after_prefill"
-    """When the receiver takes room: when the prompt has been computed, or before it is sent to be computed."""
+    """The time at which the receiver takes room: after the prompt has been computed, or before it is sent to be computed."""
     local_tokens: int = 0
     """A prompt of which the decode machine lacks no more tokens than these is computed there."""
     headroom_tokens: int = 0
@@ -114,5 +114,5 @@ class HandoverSpec:
 
     @property
     def chosen_at_arrival(self) -> bool:
-        """Whether the decode machine is chosen when the request comes, or when its prompt has been computed."""
+        """Whether the decode machine is chosen at the request's arrival, or when its prompt has been computed."""
         return self.room == "before_prefill" or self.local_tokens > 0

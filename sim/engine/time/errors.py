@@ -11,11 +11,11 @@ class PolicyError(RooftraceError, ValueError):
     def __init__(self, message: str, *, short_of_memory: bool = False) -> None:
         super().__init__(message)
         self.short_of_memory = short_of_memory
-        """Whether the plan asked for more KV blocks than were free."""
+        """Whether the plan needed more KV blocks than were free."""
 
 
 class UnservedError(RooftraceError):
-    """A run has come to rest with requests that nobody can ever serve; the message names some, and says where they are."""
+    """A run has come to rest with requests that can never be served; the message names some, and says where they are."""
 
 
 class InvariantError(AssertionError):

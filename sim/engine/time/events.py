@@ -1,9 +1,8 @@
 """SimPy as the engine uses it: a clock of whole nanoseconds, one class of events, and the order within an instant.
 
-Whatever happens in an instant happens in the order of four ranks. Control acts first; then what arrives from outside is
-delivered, and after it what comes from another machine; then machines end iterations and start the next, with all that this
-instant has brought them.
-Nothing that a machine does is felt by another sooner than 1 ns later, so that the order of machines never matters.
+Events of one instant have four ranks. Control acts first; then arrivals from outside are delivered, and after them messages from
+other machines; then machines end iterations and start the next, with all that this instant has brought. No machine feels an event
+of another sooner than 1 ns later, so that the order of machines never matters.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Clock(simpy.Environment):
         return self._now  # type: ignore[return-value]
 
     def entries(self) -> tuple[list[Any], Iterator[int]]:
-        """SimPy's queue, for whoever adds to it without the detour through an event of its own, and the numbers of its entries."""
+        """SimPy's queue, to which callers add without the detour through an event of its own, and the numbers of its entries."""
         return self._queue, self._eid
 
     def next_due(self) -> tuple[int, int] | None:
@@ -51,9 +50,9 @@ class Clock(simpy.Environment):
         return any(later)
 
     def runs_free_to(self, at_ns: int) -> bool:
-        """Move on to *at_ns* at once if nothing else is due until then, that instant included; whether that was so.
+        """Move on to *at_ns* at once if nothing else is due until then, that instant included; return whether it did.
 
-        For whoever is having its turn and would otherwise set an alarm for *at_ns* only to be called back as the next event.
+        A caller in its turn would otherwise set an alarm for *at_ns* only to be called back as the next event.
         """
         queue = self._queue
         if (queue and queue[0][0] <= at_ns) or at_ns >= self._until_ns or not self.short_cuts:
@@ -64,7 +63,7 @@ class Clock(simpy.Environment):
     def run(self, until: Any = None) -> Any:
         """As SimPy's, for an instant: what is due before it happens, and it is then the present. With None, all that is due.
 
-        A loop of its own, since SimPy's asks of every event whether it has failed, which alarms do not: half of its time.
+        A loop of its own: SimPy's checks whether every event has failed, which alarms do not, and takes twice the time.
         """
         if until is not None and not isinstance(until, int):
             return super().run(until)
@@ -82,7 +81,7 @@ class Clock(simpy.Environment):
 
 
 class _Ring(simpy.Event):
-    """What stands in SimPy's queue for an alarm. Fires like any event; fires to nobody once its alarm was set anew."""
+    """The entry of an alarm in SimPy's queue. It fires like any event, without effect once its alarm was set anew."""
 
     _value = None
     _ok = True
