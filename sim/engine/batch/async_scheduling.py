@@ -13,7 +13,7 @@ from sim.engine.batch.lane import Ended, Lane, QueueView
 from sim.engine.batch.version import Version
 
 
-class Ahead:
+class AsyncScheduling:
     """The instants that bound what a lane's plans know."""
 
     __slots__ = ("_came_ns", "_planned_ns", "made", "seen_ns")

@@ -6,17 +6,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from policies.view import PlanFunction, Scheduler, WaitingSeq, admits_in_turn, looks_itself
-from sim.engine.batch.async_scheduling import Ahead
+from sim.engine.batch.async_scheduling import AsyncScheduling
 from sim.engine.batch.lane import Ended, Lane
 from sim.engine.kv.pool import KvPool
 from sim.engine.requests.state import RequestState
 
 
-class Finding:
+class PrefixLookup:
     """A tenant's prefix cache as its sequences use it; idle where there is none."""
 
     def __init__(
-        self, kv: KvPool, state: RequestState, ahead: Ahead | None, scheduler: Scheduler | PlanFunction
+        self, kv: KvPool, state: RequestState, ahead: AsyncScheduling | None, scheduler: Scheduler | PlanFunction
     ) -> None:
         self.kv = kv
         self.state = state

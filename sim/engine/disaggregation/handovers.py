@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from sim.engine.disaggregation.handover import Handover, KvLinks
-from sim.engine.gateway.gateway import Gate
+from sim.engine.gateway.gateway import Gateway
 from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, UNFINISHED
 from sim.engine.requests.state import RequestState
@@ -108,7 +108,7 @@ class Handovers:
     """Requests between the machine that computes their prompt and the one that decodes them."""
 
     def __init__(
-        self, spec: HandoverSpec, machines: Sequence[Machine], entry: Gate, gate: Gate, state: RequestState,
+        self, spec: HandoverSpec, machines: Sequence[Machine], entry: Gateway, gate: Gateway, state: RequestState,
         clock: Clock, outside: Rejects,
     ) -> None:  # fmt: skip
         """*entry* routes to machines that compute prompts, *gate* to those that decode them."""

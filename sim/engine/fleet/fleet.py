@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from policies.control import PoolSeen
-from sim.engine.fleet.control import Controller, Pool
-from sim.engine.gateway.gateway import Gate
+from sim.engine.fleet.autoscaling import Controller, Pool
+from sim.engine.gateway.gateway import Gateway
 from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
@@ -40,7 +40,7 @@ class Fleet:
     """The states of machines, and the requests that wait meanwhile."""
 
     def __init__(
-        self, spec: FleetSpec, machines: Sequence[Machine], gate: Gate, state: RequestState, clock: Clock, outside: Loses,
+        self, spec: FleetSpec, machines: Sequence[Machine], gate: Gateway, state: RequestState, clock: Clock, outside: Loses,
         seed: int,
     ) -> None:  # fmt: skip
         self._spec = spec

@@ -35,7 +35,7 @@ def _turns(models: array[int], n_models: int) -> array[int]:
     return turns
 
 
-class Gate:
+class Gateway:
     """Routes each request by its router."""
 
     def __init__(

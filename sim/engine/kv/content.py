@@ -59,14 +59,14 @@ def contents_of(
     start, parent, chain, named = array("q"), array("q"), array("q"), array("q")
     ends = array("q")
     """The place behind each chain's last id, counted in ids from the beginning of the prompt."""
-    brought = array("q")
+    loaded_kv = array("q")
     """The chain that each request extended or began; -1: earlier ones had all of its ids."""
     counts, knowns, sources = _first_had(chained(ids, offsets), offsets)
     rows = zip(counts, knowns, sources, prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
     for count, known, source, prompt, output in rows:
-        number = brought[source] if known else -1
+        number = loaded_kv[source] if known else -1
         if known == count:
-            brought.append(-1)
+            loaded_kv.append(-1)
         else:
             if number < 0 or ends[number] != known:
                 # A fork: earlier requests went on differently.
@@ -78,7 +78,7 @@ def contents_of(
                 start.append(begin)
                 parent.append(before)
                 ends.append(known)
-            brought.append(number)
+            loaded_kv.append(number)
             ends[number] = count
         of_the_prompt = -(-prompt // id_tokens)
         blocks = min(count * id_tokens, prompt + output if count > of_the_prompt else prompt) // block_tokens

@@ -58,7 +58,7 @@ class TenantLoad:
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached now."""
-        kv, lane, finding = self._sequences.kv, self._lane, self._sequences.finding
+        kv, lane, prefix_lookup = self._sequences.kv, self._lane, self._sequences.prefix_lookup
         if not kv.caches:
             return 0
         span = lane.span
@@ -66,11 +66,11 @@ class TenantLoad:
         if span is not None and span.n > 1:
             # As if the span had been taken step by step: what its growth evicts is gone, and what it has emitted is there.
             rounds = span.index_at(self._clock.now_ns << TICK_BITS)
-            finding.rounds_since = rounds - 1
+            prefix_lookup.rounds_since = rounds - 1
             if lane.decoding.blocks_for(rounds) > span.growth_first:
                 take_for_rounds(kv, lane.decoding, rounds, span.growth_first)
         found = kv.found_blocks(request.id, request.prompt_tokens + 1)
-        finding.rounds_since = 0
+        prefix_lookup.rounds_since = 0
         kv.undo()
         return found * kv.block_tokens
 

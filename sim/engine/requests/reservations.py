@@ -6,7 +6,7 @@ from sim.engine.kv.pool import KvPool
 from sim.engine.requests.state import RequestState
 
 
-class Promises:
+class Reservations:
     """The sum, where a scheduler `reserves`; see `policies.view.ReplicaView.promised_blocks`.
 
     A block that several hold counts for each.

@@ -60,7 +60,7 @@ class Iterations:
         self._sequences = sequences
         self._kv = sequences.kv
         self._queue = sequences.queue
-        self._finding = sequences.finding
+        self._finding = sequences.prefix_lookup
         self._left = sequences.state.left
         self._bubbles = sequences.state.bubbles
         self._recorder = recorder
@@ -260,7 +260,7 @@ class Iterations:
     ) -> None:
         """Take the blocks of an iteration sequence by sequence, since each may evict what the next would find, and count what is
         found."""
-        kv, sequences, finding, work = self._kv, self._sequences, self._finding, self._work
+        kv, sequences, prefix_lookup, work = self._kv, self._sequences, self._finding, self._work
         work.blocks = work.found = work.loaded = 0
         if not self._caches:
             work.blocks = growth
@@ -269,8 +269,8 @@ class Iterations:
             return
         # Sequences that have ended take the blocks of a wasted step, and give them back.
         wasted = sum(gone.growth_blocks for gone in ended.values())
-        if not finding.in_turn:
-            finding.keep(self._queue, lane, run)
+        if not prefix_lookup.in_turn:
+            prefix_lookup.keep(self._queue, lane, run)
         if self._late:
             kv.before_prompts(sum(tokens for _, tokens in run), len(run))
         elif growth or wasted:
@@ -279,18 +279,18 @@ class Iterations:
         if self._late:
             kv.before_decodes(n + len(ended))
             sequences.take(growth + wasted, ticks)
-            finding.step_on(ended)
+            prefix_lookup.step_on(ended)
         else:
             kv.give(wasted)
-        if finding.ended:
-            finding.free_the_ended()
+        if prefix_lookup.ended:
+            prefix_lookup.free_the_ended()
         work.evicted = self._recorder.newly_evicted(kv.evicted) if run else 0
 
     def _note_found(self, id_: int) -> None:
         """Count what a sequence has found as it is admitted, on the device and loaded from tiers."""
         block_tokens, work = self._kv.block_tokens, self._work
         found = self._kv.found(id_)
-        loaded = self._sequences.brought.loaded_last
+        loaded = self._sequences.loaded_kv.loaded_last
         work.blocks -= found
         work.loaded += loaded
         # The blocks of what was loaded are cached, too.

@@ -14,16 +14,16 @@ from collections import deque
 from typing import Final, Protocol
 
 from policies.view import ALWAYS_NS, WaitingSeq
-from sim.engine.batch.async_scheduling import Ahead
+from sim.engine.batch.async_scheduling import AsyncScheduling
 from sim.engine.batch.lane import Ended, Lane, Paused
 from sim.engine.batch.version import Version
-from sim.engine.cache.prefix_lookup import Finding
+from sim.engine.cache.prefix_lookup import PrefixLookup
 from sim.engine.kv.pool import KvPool
 from sim.engine.record.columns import ABORTED, FINISHED, Recorder
-from sim.engine.requests.reservations import Promises
+from sim.engine.requests.reservations import Reservations
 from sim.engine.requests.state import RequestState
 from sim.engine.spec.roles import Part
-from sim.engine.tiers.loaded import Brought
+from sim.engine.tiers.loaded import LoadedKv
 from sim.engine.time.clock import TICK_BITS
 
 ASK: Final = 0
@@ -52,11 +52,11 @@ class Own(Protocol):
     kv: KvPool
     state: RequestState
     queue: deque[WaitingSeq]
-    promises: Promises
-    ahead: Ahead | None
+    reservations: Reservations
+    ahead: AsyncScheduling | None
     given_up: dict[int, int]
-    finding: Finding
-    brought: Brought
+    prefix_lookup: PrefixLookup
+    loaded_kv: LoadedKv
     n_admitted: int
     version: Version
     n_computed: int
@@ -99,7 +99,7 @@ class Exchange:
         self.lent: dict[int, int] = {}
         self._lent_tokens: dict[int, int] = {}
         self.promised = 0
-        """Blocks that `Promises` counts for landed requests, where the scheduler reserves."""
+        """Blocks that `Reservations` counts for landed requests, where the scheduler reserves."""
 
     @property
     def coming(self) -> int:
@@ -144,7 +144,7 @@ class Exchange:
 
     def _make_room(self, id_: int, lane: Lane, ticks: int) -> bool:
         sequences = self.sequences
-        kv, state, promises = sequences.kv, sequences.state, sequences.promises
+        kv, state, reservations = sequences.kv, sequences.state, sequences.reservations
         tokens = state.to_hand(id_)
         needed = kv.held(tokens)
         # As for one that is computed here, one token of it is never found.
@@ -152,12 +152,12 @@ class Exchange:
         fresh = needed - found + (kv.unheld_blocks(id_, found) if found else 0)
         if fresh + self._spoken_for(lane) > kv.free:
             return False
-        if not promises.has_room_for(id_):
+        if not reservations.has_room_for(id_):
             return False
         if kv.caches:
             kv.admit(id_, found)
         kv.take(needed - found)
-        promises.make(id_)
+        reservations.make(id_)
         self.kept[id_] = needed
         self._outside.has_room(id_, ticks >> TICK_BITS, found * kv.block_tokens, self._legs.pop(id_))
         return True
@@ -186,7 +186,7 @@ class Exchange:
         # Ahead of requests without KV: one whose blocks are not free would keep back others whose blocks are here.
         sequences.queue.insert(n_with_blocks(sequences), seq)
         self.landed[id_] = blocks
-        self.promised += sequences.promises.counted(id_)
+        self.promised += sequences.reservations.counted(id_)
         sequences.n_computed += not seq.tokens
 
     def take_in(self, id_: int, now_ns: int) -> None:
@@ -199,7 +199,7 @@ class Exchange:
 
     def _out_of_the_queue(self, id_: int) -> None:
         del self.landed[id_]
-        self.promised -= self.sequences.promises.counted(id_)
+        self.promised -= self.sequences.reservations.counted(id_)
 
     def _drop(self, id_: int) -> None:
         if id_ in self.asked:
@@ -207,13 +207,13 @@ class Exchange:
             del self._legs[id_]
         elif id_ in self.kept:
             self.sequences.kv.release(id_, self.kept.pop(id_), 0)
-            self.sequences.promises.end(id_)
+            self.sequences.reservations.end(id_)
 
     def leave_the_queue(self, id_: int, tokens: int) -> None:
         """One that has landed, with the KV of *tokens* tokens, is given up in the queue."""
         blocks = self.landed[id_]
         self._out_of_the_queue(id_)
-        self.sequences.promises.end(id_)
+        self.sequences.reservations.end(id_)
         self.sequences.kv.release(id_, blocks, tokens)
 
     def surrender(self) -> bool:
@@ -259,7 +259,7 @@ class Exchange:
         sequences.version.changes += 1
         if gone:
             state.status[id_] = ABORTED
-            sequences.promises.end(id_)
+            sequences.reservations.end(id_)
             sequences.kv.release(id_, sequences.kv.held(cached), cached)
             return
         self.lent[id_] = sequences.kv.held(cached)
@@ -268,7 +268,7 @@ class Exchange:
 
     def _collect(self, id_: int) -> None:
         sequences = self.sequences
-        sequences.promises.end(id_)
+        sequences.reservations.end(id_)
         sequences.kv.release(id_, self.lent.pop(id_), self._lent_tokens.pop(id_))
 
     def landing(self) -> dict[int, int]:
@@ -292,7 +292,7 @@ def n_with_blocks(sequences: Own) -> int:
     """Number of sequences at the head of the queue that hold their blocks already."""
     n = 0
     for seq in sequences.queue:
-        if not (seq.kept_blocks or seq.id in sequences.brought.at_hand):
+        if not (seq.kept_blocks or seq.id in sequences.loaded_kv.at_hand):
             break
         n += 1
     return n

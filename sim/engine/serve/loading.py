@@ -58,11 +58,11 @@ class Loading:
         """Number of times a sequence's loaded KV was freed before it was admitted."""
         self.rings_at: Callable[[int], None] = _nobody
         """Has the machine look again at an instant; set by it."""
-        sequences.brought.kinds = tuple(spec.kind for spec in tiers.specs)
-        sequences.brought.forgets = tiers.forget
-        sequences.state.keep_tier_hits((*sequences.brought.kinds, "again", *(("swap",) if swaps else ())))
+        sequences.loaded_kv.kinds = tuple(spec.kind for spec in tiers.specs)
+        sequences.loaded_kv.forgets = tiers.forget
+        sequences.state.keep_tier_hits((*sequences.loaded_kv.kinds, "again", *(("swap",) if swaps else ())))
         if swaps:
-            sequences.brought.moves_out = self._move_out
+            sequences.loaded_kv.moves_out = self._move_out
 
     # Starting.
 
@@ -70,7 +70,7 @@ class Loading:
         """One of the queue that is to be computed, and that a tier may have something of."""
         sequences = self._sequences
         seq = next((seq for seq in sequences.queue if seq.id == id_), None) if tokens else None
-        tries = _TRIES_ALONE if id_ in sequences.brought.moved else _TRIES
+        tries = _TRIES_ALONE if id_ in sequences.loaded_kv.moved else _TRIES
         if seq is None or seq.cached_tokens or self._gave_back.get(id_, 0) >= tries:
             return None
         return seq
@@ -91,7 +91,7 @@ class Loading:
         waits = False
         for id_, tokens in run:
             seq = self._wants(id_, tokens)
-            waits = waits or (seq is not None and (id_ in self._sequences.brought.moved or bool(self._worth(seq)[1])))
+            waits = waits or (seq is not None and (id_ in self._sequences.loaded_kv.moved or bool(self._worth(seq)[1])))
             if not waits or all(seq.id != id_ for seq in self._sequences.queue):
                 kept.append((id_, tokens))
         return tuple(kept)
@@ -127,14 +127,14 @@ class Loading:
                 continue
             if self._has_to_wait(id_):
                 return -1
-            moved = sequences.brought.moved.get(id_, 0)
+            moved = sequences.loaded_kv.moved.get(id_, 0)
             by_tier: tuple[tuple[int, int], ...]
             if moved:
                 on_device = kv.found_blocks(id_, seq.tokens) if kv.caches else 0
                 blocks, reach, segments = kv.blocks(moved), moved, list[Segment]()
                 if on_device * kv.block_tokens >= moved:
                     # The device has it all.
-                    sequences.brought.forget_moved(id_)
+                    sequences.loaded_kv.forget_moved(id_)
                     continue
                 by_tier = ((self.tiers.home, moved - on_device * kv.block_tokens),)
             else:
@@ -167,7 +167,7 @@ class Loading:
 
     def _has_to_wait(self, id_: int) -> bool:
         """Whether a load would be beside one of a sequence that was loaded in vain too often."""
-        loaded = (*self.in_flight, *self._sequences.brought.at_hand)
+        loaded = (*self.in_flight, *self._sequences.loaded_kv.at_hand)
         tries = self._gave_back
         return bool(loaded and tries) and any(tries.get(each, 0) >= _TRIES for each in (id_, *loaded))
 
@@ -199,7 +199,7 @@ class Loading:
         seq = sequences.state.waiting_seq(id_, cached_tokens=load.tokens, preempted=load.preempted)
         if sequences.kv.caches:
             sequences.kv.loaded(id_, load.tokens)
-        sequences.brought.at_hand[id_] = AtHand(load.blocks, load.tokens, load.on_device, load.by_tier, load.moved)
+        sequences.loaded_kv.at_hand[id_] = AtHand(load.blocks, load.tokens, load.on_device, load.by_tier, load.moved)
         sequences.queue.appendleft(seq._replace(shared_blocks=load.blocks))
         sequences.n_computed += not seq.tokens
         sequences.version.changes += 1
@@ -212,7 +212,7 @@ class Loading:
         seq = next(seq for seq in sequences.queue if seq.id == id_)
         at = sequences.queue.index(seq)
         sequences.n_computed -= not seq.tokens
-        sequences.brought.give_back(id_)
+        sequences.loaded_kv.give_back(id_)
         sequences.queue[at] = sequences.state.waiting_seq(id_, preempted=seq.preempted)
         sequences.version.changes += 1
 
@@ -221,8 +221,8 @@ class Loading:
         whether any did."""
         sequences = self._sequences
         did = False
-        while sequences.brought.at_hand and sequences.kv.free < blocks:
-            last: WaitingSeq = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.brought.at_hand)
+        while sequences.loaded_kv.at_hand and sequences.kv.free < blocks:
+            last: WaitingSeq = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.loaded_kv.at_hand)
             self.let_go_of(last.id)
             did = True
         return did
@@ -234,7 +234,7 @@ class Loading:
         sequences = self._sequences
         if not tokens or self.tiers.move_out_of_the_device(id_, sequences.kv.blocks(tokens)) < 0:
             return False
-        sequences.brought.moved[id_] = tokens
+        sequences.loaded_kv.moved[id_] = tokens
         return True
 
     def lose_sources(self, gone: Sequence[Store], now_ns: int) -> None:
@@ -250,7 +250,7 @@ class Loading:
         for id_ in self.in_flight:
             state.load_ended(id_, now_ns)
         self._gave_back.clear()
-        return dict(self._sequences.brought.moved)
+        return dict(self._sequences.loaded_kv.moved)
 
     def reset(self) -> list[int]:
         """Drop all loads; return their requests."""

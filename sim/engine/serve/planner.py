@@ -41,7 +41,7 @@ class Planner:
         apart = self._exchange is not None or self._ahead is not None or loading is not None
         self._is_plain = not (apart or sequences.kv.caches)
         """A plan knows or causes all that happens."""
-        shown = sequences.finding.described if sequences.finding.described_to_it else None
+        shown = sequences.prefix_lookup.described if sequences.prefix_lookup.described_to_it else None
         self.queue_view = QueueView(sequences.queue, shown)
         self.prompts_wait = False
         """No prompt is shown to the scheduler: the ranks of a machine start prompts together."""
@@ -61,7 +61,7 @@ class Planner:
             view.memo = None
             return False
         kv = self._kv
-        if growth > kv.free and self._sequences.brought.at_hand:
+        if growth > kv.free and self._sequences.loaded_kv.at_hand:
             assert self._loading is not None
             self._loading.make_room(growth)
         view.waiting = self.queue_view if queue else ()
@@ -87,7 +87,7 @@ class Planner:
         view, exchange = lane.view, self._exchange
         # Sequences whose KV has come from another machine are still to be admitted.
         landed = 0 if exchange is None else exchange.promised
-        view.promised_blocks = self._sequences.promises.blocks - landed
+        view.promised_blocks = self._sequences.reservations.blocks - landed
         if self._ahead is not None:
             self._ahead.hide(lane, self.queue_view, given=not self._kv.caches)
         if self.prompts_wait:
@@ -103,7 +103,7 @@ class Planner:
             plan = self._with_loads(self._loading, lane, plan)
         view.memo = plan.memo
         if self._late:
-            self._sequences.finding.listed = plan.order
+            self._sequences.prefix_lookup.listed = plan.order
             if plan.looks is not None:
                 self._kv.use(plan.looks)
         if plan.hold > 1 and (plan.reject or not (self._is_plain or self._may_hold(lane, plan))):
@@ -137,7 +137,7 @@ class Planner:
         if ahead is None:
             return True
         ends_matter = waits or plan.through_arrivals
-        unknown_ends = bool(lane.leaving or self._sequences.finding.ended)
+        unknown_ends = bool(lane.leaving or self._sequences.prefix_lookup.ended)
         return not (unknown_ends and ends_matter) and not ahead.misses(
             self._sequences.version, through_arrivals=plan.through_arrivals
         )
@@ -163,8 +163,8 @@ class Planner:
                 plan = self._answer(view)
                 continue
             run = loading.before_the_first(plan.run) if started < 0 else plan.run
-            waits = loading.in_flight or sequences.brought.at_hand or sequences.awaits()
-            if waits and not sequences.finding.in_turn:
+            waits = loading.in_flight or sequences.loaded_kv.at_hand or sequences.awaits()
+            if waits and not sequences.prefix_lookup.in_turn:
                 run = loading.that_fit(run, held_back)
             if run or plan.decode or not view.n_decoding:
                 return plan if run == plan.run else plan._replace(run=run, hold=1, through_arrivals=False)
@@ -205,9 +205,9 @@ class Planner:
         *until_ns*: the instant that the empty plan waits for, if any.
         """
         sequences, waits_for_time = self._sequences, now_ns < until_ns < ALWAYS_NS
-        if not sequences.brought.at_hand or sequences.n_admitted or lane.leaving or waits_for_time:
+        if not sequences.loaded_kv.at_hand or sequences.n_admitted or lane.leaving or waits_for_time:
             return False
         assert self._loading is not None
-        last = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.brought.at_hand)
+        last = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.loaded_kv.at_hand)
         self._loading.let_go_of(last.id)
         return True

@@ -18,20 +18,20 @@ from policies.view import (
     reserves,
     takes_by_chunk,
 )
-from sim.engine.batch.async_scheduling import Ahead
+from sim.engine.batch.async_scheduling import AsyncScheduling
 from sim.engine.batch.decoding import Departure, RunningSet
 from sim.engine.batch.lane import Ended, Lane, Paused
 from sim.engine.batch.version import Version
 from sim.engine.cache.block_cache import pool_of
-from sim.engine.cache.prefix_lookup import Finding
+from sim.engine.cache.prefix_lookup import PrefixLookup
 from sim.engine.kv.pool import KvPool, OutOfBlocks
 from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED, Recorder
-from sim.engine.requests.reservations import Promises
+from sim.engine.requests.reservations import Reservations
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.kv_exchange import Exchange, n_with_blocks
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.spec.roles import Part
-from sim.engine.tiers.loaded import Brought
+from sim.engine.tiers.loaded import LoadedKv
 from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.time.errors import PolicyError
 
@@ -83,7 +83,7 @@ class Sequences:
         """Waiting sequences with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
         """Requests whose clients have gone, and when; they are aborted when the plan knows it."""
-        self.brought = Brought(self.kv, state)
+        self.loaded_kv = LoadedKv(self.kv, state)
         self._in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
@@ -96,12 +96,12 @@ class Sequences:
         drafted = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
         self.came_ns: deque[int] | None = deque() if alone and plans_ahead(spec.scheduler) else None
         """Arrivals in the queue that the latest plan may not know of (ns); None where they are not needed."""
-        self.ahead = None if self.came_ns is None else Ahead(self.came_ns)
+        self.ahead = None if self.came_ns is None else AsyncScheduling(self.came_ns)
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
-        self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
-        self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
+        self.reservations = Reservations(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
+        self.prefix_lookup = PrefixLookup(self.kv, state, self.ahead, spec.scheduler)
         self.exchange = None if part is None else Exchange(self, part, outside, recorder, alone=alone)
-        self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
+        self.hands_over = self.reservations.one_token = self.exchange is not None and self.exchange.hands_over
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Queue a request at *now_ns*; KV of its first *kv_tokens* tokens is at hand."""
@@ -144,7 +144,7 @@ class Sequences:
             raise PolicyError(f"{self.scheduler!r} preempted request {id_}, which is not running here")
         del lane.admitted[id_]
         self.n_admitted -= 1
-        self.promises.end(id_)
+        self.reservations.end(id_)
         return found
 
     @property
@@ -228,7 +228,7 @@ class Sequences:
                 raise PolicyError(f"{self.scheduler!r} rejected request {id_}, which does not wait here")
             self.queue.remove(seq)
             self.n_computed -= not seq.tokens
-            self.brought.gone(id_)
+            self.loaded_kv.gone(id_)
             self.version.changes += 1
             if seq.kept_blocks:
                 assert self.exchange is not None
@@ -293,9 +293,9 @@ class Sequences:
         state = self.state
         if id_ in lane.leaving:
             state.preemptions[id_] += 1
-            self.finding.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
+            self.prefix_lookup.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
             return
-        known = self.finding.kept(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
+        known = self.prefix_lookup.kept(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
         cached, blocks, token_ns = self.take_out(lane, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
@@ -308,7 +308,7 @@ class Sequences:
                 "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
             )
         state.preemptions[id_] += 1
-        if self.brought.moves_out is None or not self.brought.moves_out(id_, cached):
+        if self.loaded_kv.moves_out is None or not self.loaded_kv.moves_out(id_, cached):
             state.recomputed[id_] += cached
         seq = state.waiting_seq(id_, preempted=True)
         # At the end, ahead of requests that arrived after the plan was made.
@@ -339,9 +339,9 @@ class Sequences:
             assert self.exchange is not None
             self.exchange.take_in(id_, now_ns)
             return seq
-        self.promises.make(id_)
-        self.brought.admitted(seq)
-        return self.finding.find(seq, tokens) if self.kv.caches else seq
+        self.reservations.make(id_)
+        self.loaded_kv.admitted(seq)
+        return self.prefix_lookup.find(seq, tokens) if self.kv.caches else seq
 
     def join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
         """Admit the sequences of *run* that have nothing to compute; return the rest."""
@@ -412,7 +412,7 @@ class Sequences:
                 state.left[id_] = left = left - 1
             if left:
                 self._join(lane, id_, cached, end_ns)
-                self.finding.complete(id_, cached)
+                self.prefix_lookup.complete(id_, cached)
             else:
                 self._end(lane, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
 
@@ -421,20 +421,20 @@ class Sequences:
     ) -> None:
         """*slots_before*: KV slots that it would have used if all that its last iteration submitted had been accepted."""
         if self.kv.caches:
-            self.finding.end(id_, blocks, cached, emitted_last)
+            self.prefix_lookup.end(id_, blocks, cached, emitted_last)
         else:
             self.kv.give(blocks)
         given_up_ns = self.given_up.pop(id_, None)
         if given_up_ns is not None and self.ahead is not None and given_up_ns <= self.ahead.seen_ns:
             # Its last iteration had been planned before its client went.
-            self.finding.free_one(id_, 0, emitted_last)
+            self.prefix_lookup.free_one(id_, 0, emitted_last)
             del lane.admitted[id_]
             self.n_admitted -= 1
-            self.promises.end(id_)
+            self.reservations.end(id_)
             self.version.changes += 1
             self.state.status[id_] = ABORTED
             return
-        promised = self.promises.end(id_)
+        promised = self.reservations.end(id_)
         if self.ahead is not None:
             # Each iteration emits one token at least: a sequence that has so few to go is known to end.
             sure = self.state.max_tokens[id_] - self.state.output[id_] + emitted_last <= 1
@@ -476,15 +476,15 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
     sequences.queue.clear()
     if sequences.exchange is not None:
         ids += sequences.exchange.hand_back()
-    sequences.brought.reset()
+    sequences.loaded_kv.reset()
     if sequences.came_ns is not None:
         sequences.came_ns.clear()
     if sequences.ahead is not None:
         sequences.ahead.reset()
     sequences.given_up.clear()
     sequences.n_admitted = sequences.n_computed = 0
-    sequences.promises.reset()
-    sequences.finding.ended.clear()
+    sequences.reservations.reset()
+    sequences.prefix_lookup.ended.clear()
     sequences.kv.reset()
     return ids
 
@@ -543,59 +543,11 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
         if waiting is not None:
             sequences.queue.remove(waiting)
             sequences.n_computed -= not waiting.tokens
-            sequences.brought.gone(id_)
+            sequences.loaded_kv.gone(id_)
             if waiting.kept_blocks:
                 assert sequences.exchange is not None
                 sequences.exchange.leave_the_queue(id_, waiting.cached_tokens)
             continue
         ahead = sequences.ahead
-        known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)
+        known = sequences.prefix_lookup.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)
         sequences.kv.release(id_, sequences.take_out(lane, id_)[1], known)
-
-
-def give_way_in_turn(
-    sequences: Sequences,
-    lane: Lane,
-    decode: bool | tuple[int, ...],
-    run: tuple[tuple[int, int], ...],
-    preempt: tuple[int, ...],
-) -> None:
-    """Preempt as vLLM does, which matters to what is evicted: running sequences take their blocks in order of admission, and one
-    that lacks some preempts the next of *preempt*. One preempted later may have taken its own before."""
-    kv, decoding = sequences.kv, lane.decoding
-    chunks, gone, taken = dict(run), set[int](), dict[int, int]()
-    left = list(preempt)
-    steps = {*preempt, *(() if isinstance(decode, bool) else decode)}
-    for id_ in list(lane.admitted):
-        if id_ in gone:
-            continue
-        if id_ in lane.partial:
-            cached, tokens = lane.partial[id_].cached_tokens, chunks.get(id_, 0)
-            blocks = kv.held(cached + tokens) - kv.held(cached) if kv.by_chunk else 0
-        elif id_ in lane.leaving:
-            ended = lane.leaving[id_]
-            blocks = ended.growth_blocks if ended.steps_on and (decode is True or id_ in steps) else 0
-        elif id_ in lane.paused:
-            # It takes blocks when it resumes.
-            blocks = 0
-        else:
-            blocks = decoding.growth_of(id_) if decode is True or id_ in steps else 0
-        while blocks > kv.free and left:
-            victim = left.pop(0)
-            gone.add(victim)
-            _give_way(sequences, lane, victim, taken.get(victim, -1), chunks)
-        if id_ in gone:
-            break
-        if blocks <= kv.free:
-            kv.prepay(blocks)
-            taken[id_] = blocks
-    for victim in left:
-        _give_way(sequences, lane, victim, taken.get(victim, -1), chunks)
-
-
-def _give_way(sequences: Sequences, lane: Lane, id_: int, taken: int, chunks: dict[int, int]) -> None:
-    """One is preempted that had taken *taken* blocks for its next step; -1: it had not been planned yet."""
-    if taken >= 0 and id_ in lane.partial and id_ in chunks:
-        sequences.kv.cached(id_, lane.partial[id_].cached_tokens + chunks[id_])
-    sequences.kv.hand_over(max(taken, 0))
-    sequences.preempt(lane, id_, scheduled=taken >= 0, beside=max(taken, 0))

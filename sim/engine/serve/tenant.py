@@ -29,7 +29,8 @@ from sim.engine.requests.state import RequestState
 from sim.engine.serve.iterations import NO_PROMPTS, Iterations
 from sim.engine.serve.loading import Loading
 from sim.engine.serve.planner import Planner
-from sim.engine.serve.sequences import Outside, Sequences, give_way_in_turn, let_go, refuse, take_for_rounds
+from sim.engine.serve.preemption import preempt_in_turn
+from sim.engine.serve.sequences import Outside, Sequences, let_go, refuse, take_for_rounds
 from sim.engine.serve.sequences import hand_back as give_all_back
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.spec.roles import OneEach, Part
@@ -90,7 +91,7 @@ class Tenant:
         self._kv = sequences.kv
         self._version = sequences.version
         self._ahead = sequences.ahead
-        self._finding = sequences.finding
+        self._finding = sequences.prefix_lookup
         self._late = sequences.kv.caches_late
         self._frees_at_the_end = sequences.kv.caches and sequences.ahead is None
         """Sequences that have ended free their blocks at once, and not when a plan knows it."""
@@ -108,7 +109,7 @@ class Tenant:
         """A lane holds plans of decodes alone, and carries them out one iteration after the other."""
         self._hears = self._what_it_hears()
         self.lanes: list[Lane] = []
-        sequences.finding.lanes = self.lanes
+        sequences.prefix_lookup.lanes = self.lanes
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
@@ -238,7 +239,7 @@ class Tenant:
         """Preempt, join and pause as *plan* says; return what is left of its prompts."""
         sequences, decoding, run = self.sequences, lane.decoding, plan.run
         if plan.preempt:
-            self._give_way(lane, plan, decode)
+            self._preempt_for(lane, plan, decode)
         if sequences.n_computed:
             run = sequences.join_the_decodes(lane, run, ticks)
         if decode is not False:
@@ -246,11 +247,11 @@ class Tenant:
         lane.growth = decoding.growth_blocks if decoding.n else 0
         return run
 
-    def _give_way(self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...]) -> None:
+    def _preempt_for(self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...]) -> None:
         """Preempt the sequences that *plan* names."""
         sequences, kv = self.sequences, self._kv
         if kv.caches and self._finding.in_turn:
-            give_way_in_turn(sequences, lane, decode, plan.run + plan.undone, plan.preempt)
+            preempt_in_turn(sequences, lane, decode, plan.run + plan.undone, plan.preempt)
             return
         if self._late:
             # Cached blocks are evicted before any sequence is preempted.

@@ -17,7 +17,7 @@ import numpy as np
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.disaggregated_fleet import DisaggregatedFleet
 from sim.engine.fleet.fleet import Fleet
-from sim.engine.gateway.gateway import Gate, eligible
+from sim.engine.gateway.gateway import Gateway, eligible
 from sim.engine.kv.content import Contents, contents_of
 from sim.engine.machine.machine import Machine
 from sim.engine.machine.ranks import machine_of, ranked
@@ -189,7 +189,7 @@ class Cluster:
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
-        self._gate: Gate | None = None
+        self._gate: Gateway | None = None
         self._handovers: Handovers | None = None
         if self._only is None:
             self._gate, self._handovers = self._gates()
@@ -209,22 +209,22 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _gates(self) -> tuple[Gate, Handovers | None]:
+    def _gates(self) -> tuple[Gateway, Handovers | None]:
         """The router of new requests, and what is between machines where prefill and decode are apart."""
         experiment, spec = self._experiment, self._experiment.handover
         given = experiment.workload, self._state, self._clock
         luck = [experiment.seed, _ROUTING_STREAM]
         if spec is None:
-            gate = Gate(experiment.router, self._machines, self._machines, *given, luck, self.rejected)
+            gate = Gateway(experiment.router, self._machines, self._machines, *given, luck, self.rejected)
             return gate, None
         # New requests are routed to machines that prefill; those that only decode get theirs from these.
         first, second = (
             [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
             for decodes in (False, True)
         )
-        gate = Gate(experiment.router, first, self._machines, *given, luck, self.rejected)
+        gate = Gateway(experiment.router, first, self._machines, *given, luck, self.rejected)
         # A stream of its own: the first router draws the same numbers for requests as without pools.
-        beyond = Gate(spec.router, second, self._machines, *given, [*luck, 1], self.rejected)
+        beyond = Gateway(spec.router, second, self._machines, *given, [*luck, 1], self.rejected)
         return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
 
     def _contents_in(self, block_tokens: int) -> Contents:

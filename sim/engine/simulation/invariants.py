@@ -175,7 +175,7 @@ class Watch:
             if fault is not None:
                 self._fail("INV-1", f"machine {machine.index}: {fault}")
             # Sequences that have ended and not freed their blocks yet are in no lane any more.
-            held += sum(blocks for _, _, blocks, _ in sequences.finding.ended) - kv.held_again
+            held += sum(blocks for _, _, blocks, _ in sequences.prefix_lookup.ended) - kv.held_again
         if held != kv.used:
             self._fail("INV-1", f"machine {machine.index}: {held} blocks held, {kv.used} of {kv.total} taken")
         if sequences.n_admitted != sum(len(lane.admitted) for lane in tenant.lanes):
@@ -183,7 +183,7 @@ class Watch:
 
     def _check_queue(self, tenant: Tenant, seen: set[int]) -> int:
         """The blocks that waiting requests hold."""
-        held = sum(each.blocks for each in tenant.sequences.brought.at_hand.values())
+        held = sum(each.blocks for each in tenant.sequences.loaded_kv.at_hand.values())
         for seq in tenant.sequences.queue:
             self._once(seq.id, seen)
             held += seq.kept_blocks

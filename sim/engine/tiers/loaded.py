@@ -23,7 +23,7 @@ class AtHand(NamedTuple):
     """It was preempted and moved to host memory."""
 
 
-class Brought:
+class LoadedKv:
     """KV that a tenant's waiting sequences have, or could have, beside prefix hits; idle without tiers."""
 
     __slots__ = ("_kv", "_state", "at_hand", "forgets", "kinds", "loaded_last", "moved", "moves_out")
