@@ -93,10 +93,11 @@ def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_file_in_place_of_a_terminal_gets_nothing(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_way._PROCESS, "wanted", True)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
     for _ in under_way.steps(range(2), "runs"):
         time.sleep(0.05)
-    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+    assert file.getvalue() == ""
 
 
 def test_a_script_of_ones_own_gets_nothing(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:

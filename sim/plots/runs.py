@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +141,10 @@ def latency_figure(
     plot_latency_ecdf(ttft, ttft_s, name="Time to first token (TTFT)")
     found = None
     if itl_quantiles_s is not None:
-        gaps_s = lambda: ((np.maximum(gaps_ns * 1e-9, 1e-9), weights) for gaps_ns, weights in itl_blocks())  # noqa: E731
+
+        def gaps_s() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+            return ((np.maximum(gaps_ns * 1e-9, 1e-9), weights) for gaps_ns, weights in itl_blocks())
+
         found = weighted_ecdf(gaps_s), itl_quantiles_s
     plot_steps(itl, found, name="Gap between tokens (ITL)")
     plot_latency_ecdf(e2e, e2el_s, name="End to end (E2EL)")

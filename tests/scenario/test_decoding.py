@@ -536,6 +536,19 @@ class Always(Chain):
     def per_position(self, k):
         return np.arange(k) < self.n
 
+@dataclass(frozen=True, kw_only=True)
+class Answering(Always):
+    n: int = 1
+    per: object = None
+    mean: object = 2.0
+    wide: object = 5
+    def per_position(self, k):
+        return self.per
+    def mean_length(self, k):
+        return self.mean
+    def width(self, k):
+        return self.wide
+
 class Alone:
     def accepted(self, request_id, round_start, n_rounds, k, seed): ...
 """
@@ -588,6 +601,29 @@ def test_counts_that_no_round_can_accept_end_the_run_in_one_sentence(own, n):
         ScenarioError, match=r"drafts_of_mine:Always answered accepted\(.*; expected \d+ whole numbers from 0 to 4"
     ):
         simulate(scenario(drafted(acceptance=own(n=n))))
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings"),
+    [
+        ("mean_length", {"mean": 0.5}),
+        ("mean_length", {"mean": [2.0, 3.0]}),
+        ("mean_length", {"mean": "many"}),
+        ("width", {"wide": 0}),
+        ("width", {"wide": 4.5}),
+        ("per_position", {"per": "all"}),
+        ("per_position", {"per": [0.5] * 3}),
+        ("per_position", {"per": [1.5] * 4}),
+    ],
+)
+def test_answers_of_a_process_of_ones_own_that_cannot_be_are_refused_in_one_sentence(own, asked, settings):
+    made = scenario(drafted(acceptance=own(policy="drafts_of_mine:Answering", **settings)))
+
+    def ask():
+        getattr(resolve(made).experiment.replicas[0].decoding.acceptance, asked)(4)
+
+    with pytest.raises(ScenarioError, match=rf"drafts_of_mine:Answering answered {asked}\(4\) with .*; expected "):
+        ask()
 
 
 def test_settings_of_a_process_of_ones_own_stand_on_axes(own):

@@ -146,7 +146,7 @@ class OwnAcceptance:
             counts = np.asarray(self.process.accepted(request_id, round_start, n_rounds, k, seed))
         except Exception as error:
             raise PolicyError(f"{_KEY}: {self.name} failed at {asked}: {type(error).__name__}: {error}") from error
-        if counts.shape != (n_rounds,) or counts.dtype.kind not in "iu" or counts.min() < 0 or counts.max() > k:
+        if counts.shape != (n_rounds,) or counts.dtype.kind not in "iu" or ((counts < 0) | (counts > k)).any():
             raise PolicyError(
                 f"{_KEY}: {self.name} answered {asked} with {named.shown(counts.tolist())}; expected {n_rounds} whole numbers "
                 f"from 0 to {k}"
@@ -154,21 +154,40 @@ class OwnAcceptance:
         return counts.astype(np.int64)
 
     def per_position(self, k: int) -> FloatArray:
-        return np.asarray(self._asked("per_position", k), dtype=float)
+        return np.asarray(
+            self._asked("per_position", k, f"{k} probabilities", lambda each: each.shape == (k,) and (each <= 1).all()),
+            dtype=float,
+        )
 
     def mean_length(self, k: int) -> float:
-        return float(self._asked("mean_length", k))
+        return float(self._asked("mean_length", k, "a number of at least 1", lambda each: not each.shape and each >= 1))
 
     def width(self, k: int) -> int:
-        return int(self._asked("width", k))
+        return int(
+            self._asked(
+                "width", k, "a whole number of at least 1", lambda each: not each.shape and each >= 1 and each % 1 == 0
+            )
+        )
 
-    def _asked(self, what: str, k: int) -> Any:
+    def _asked(self, what: str, k: int, expected: str, holds: Callable[[Any], bool]) -> Any:
+        """The process's answer as an array of finite numbers that are not negative and for which *holds*; else ScenarioError."""
         try:
-            return getattr(self.process, what)(k)
+            answer = getattr(self.process, what)(k)
         except Exception as error:
             raise ScenarioError(
                 f"{_KEY}: {self.name} failed at {what}({k}): {type(error).__name__}: {error}"
             ) from error
+        numbers = np.asarray(answer)
+        if (
+            numbers.dtype.kind not in "biuf"
+            or not np.isfinite(numbers).all()
+            or (numbers < 0).any()
+            or not holds(numbers)
+        ):
+            raise ScenarioError(
+                f"{_KEY}: {self.name} answered {what}({k}) with {named.shown(answer)}; expected {expected}"
+            )
+        return numbers
 
 
 class OwnRecording(OwnAcceptance):
