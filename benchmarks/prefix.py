@@ -93,7 +93,7 @@ def by_load(trace: Path, factor: float) -> tuple[float, ...]:
     pool = columns.meta["kv_blocks_total"][0]
     used = float(np.average(np.concatenate(held), weights=np.concatenate(computed))) / pool
     curve = reuse(workload)
-    tokens = pool * experiment.tenants[0].block_tokens
+    tokens = pool * experiment.hosted[0].block_tokens
     found = columns.requests["prefix_hit_tokens"].sum() / workload.prompt_tokens.sum()
     rate = len(workload) / (int(workload.arrival_ns.max() - workload.arrival_ns.min()) * 1e-9)
     return rate, used, float(found), float(curve.hit_rate(tokens)), float(curve.hit_rate(tokens * (1 - used)))

@@ -101,7 +101,7 @@ def simulated(case: Case, arm: str, stages: list[tuple[float, float]], seed: int
     router = settings["router"]
     if router.get("capacity_blocks") == 0:
         # What the engine's metrics say: its own blocks.
-        plain = build(Scenario.from_mapping({**settings, "router": "random"})).tenants[0]
+        plain = build(Scenario.from_mapping({**settings, "router": "random"})).hosted[0]
         settings["router"] = {**router, "capacity_blocks": plain.kv_blocks, "block_tokens": plain.block_tokens}
     experiment = build(Scenario.from_mapping(settings))
     requests = run(experiment).requests

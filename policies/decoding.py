@@ -48,7 +48,7 @@ class Autoregressive:
     def draft_steps(self, n_decoding: int, /) -> int:
         return 0
 
-    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
+    def round_tokens(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
         if k:
             raise ValueError(f"autoregressive decoding drafts nothing; got k = {k}")
         return np.ones(n_tokens, dtype=np.int64)
@@ -114,11 +114,11 @@ class Speculative:
         """The widest step of any batch; one less is the number of look-ahead KV slots per sequence."""
         return max(self.acceptance.width(k) for _, _, k in self.table)
 
-    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
+    def round_tokens(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
         """Tokens emitted per round from round_start on, as int64 in [1, k + 1], until their sum reaches *n_tokens*.
 
-        The last round is whole and may go beyond; the caller cuts the tape at the output's length, and still knows what was
-        accepted. A tape that starts where another ended continues it.
+        The last round is whole and may go beyond; the caller cuts them at the output's length, and still knows what was
+        accepted. Rounds that start where others ended continue them.
         """
         if n_tokens < 0 or round_start < 0:
             raise ValueError(f"n_tokens and round_start are 0 or more; got {n_tokens} and {round_start}")
@@ -126,8 +126,8 @@ class Speculative:
             return np.ones(n_tokens, dtype=np.int64)
         process = self.acceptance
         if process.finite:
-            return _frugal_tape(process, request_id, round_start, n_tokens, k, seed)
-        # Enough if at least half of the tokens of full acceptance are emitted; a tape that falls short is extended.
+            return _one_by_one(process, request_id, round_start, n_tokens, k, seed)
+        # Enough if at least half of the tokens of full acceptance are emitted; where they are not, more rounds are drawn.
         n_rounds = min(n_tokens, 2 * n_tokens // (k + 1) + 8)
         emitted = process.accepted(request_id, round_start, n_rounds, k, seed)
         emitted += 1
@@ -281,8 +281,8 @@ def best_table(
     return tuple(rows)
 
 
-def _frugal_tape(process: Acceptance, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
-    """A tape that draws no round that it does not need: a recording may end with the request."""
+def _one_by_one(process: Acceptance, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
+    """The same where no round may be drawn that is not needed: a recording may end with the request."""
     parts: list[IntArray] = []
     left, at = n_tokens, round_start
     while left > 0:

@@ -44,9 +44,9 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     peaks: list[tuple[float, float]] = []
     alike: dict[tuple[int, int, bool], _Alike] = {}
     for index, machine in enumerate(machines):
-        spans = [next(rows).spans for _ in range(len(machine.tenants) * machine.ranks)]
-        costs = [spec.cost for spec in machine.tenants if not isinstance(spec.cost, StageTable)]
-        if len(costs) < len(machine.tenants):
+        spans = [next(rows).spans for _ in range(len(machine.hosted) * machine.ranks)]
+        costs = [spec.cost for spec in machine.hosted if not isinstance(spec.cost, StageTable)]
+        if len(costs) < len(machine.hosted):
             return {}
         # Models that share a machine share its GPUs; one that computes in a narrower format has the higher peak.
         peaks.append((max(cost.peak_flops_per_s for cost in costs), max(cost.peak_bytes_per_s for cost in costs)))
@@ -54,7 +54,7 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
         done["peak_bytes_per_s"] += peaks[-1][1]
         if machine.ranks > 1:
             spans = [_together(spans)]
-        for cost, spec, of_it in zip(costs, machine.tenants, spans, strict=True):
+        for cost, spec, of_it in zip(costs, machine.hosted, spans, strict=True):
             key = (id(cost), id(spec.draft_cost), machine.ranks > 1)
             alike.setdefault(key, _Alike(cost, spec.draft_cost, [])).parts.append((index, of_it))
     for each in alike.values():

@@ -109,7 +109,7 @@ def at(experiment: Experiment, deployment: Deployment, setting: Setting) -> Expe
         return replace(spec, cost=priced.cost, kv_blocks=max(1, round(spec.kv_blocks * setting.kv_factor)))
 
     machines = tuple(
-        replace(each, tenants=tuple(map(changed, each.tenants))) if isinstance(each, MachineSpec) else changed(each)
+        replace(each, hosted=tuple(map(changed, each.hosted))) if isinstance(each, MachineSpec) else changed(each)
         for each in experiment.replicas
     )
     return replace(experiment, replicas=machines, **priced.front_end._asdict())
@@ -154,7 +154,7 @@ def case_of(
     """A case of *experiment* on *deployment*; ValueError for several kinds of machine, and for prices of no serving stack."""
     if not isinstance(deployment.made_by, Calibrated):
         raise ValueError("cost_model roofline has no serving stack whose terms could be fitted; leave cost_model out")
-    if any(spec.decoding is not None or spec.model is not None for spec in experiment.tenants):
+    if any(spec.decoding is not None or spec.model is not None for spec in experiment.hosted):
         raise ValueError("only deployments of one model without speculation are fitted")
     return Case(
         name=name,

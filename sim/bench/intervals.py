@@ -215,7 +215,7 @@ def results(scenario: Scenario, replays: int = REPLAYS) -> tuple[Result, list[Re
     deployment = deployment_of(scenario)
     middle, worlds, basis = drawn(scenario, deployment, replays)
     built = resolve(scenario)
-    if any(spec.decoding is not None for spec in built.experiment.tenants):
+    if any(spec.decoding is not None for spec in built.experiment.hosted):
         raise RooftraceError(
             "--intervals: nothing was held back of speculative decoding; leave decoding or --intervals out"
         )

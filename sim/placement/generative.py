@@ -120,12 +120,12 @@ class GenerativeServing(Serving):
             machines, group_of = [], []
             for number, group in enumerate(placement.groups):
                 if group.models:
-                    tenants = self._tenants(group.models, group.shape)
+                    specs = self._hosted(group.models, group.shape)
                     machines.append(
                         MachineSpec(
-                            tenants=tuple(
-                                replace(tenant, model=position[m])
-                                for tenant, m in zip(tenants, group.models, strict=True)
+                            hosted=tuple(
+                                replace(hosted, model=position[m])
+                                for hosted, m in zip(specs, group.models, strict=True)
                             )
                         )
                     )
@@ -145,7 +145,7 @@ class GenerativeServing(Serving):
     def screened_by(self) -> ScreenedBy:
         return "events"
 
-    def _tenants(self, models: tuple[int, ...], shape: tuple[int, int]) -> tuple[ReplicaSpec, ...]:
+    def _hosted(self, models: tuple[int, ...], shape: tuple[int, int]) -> tuple[ReplicaSpec, ...]:
         deployments = [self.models[self.names[m]].deployment(*shape) for m in models]  # type: ignore[attr-defined]
         weights = sum(deployment.weight_bytes_per_device for deployment in deployments)
         share = (self.cluster.memory_bytes - weights) / len(models)

@@ -9,7 +9,7 @@ The rules are those of AlpaServe's simulator (Li et al., OSDI 2023; artifact alp
   next: heads that would miss their deadline even alone are dropped, then the largest batch that is there and keeps the
   oldest one's deadline is taken. Nothing waits for a batch to fill.
 
-These rules are `policies.single_pass`; groups are machines, and hosted models their tenants. `run_groups` is the one entry. The
+These rules are `policies.single_pass`; groups are machines, and models are what they host. `run_groups` is the one entry. The
 event loop is the reference; without batching what becomes of a request is known when it arrives, and one loop over the requests
 gives the same columns. numba compiles it where it is installed (the extra `fast`); Python runs the same lines where it is not.
 """
@@ -249,7 +249,7 @@ def _replay(
 
 
 def machines_of(experiment: GroupExperiment) -> Experiment:
-    """The same on machines: each group one, its models tenants that take turns by the age of their oldest request."""
+    """The same on machines: each group one, its models take turns by the age of their oldest request."""
     batching = len(experiment.batch_sizes) > 1
     overhead_ns = experiment.overhead_ns
     scheduler = DeadlineBatches(experiment.batch_sizes, overhead_ns) if batching else InOrder()
@@ -257,7 +257,7 @@ def machines_of(experiment: GroupExperiment) -> Experiment:
         workload=experiment.workload,
         replicas=tuple(
             MachineSpec(
-                tenants=tuple(
+                hosted=tuple(
                     ReplicaSpec(
                         cost=StageTable(batch_sizes=experiment.batch_sizes, stage_ns=stage_ns),
                         scheduler=scheduler,

@@ -62,10 +62,10 @@ def set_up(scenario: Scenario) -> Setup:
     names = hosted if len(hosted) > 1 else ()
     planned = _planned(expected, names)
     built = resolve(scenario, workload=planned)
-    sizes = {tenant.block_tokens for tenant in built.experiment.tenants}
+    sizes = {hosted.block_tokens for hosted in built.experiment.hosted}
     size = ID_TOKENS if all(ID_TOKENS % each == 0 or each % ID_TOKENS == 0 for each in sizes) else min(sizes)
     workload = live_trace(names, size)
-    limits = {tenant.model: tenant.max_model_len for tenant in built.experiment.tenants}
+    limits = {hosted.model: hosted.max_model_len for hosted in built.experiment.hosted}
     if not (expected.output_tokens > 0).any():
         raise ScenarioError(
             f"{scenario.source}: workload: its requests emit no tokens, and an endpoint answers with tokens"

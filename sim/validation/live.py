@@ -429,7 +429,7 @@ class _Runner:
 
     def _speculate(self, models: Sequence[Any], k: int, decoding: Speculative) -> tuple[float, float]:
         """Median seconds of the loop, and the share of tested drafts that its rounds accepted."""
-        emitted = decoding.tape(0, 0, self.settings.tokens, k, self.settings.seed).tolist()
+        emitted = decoding.round_tokens(0, 0, self.settings.tokens, k, self.settings.seed).tolist()
         accepted = sum(e - 1 for e in emitted)
         tested = sum(min(e, k) for e in emitted)
         prompt, room = self.settings.prompt, self.settings.prompt + self.settings.tokens + 2 * k + 2

@@ -96,7 +96,7 @@ def machine_of(
         **speculates,
     )
     return MachineSpec(
-        tenants=(replica,),
+        hosted=(replica,),
         ranks=ranks,
         rank_router=rank_router_of(stack.name) if ranks > 1 else None,
         prompt_balance=settings.prompt_balance if ranks > 1 else None,

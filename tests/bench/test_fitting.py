@@ -418,7 +418,7 @@ def test_a_share_of_the_cache_is_what_a_replay_has() -> None:
     experiment, deployment = resolve(scenario).experiment, deployment_of(scenario)
     assert isinstance(deployment.made_by, Calibrated)
     half = at(experiment, deployment, Setting(stack=deployment.made_by.stack, kv_factor=0.5))
-    assert half.tenants[0].kv_blocks == round(0.5 * experiment.tenants[0].kv_blocks)
+    assert half.hosted[0].kv_blocks == round(0.5 * experiment.hosted[0].kv_blocks)
 
 
 def test_a_fit_narrows_the_interval_of_a_stack_by_name(stack_file: Path) -> None:

@@ -200,7 +200,7 @@ def a_machine(rng: random.Random, *, speculative: bool, n_models: int) -> Machin
         return a_tenant(rng, speculative=speculative, n_stages=n_stages, model=None)
     hosted = rng.sample(range(n_models), rng.randrange(1, n_models + 1))
     return MachineSpec(
-        tenants=tuple(a_tenant(rng, speculative=speculative, n_stages=n_stages, model=model) for model in hosted),
+        hosted=tuple(a_tenant(rng, speculative=speculative, n_stages=n_stages, model=model) for model in hosted),
         turn=rng.choice(["rotation", "oldest"]),
     )
 
@@ -210,8 +210,8 @@ def with_ranks(experiment: Experiment, seed: int) -> Experiment:
     rng = random.Random(f"ranks of {seed}")
     machines: list[MachineSpec] = []
     for spec in experiment.machines:
-        (tenant,) = spec.tenants[:1]
-        if len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1:
+        (tenant,) = spec.hosted[:1]
+        if len(spec.hosted) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1:
             machines.append(spec)
             continue
         assert isinstance(tenant.cost, Linear)
@@ -227,7 +227,7 @@ def with_ranks(experiment: Experiment, seed: int) -> Experiment:
         machines.append(
             replace(
                 spec,
-                tenants=(replace(tenant, cost=cost, micro_batches=None),),
+                hosted=(replace(tenant, cost=cost, micro_batches=None),),
                 ranks=ranks,
                 rank_router=router,
                 prompt_balance=rng.choice(
@@ -373,7 +373,7 @@ def with_trees(
         return tree if scheduler is None else replace(tree, scheduler=EvictNewest(scheduler))
 
     return tuple(
-        of(each) if isinstance(each, ReplicaSpec) else replace(each, tenants=tuple(map(of, each.tenants)))
+        of(each) if isinstance(each, ReplicaSpec) else replace(each, hosted=tuple(map(of, each.hosted)))
         for each in machines
     )
 
@@ -508,7 +508,7 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
         return replace(tenant, tiers=mine, swaps=swaps, block_bytes=block_bytes, prefix_cache=cache)
 
     machines = tuple(
-        replace(spec, tenants=tuple(behind(tenant) for tenant in spec.tenants)) for spec in experiment.machines
+        replace(spec, hosted=tuple(behind(tenant) for tenant in spec.hosted)) for spec in experiment.machines
     )
     workload = experiment.workload
     if isinstance(workload, Trace) and workload.prefix_blocks is None:
@@ -541,7 +541,7 @@ def with_looks(experiment: Experiment, seed: int) -> tuple[Experiment, Noting]:
 def with_scheduler(experiment: Experiment, scheduler: Scheduler) -> Experiment:
     """The same with one scheduler for every model."""
     machines = tuple(
-        replace(spec, tenants=tuple(replace(tenant, scheduler=scheduler) for tenant in spec.tenants))
+        replace(spec, hosted=tuple(replace(tenant, scheduler=scheduler) for tenant in spec.hosted))
         for spec in experiment.machines
     )
     return replace(experiment, replicas=machines)

@@ -79,7 +79,7 @@ def a_machine(*, ranks: int = 1, rank_router: Router | None = None) -> ReplicaSp
         kv_blocks=4000,
         prefix_cache="blocks",
     )
-    return spec if ranks == 1 else MachineSpec(tenants=(spec,), ranks=ranks, rank_router=rank_router)
+    return spec if ranks == 1 else MachineSpec(hosted=(spec,), ranks=ranks, rank_router=rank_router)
 
 
 def burst(before_s: float) -> Trace:

@@ -49,7 +49,7 @@ def test_requests_tokens_blocks_and_times_balance(seed: int, speculative: bool) 
             assert weights.sum() == np.maximum(requests["emitted_tokens"] - 1, 0).sum()
 
         # Memory stays within the pool.
-        total = np.array([tenant.kv_blocks for tenant in experiment.tenants])
+        total = np.array([tenant.kv_blocks for tenant in experiment.hosted])
         assert (iterations["kv_blocks_used"] <= total[iterations["replica"]]).all()
         assert (iterations["kv_blocks_used"] >= 0).all()
 
@@ -59,7 +59,7 @@ def test_requests_tokens_blocks_and_times_balance(seed: int, speculative: bool) 
         assert (requests["first_token_ns"][emits] > requests["scheduled_ns"][emits]).all()
         assert (requests["finish_ns"][emits] >= requests["first_token_ns"][emits]).all()
         assert (requests["finish_ns"][~finished] == -1).all()
-        for replica, tenant in enumerate(experiment.tenants):
+        for replica, tenant in enumerate(experiment.hosted):
             if tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1:
                 continue  # micro-batches overlap
             mine = iterations["replica"] == replica

@@ -19,7 +19,7 @@ from policies.wrappers import EvictNewest
 from sim.engine import Columns, MachineSpec, PolicyError, ReplicaSpec
 from sim.engine.machine.machine import Machine
 from sim.engine.requests.state import RequestState
-from sim.engine.serve.tenant import InCommon
+from sim.engine.serve.engine_core import InCommon
 from sim.engine.simulation.invariants import Watch
 from sim.engine.time.events import Clock
 from tests.engine.costs import Linear
@@ -57,8 +57,8 @@ class Alone:
         self.ended = Ended()
         replica = ReplicaSpec(scheduler=scheduler, kv_blocks=kv_blocks, **settings)
         common = InCommon(self.clock, self.state, self.ended, seed=1, fast_forward=fast_forward, prices={})
-        self.machine = Machine(common, 0, MachineSpec(tenants=(replica,)), 0)
-        self.tenant = self.machine.tenants[0]
+        self.machine = Machine(common, 0, MachineSpec(hosted=(replica,)), 0)
+        self.core = self.machine.cores[0]
 
     def has_emitted_one(self, id_: int) -> None:
         """The request comes from another machine, which emitted its first token at 0."""
@@ -69,7 +69,7 @@ class Alone:
         Watch(self.state, [self.machine], self.clock).run(None)
 
     def iterations(self) -> Any:
-        return Columns(requests={}, reasons=(), replicas=(self.tenant.columns(),)).iterations()
+        return Columns(requests={}, reasons=(), replicas=(self.core.columns(),)).iterations()
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def test_a_sequence_whose_kv_exists_joins_the_decodes_and_takes_its_blocks(sched
     # 30 tokens are two blocks, of which two places are left; the 33rd needs a third.
     assert found["kv_blocks_used"].tolist() == [2, 2, 3, 3]
     assert (alone.state.first_token[0], alone.state.finish[0], alone.state.left[0]) == (0, 4 * MS, 0)
-    assert alone.tenant.sequences.kv.free == 100
-    gaps, weights = Columns(requests={}, reasons=(), replicas=(alone.tenant.columns(),)).itl()
+    assert alone.core.sequences.kv.free == 100
+    gaps, weights = Columns(requests={}, reasons=(), replicas=(alone.core.columns(),)).itl()
     assert (gaps == MS).all()
     assert weights.sum() == 4
 
@@ -206,15 +206,15 @@ def test_stopping_hands_back_every_request_once_and_frees_all_memory() -> None:
         alone, back = stopped(seed, fast_forward=True)
         ended = alone.ended.finished_ids + alone.ended.rejected_ids
         assert sorted([*back, *ended]) == list(range(len(alone.state.prompt))), f"seed {seed}"
-        assert alone.tenant.sequences.kv.used == 0
+        assert alone.core.sequences.kv.used == 0
         assert (alone.machine.waiting, alone.machine.running, alone.machine.kv_blocks_used) == (0, 0, 0)
         assert alone.machine.abort(alone.clock.now_ns) == []
         emitted = sum(alone.state.output) - sum(alone.state.left)
-        records = alone.tenant.columns()
+        records = alone.core.columns()
         if alone.state.bubbles:
             # Of micro-batches that were in flight nothing is left in the record, in any stage.
             assert len(records.stages) == len(records.spans) * len(alone.machine.stages)
-        if len(alone.tenant.recorder.spans.array()):
+        if len(alone.core.recorder.spans.array()):
             assert alone.iterations()["emitted_tokens"].sum() == emitted, f"seed {seed}"
         seen += bool(back) and emitted > 0
         stepped, back_stepped = stopped(seed, fast_forward=False)

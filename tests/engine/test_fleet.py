@@ -306,7 +306,7 @@ def balance(seed: int, *, stepped: bool, in_pools: bool = False, tiers: bool = F
         found = sum(requests[name].sum() for name in (*hits, "prefix_hit_again_tokens") if name in requests)
         beyond = iterations["prefill_tokens"].sum() + decoded + found
         beyond -= asked[finished].sum() + requests["recomputed_tokens"].sum() + between
-        swapped = requests["preemptions"].any() and any(tenant.swaps for tenant in experiment.tenants)
+        swapped = requests["preemptions"].any() and any(tenant.swaps for tenant in experiment.hosted)
         # The device may still have of a sequence that comes back what was never given up: it counts as found, and in nothing else.
         assert 0 <= beyond <= (requests.get("prefix_hit_again_tokens", np.zeros(1)).sum() if swapped else 0)
     log = facts["log"]

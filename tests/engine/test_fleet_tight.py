@@ -60,7 +60,7 @@ def tight_pools(seed: int) -> Experiment:
             prefix_cache=rng.choice([None, "blocks"]),
         )
         if role == "decode" and rng.random() < 0.2:
-            return MachineSpec(tenants=(one,), ranks=2, rank_router=RoundRobin())
+            return MachineSpec(hosted=(one,), ranks=2, rank_router=RoundRobin())
         return replace(one, cost=Linear(fixed_s=1e-3, row_s=1e-5))
 
     room = rng.choice(["before_prefill", "before_prefill", "after_prefill"])

@@ -303,7 +303,7 @@ class Second:
 def test_what_is_cached_on_another_rank_than_the_first_lets_a_prompt_stay_too() -> None:
     trace = Trace(arrival_ns=[0, 200 * MS], prompt_tokens=[160, 160], output_tokens=[3, 3], **shared(160))
     caching = ReplicaSpec(cost=Ranked(), scheduler=Vllm(), kv_blocks=1000, prefix_cache="blocks")
-    ranks = MachineSpec(tenants=(caching,), ranks=2, rank_router=Second())
+    ranks = MachineSpec(hosted=(caching,), ranks=2, rank_router=Second())
     experiment = replace(two(trace, local_tokens=20), replicas=(caching, ranks))
     assert run(experiment, check_invariants=True).requests["prefill_replica"].tolist() == [0, -1]
 
@@ -402,7 +402,7 @@ def test_kv_that_comes_to_a_rank_while_ranks_step_waits_for_the_end_of_the_step_
     trace = Trace(arrival_ns=[0, 3 * MS], prompt_tokens=[16, 16], output_tokens=[20, 3])
     one = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=100)
     ranks = MachineSpec(
-        tenants=(replace(one, cost=Ranked(fixed_s=1e-3, shared_row_s=1e-5)),), ranks=2, rank_router=RoundRobin()
+        hosted=(replace(one, cost=Ranked(fixed_s=1e-3, shared_row_s=1e-5)),), ranks=2, rank_router=RoundRobin()
     )
     experiment = two(trace, prefill=one)
     found = run(replace(experiment, replicas=(one, ranks)), check_invariants=True).requests
@@ -422,7 +422,7 @@ def test_kv_that_comes_to_a_rank_while_ranks_step_waits_for_the_end_of_the_step_
 def test_news_that_a_plan_does_not_know_yet_ends_steps_of_ranks_that_are_alike(room: Any) -> None:
     trace = Trace(arrival_ns=[0, 50 * MS + 1, 120 * MS], prompt_tokens=[16] * 3, output_tokens=[400, 90, 3])
     one = ReplicaSpec(cost=Ranked(fixed_s=1e-3, shared_row_s=1e-5), scheduler=Vllm(), kv_blocks=100)
-    ranks = MachineSpec(tenants=(one,), ranks=2, rank_router=RoundRobin())
+    ranks = MachineSpec(hosted=(one,), ranks=2, rank_router=RoundRobin())
     path = KvPath(link=LinkSpec(1e7), bytes_per_token=1000.0)
     experiment = replace(two(trace, path=path, room=room), replicas=(one, ranks))
     found = run(experiment)
@@ -475,7 +475,7 @@ def assert_balanced(experiment: Experiment, found: Columns) -> None:
         assert iterations["prefill_tokens"].sum() + decoded + hits == asked.sum() + requests["recomputed_tokens"].sum()
     gaps, weights = found.itl()
     assert (gaps >= 0).all()
-    if all(tenant.decoding is None for tenant in experiment.tenants):
+    if all(tenant.decoding is None for tenant in experiment.hosted):
         assert weights.sum() == np.maximum(requests["emitted_tokens"] - 1, 0).sum()
 
 
@@ -550,8 +550,8 @@ def test_the_random_runs_with_pools_cover_what_they_should() -> None:
 def test_a_sender_that_gives_its_blocks_back_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     depart = Exchange.depart
 
-    def hasty(self: Exchange, lane: Any, id_: int, cached: int, end_ns: int) -> None:
-        depart(self, lane, id_, cached, end_ns)
+    def hasty(self: Exchange, batch: Any, id_: int, cached: int, end_ns: int) -> None:
+        depart(self, batch, id_, cached, end_ns)
         self._collect(id_)
 
     monkeypatch.setattr(Exchange, "depart", hasty)

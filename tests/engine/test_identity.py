@@ -60,10 +60,10 @@ def test_the_random_runs_cover_what_they_should() -> None:
     assert {"too late", "prompt and output exceed the model's context of 90 tokens", "no machine hosts the model"} <= {
         reason for columns in runs for reason in columns.reasons
     }
-    tenants = [tenant for experiment in experiments for tenant in experiment.tenants]
+    tenants = [tenant for experiment in experiments for tenant in experiment.hosted]
     assert {tenant.cost.n_stages for tenant in tenants} == {1, 2, 3, 4}
     assert {tenant.micro_batches for tenant in tenants} == {None, 1, 2, 3}
-    assert {len(spec.tenants) for experiment in experiments for spec in experiment.machines} == {1, 2, 3}
+    assert {len(spec.hosted) for experiment in experiments for spec in experiment.machines} == {1, 2, 3}
     assert sum(isinstance(experiment.workload, ClosedLoop) for experiment in experiments) > 10
     assert sum(getattr(experiment.workload, "follows", None) is not None for experiment in experiments) > 20
     assert sum(experiment.in_flight is not None for experiment in experiments) > 10
@@ -78,7 +78,7 @@ def test_the_random_runs_cover_what_they_should() -> None:
 
 
 def _is_alone(spec: MachineSpec) -> bool:
-    return len(spec.tenants) == 1 and spec.tenants[0].cost.n_stages == 1 and spec.tenants[0].micro_batches in (None, 1)
+    return len(spec.hosted) == 1 and spec.hosted[0].cost.n_stages == 1 and spec.hosted[0].micro_batches in (None, 1)
 
 
 def both_ways(scheduler: Scheduler, *, n_stages: int = 1) -> tuple[Columns, Columns]:

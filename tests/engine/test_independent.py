@@ -98,7 +98,7 @@ def both(seed: int, *, off_by: int = 0) -> tuple[list[Request], Columns]:
         )  # fmt: skip
     experiment = Experiment(
         workload=workload,
-        replicas=tuple(MachineSpec(tenants=tuple(spec_of(rules) for rules in machine)) for machine in machines),
+        replicas=tuple(MachineSpec(hosted=tuple(spec_of(rules) for rules in machine)) for machine in machines),
         router=RoundRobin() if router == "round_robin" else LeastOutstanding(),
         horizon_ns=horizon_ns,
         admission_s=delay_ns * 1e-9,

@@ -145,13 +145,13 @@ def test_a_trace_of_what_came_gives_the_same_run(settings: tuple[str, ...]) -> N
     if "computed_prompt_tokens" in columns.requests and experiment.handover is None and experiment.fleet is None:
         found = (columns.requests["prompt_tokens"] - columns.requests["computed_prompt_tokens"])[seen]
         assert [live.cached_tokens(id_) for id_ in seen.tolist()] == found.tolist()
-        if experiment.tenants[0].tiers:
+        if experiment.hosted[0].tiers:
             assert columns.requests["host_hit_tokens"].any()
     for id_ in ended:
         told = log.tokens.get(id_, [])
         rest = columns.requests["output_tokens"][id_] - len(told)
         # Those of the last step are told of by its end.
-        assert rest == 1 if experiment.tenants[0].decoding is None else 1 <= rest <= 4
+        assert rest == 1 if experiment.hosted[0].decoding is None else 1 <= rest <= 4
         assert (told or [log.ends[id_]])[0] == columns.requests["first_token_ns"][id_]
         assert log.ends[id_] == columns.requests["finish_ns"][id_]
     gaps = np.concatenate([np.diff([*log.tokens.get(id_, []), log.ends[id_]]) for id_ in ended])

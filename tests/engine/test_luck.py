@@ -14,7 +14,7 @@ from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from policies.wrappers import EvictNewest
 from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.batch.speculative_set import TapedSet
+from sim.engine.batch.speculative_set import SpeculativeSet
 from tests.engine.costs import Linear
 from workloads import Trace
 
@@ -37,19 +37,19 @@ class Logged:
     def draft_steps(self, n_decoding: int, /) -> int:
         return SPECULATIVE.draft_steps(n_decoding)
 
-    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> NDArray[np.int64]:
+    def round_tokens(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> NDArray[np.int64]:
         self.draws.append((request_id, round_start))
-        return SPECULATIVE.tape(request_id, round_start, n_tokens, k, seed)
+        return SPECULATIVE.round_tokens(request_id, round_start, n_tokens, k, seed)
 
 
 def test_a_set_goes_on_where_another_left_off() -> None:
     rounds = array("i", [0])
-    one, other = (TapedSet(16, None, SPECULATIVE, 7, rounds) for _ in range(2))
+    one, other = (SpeculativeSet(16, None, SPECULATIVE, 7, rounds) for _ in range(2))
     one.join(0, 10, 40, 0, 1)
     one.advance(5)
     emitted = one.leave(0).emitted
     other.join(0, 10 + emitted, 40 - emitted, 0, -(-(10 + emitted) // 16))
-    whole = SPECULATIVE.tape(0, 0, 40, 3, 7)
+    whole = SPECULATIVE.round_tokens(0, 0, 40, 3, 7)
     assert other.emitted_in(3).tolist() == whole[5:8].tolist()
 
 

@@ -60,7 +60,7 @@ class OneEach:
     def draft_steps(self, n_decoding: int, /) -> int:
         return 2
 
-    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> Any:
+    def round_tokens(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> Any:
         self.asked.append((request_id, round_start, n_tokens))
         return np.ones(n_tokens, np.int64)
 
@@ -259,6 +259,6 @@ def test_a_sequence_keeps_its_model_deadline_and_priority_wherever_policies_see_
         deadline_ns=[100, -1, 7], priority=[3, -2, 0],
     )  # fmt: skip
     tenants = tuple(ReplicaSpec(cost=Linear(), scheduler=watching, kv_blocks=100, model=model) for model in (0, 1))
-    run(Experiment(workload=workload, replicas=(MachineSpec(tenants=tenants),), router=RoundRobin()))
+    run(Experiment(workload=workload, replicas=(MachineSpec(hosted=tenants),), router=RoundRobin()))
     facts = [(0, 0, 100, 3, 0), (1, 1, -1, -2, 5), (2, 1, 7, 0, 9)]
     assert seen == {(where, *each) for where in ("waiting", "prefilling", "running") for each in facts}

@@ -59,8 +59,8 @@ def test_sequences_in_flight_are_left_out_of_the_next_micro_batch() -> None:
     columns = pipeline(all_at_once([10] * 8, [20] * 8), OrcaPaged(max_sequences=2))
     stages = columns.replicas[0].stages
     spans = columns.replicas[0].spans
-    for lane in range(4):
-        rows = np.flatnonzero(spans["lane"] == lane)
+    for batch in range(4):
+        rows = np.flatnonzero(spans["lane"] == batch)
         first = stages[stages["stage"] == 0]["start_ns"][rows]
         last = stages[stages["stage"] == 3]
         ends = (last["start_ns"] + last["duration_ns"])[rows]

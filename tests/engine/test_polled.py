@@ -102,9 +102,9 @@ def a_run(seed: int) -> Experiment:
     )
     machine: MachineSpec | ReplicaSpec = tenant
     if kind == "ranks":
-        machine = MachineSpec(tenants=(tenant,), ranks=2, rank_router=rng.choice([RoundRobin(), VllmRanks()]))
+        machine = MachineSpec(hosted=(tenant,), ranks=2, rank_router=rng.choice([RoundRobin(), VllmRanks()]))
     if kind == "shared":
-        machine = MachineSpec(tenants=(replace(tenant, model=0), replace(tenant, model=1, scheduler=a_scheduler(rng))))
+        machine = MachineSpec(hosted=(replace(tenant, model=0), replace(tenant, model=1, scheduler=a_scheduler(rng))))
         trace = trace.with_models(("small", "large"), np.array([rng.randrange(2) for _ in range(n)]))
     poll_s = rng.choice([1e-3, 7e-3, 0.05])
     experiment = Experiment(

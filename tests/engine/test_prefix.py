@@ -221,7 +221,7 @@ def test_spans_equal_stepping_where_windows_leave_something_behind() -> None:
         drawn = an_experiment(seed, speculative=seed % 2 == 0)
         left = LeftBehind(per_block=(0.5, 1.0, 5.0)[seed % 3], window_blocks=seed % 2)
         machines = tuple(
-            replace(spec, tenants=tuple(replace(tenant, left_behind=left) for tenant in spec.tenants))
+            replace(spec, hosted=tuple(replace(tenant, left_behind=left) for tenant in spec.hosted))
             for spec in drawn.machines
         )
         experiment = replace(drawn, replicas=machines)
@@ -295,7 +295,7 @@ def test_without_ids_or_without_a_cache_nothing_changes() -> None:
         experiment = an_experiment(seed, speculative=seed % 2 == 0)
         workload = experiment.workload
         off = tuple(
-            replace(machine, tenants=tuple(replace(tenant, prefix_cache=None) for tenant in machine.tenants))
+            replace(machine, hosted=tuple(replace(tenant, prefix_cache=None) for tenant in machine.hosted))
             for machine in experiment.machines
         )
         if isinstance(workload, Trace) and workload.prefix_blocks is not None:
@@ -308,7 +308,7 @@ def test_without_ids_or_without_a_cache_nothing_changes() -> None:
 def test_the_random_runs_find_and_evict() -> None:
     experiments = [an_experiment(seed, speculative=seed % 2 == 0) for seed in range(120)]
     for kind in ("blocks", "tree"):
-        runs = [run(experiment) for experiment in experiments if experiment.tenants[0].prefix_cache == kind]
+        runs = [run(experiment) for experiment in experiments if experiment.hosted[0].prefix_cache == kind]
         caching = [columns for columns in runs if "prefix_hit_tokens" in columns.requests]
         assert len(caching) > 15
         assert sum(sum(hits(columns)) for columns in caching) > 2000

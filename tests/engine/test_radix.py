@@ -295,7 +295,7 @@ def test_routers_that_look_into_trees_see_what_stepping_sees_and_leave_them_as_t
     found = looked = 0
     for seed in range(50):
         experiment = an_experiment(seed, speculative=False)
-        if any(tenant.prefix_cache != "tree" for tenant in experiment.tenants):
+        if any(tenant.prefix_cache != "tree" for tenant in experiment.hosted):
             continue
         if getattr(experiment.workload, "prefix_blocks", None) is None:
             continue

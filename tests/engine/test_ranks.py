@@ -17,7 +17,7 @@ from policies.routers import LeastOutstanding, LlmD, RoundRobin, Router
 from policies.schedulers import Sarathi
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from sim.engine import Columns, Experiment, InvariantError, MachineSpec, PolicyError, ReplicaSpec, StageTable, run
-from sim.engine.batch.lane import Lane
+from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.pricing import Pricing
 from sim.engine.batch.rank_prices import IDLE, CommonPrices
 from sim.engine.machine import ranks
@@ -86,7 +86,7 @@ def both(seed: int, *, off_by: int = 0) -> tuple[list[Request], Columns]:
     spec = spec_of(rules)
     assert isinstance(spec.cost, Linear)
     cost = ranked(spec.cost, shared_s=shared * TICK_S, shared_row_s=shared_row * TICK_S)
-    machine = MachineSpec(tenants=(replace(spec, cost=cost),), ranks=n_ranks, rank_router=RoundRobin())
+    machine = MachineSpec(hosted=(replace(spec, cost=cost),), ranks=n_ranks, rank_router=RoundRobin())
     trace = Trace(arrival_ns=arrival, prompt_tokens=prompt, output_tokens=output)
     return requests, run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()))
 
@@ -122,7 +122,7 @@ def replay(
 ) -> Columns:  # fmt: skip
     spec = ReplicaSpec(cost=cost, scheduler=scheduler or OrcaPaged(8), kv_blocks=kv_blocks)  # type: ignore[arg-type]
     rank_router = (router or RoundRobin()) if ranks > 1 else None
-    machine = MachineSpec(tenants=(spec,), ranks=ranks, rank_router=rank_router)
+    machine = MachineSpec(hosted=(spec,), ranks=ranks, rank_router=rank_router)
     trace = Trace(arrival_ns=[at * US for at in arrivals_us], prompt_tokens=prompts, output_tokens=outputs)
     return run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), fast_forward=fast_forward)
 
@@ -229,13 +229,13 @@ def test_what_can_never_fit_a_rank_is_rejected_although_all_ranks_together_had_r
 
 def test_one_machine_with_ranks_beside_one_without() -> None:
     spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
-    with_two = MachineSpec(tenants=(spec,), ranks=2, rank_router=LeastOutstanding())
+    with_two = MachineSpec(hosted=(spec,), ranks=2, rank_router=LeastOutstanding())
     trace = Trace(arrival_ns=[0] * 4, prompt_tokens=[40] * 4, output_tokens=[3] * 4)
     experiment = Experiment(workload=trace, replicas=(with_two, spec), router=RoundRobin())
     columns = run(experiment, check_invariants=True)
     assert columns.requests["replica"].tolist() == [0, 2, 1, 2]
     assert columns.meta["ranks"] == [(0, 1)]
-    assert len(experiment.tenants) == len(columns.replicas) == 3
+    assert len(experiment.hosted) == len(columns.replicas) == 3
 
 
 # Prompts that wait for each other.
@@ -243,7 +243,7 @@ def test_one_machine_with_ranks_beside_one_without() -> None:
 
 def with_balance(balance: PromptBalance, arrivals_us: list[int], outputs: list[int]) -> Columns:
     spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
-    machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
+    machine = MachineSpec(hosted=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
     trace = Trace(arrival_ns=[at * US for at in arrivals_us], prompt_tokens=[40] * len(outputs), output_tokens=outputs)
     return run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), check_invariants=True)
 
@@ -279,7 +279,7 @@ def that_fails(
 ) -> Columns:
     """The only machine, of two ranks, fails for a while; who was there is lost."""
     spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
-    machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
+    machine = MachineSpec(hosted=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
     trace = Trace(arrival_ns=[at * US for at in arrivals_us], prompt_tokens=[40] * len(outputs), output_tokens=outputs)
     outage = Outage(machine=0, at_s=at_us * 1e-6, for_s=for_us * 1e-6)
     fleet = FleetSpec(pools=(0,), names=("all",), scaling=(None,), failing=(None,), outages=(outage,), in_flight="lose")
@@ -346,7 +346,7 @@ def test_tokens_of_ranks_balance() -> None:
         done = requests["status"] == 0
         np.testing.assert_array_equal(requests["emitted_tokens"][done], requests["output_tokens"][done])
         assert iterations["emitted_tokens"].sum() == requests["emitted_tokens"].sum()
-        total = np.array([tenant.kv_blocks for tenant in experiment.tenants])
+        total = np.array([tenant.kv_blocks for tenant in experiment.hosted])
         assert (iterations["kv_blocks_used"] <= total[iterations["replica"]]).all()
 
 
@@ -361,12 +361,12 @@ def test_a_policy_that_lies_about_how_long_its_plan_holds_is_caught_on_ranks() -
 def test_ranks_that_do_not_end_together_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     launch, lengths = Iterations.launch, count()
 
-    def longer(iterations: Iterations, lane: Lane, ticks: int, duration: int) -> None:
-        launch(iterations, lane, ticks, duration + next(lengths))
+    def longer(iterations: Iterations, batch: MicroBatch, ticks: int, duration: int) -> None:
+        launch(iterations, batch, ticks, duration + next(lengths))
 
     monkeypatch.setattr(Iterations, "launch", longer)
     spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
-    machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin())
+    machine = MachineSpec(hosted=(spec,), ranks=2, rank_router=RoundRobin())
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 40], output_tokens=[3, 3])
     with pytest.raises(InvariantError, match="INV-8 at t="):
         run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), check_invariants=True)
@@ -382,7 +382,7 @@ def test_ranks_that_plan_nothing_although_there_is_work_are_an_error() -> None:
 
 def test_a_horizon_drops_the_step_in_flight_on_every_rank() -> None:
     spec = ReplicaSpec(cost=COST, scheduler=Sarathi(64, 8), kv_blocks=100)
-    machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin())
+    machine = MachineSpec(hosted=(spec,), ranks=2, rank_router=RoundRobin())
     clients = ClosedLoop(prompt_tokens=np.full(9, 40), output_tokens=np.full(9, 30), concurrency=4, think_ns=None)
     experiment = Experiment(workload=clients, replicas=(machine,), router=RoundRobin(), horizon_ns=10_500_000)
     columns = run(experiment, check_invariants=True)
@@ -412,10 +412,10 @@ def test_what_ranks_cannot_be_is_refused(changes: dict[str, object], sentence: s
     )
     rest = {key: value for key, value in changes.items() if key not in ("cost", "micro_batches")}
     with pytest.raises(ValueError, match=sentence):
-        MachineSpec(**{"tenants": (spec,), "ranks": 2, "rank_router": RoundRobin(), **rest})  # type: ignore[arg-type]
+        MachineSpec(**{"hosted": (spec,), "ranks": 2, "rank_router": RoundRobin(), **rest})  # type: ignore[arg-type]
 
 
 def test_models_that_share_a_machine_have_no_ranks() -> None:
     spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
     with pytest.raises(ValueError, match="models that share a machine have no ranks"):
-        MachineSpec(tenants=(replace(spec, model=0), replace(spec, model=1)), ranks=2, rank_router=RoundRobin())
+        MachineSpec(hosted=(replace(spec, model=0), replace(spec, model=1)), ranks=2, rank_router=RoundRobin())

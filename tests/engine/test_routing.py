@@ -187,7 +187,7 @@ def test_a_machine_with_ranks_is_thought_to_have_what_any_of_its_ranks_has() -> 
     replica = ReplicaSpec(
         cost=Ranked(fixed_s=1.0), scheduler=Vllm(), kv_blocks=99, block_tokens=4, prefix_cache="blocks"
     )
-    machine = MachineSpec(tenants=(replica,), ranks=2, rank_router=RoundRobin())
+    machine = MachineSpec(hosted=(replica,), ranks=2, rank_router=RoundRobin())
     router = Asked(Knowledge(prefixes=True), [])
     run(Experiment(workload=trace, replicas=(machine,) * 2, router=router))
     assert router.told[4:] == [[12, 0], [8, 0]]
@@ -304,7 +304,7 @@ def test_routers_find_what_was_emitted_in_the_span_in_flight(
         if ranks == 1:
             experiment = Experiment(workload=trace, replicas=(replica,) * 2, router=router)
         else:
-            machine = MachineSpec(tenants=(replica,), ranks=ranks, rank_router=router)
+            machine = MachineSpec(hosted=(replica,), ranks=ranks, rank_router=router)
             experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
         run(experiment, fast_forward=fast_forward)
         assert router.told == [[0, 0], [tokens, 0]]
@@ -317,7 +317,7 @@ def test_replicas_of_one_kind_are_priced_once() -> None:
     cluster = Cluster(
         Experiment(workload=a_trace((0, [1])), replicas=(one,) * 50 + (other,), router=RoundRobin()), True, False
     )
-    prices = [machine.tenants[0].iterations.prices for machine in cluster._machines]
+    prices = [machine.cores[0].iterations.prices for machine in cluster._machines]
     assert [each is prices[0] for each in prices] == [True] * 50 + [False]
 
 

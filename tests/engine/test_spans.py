@@ -14,10 +14,10 @@ from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
 from policies.view import ALWAYS_NS
 from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.batch.decode_set import UniformSet
+from sim.engine.batch.decode_set import DecodeSet
 from sim.engine.batch.pricing import Pricing
-from sim.engine.batch.span import BentSpan
-from sim.engine.batch.speculative_set import TapedSet
+from sim.engine.batch.span import PiecewiseSpan
+from sim.engine.batch.speculative_set import SpeculativeSet
 from tests.engine.costs import Linear
 from tests.engine.random_runs import assert_same
 from workloads import Trace
@@ -29,9 +29,9 @@ SPECULATIVE = Speculative(method="ngram", num_speculative_tokens=3, acceptance=I
 
 
 def a_set(*, speculative: bool, window: int = 300) -> Any:
-    decodes: Any = UniformSet(16, window)
+    decodes: Any = DecodeSet(16, window)
     if speculative:
-        decodes = TapedSet(16, window, SPECULATIVE, 1, array("i", bytes(4 * 3)))
+        decodes = SpeculativeSet(16, window, SPECULATIVE, 1, array("i", bytes(4 * 3)))
     for id_, (cached, remaining) in enumerate([(3, 2000), (250, 1500), (600, 1400)]):
         decodes.join(id_, cached, remaining, 0, -(-cached // 16))
     return decodes
@@ -61,7 +61,7 @@ def test_iterations_of_a_span_end_where_they_end_alone(speculative: bool, window
         if whole.advance(span.n):
             break
     assert sum(span.n for span in spans) > 400
-    assert speculative or any(isinstance(span, BentSpan) for span in spans)
+    assert speculative or any(isinstance(span, PiecewiseSpan) for span in spans)
 
 
 @pytest.mark.parametrize("speculative", [False, True])

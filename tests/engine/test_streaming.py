@@ -105,7 +105,7 @@ def watched(seed: int, *, speculative: bool) -> tuple[Experiment, list[Watching]
     watching: list[Watching] = []
     replicas = []
     for machine in experiment.machines:
-        spec = machine.tenants[0]
+        spec = machine.hosted[0]
         watching.append(Watching(spec.scheduler))
         assert isinstance(spec.cost, Linear)
         cost = replace(spec.cost, n_stages=1, transfer_s=0.0)

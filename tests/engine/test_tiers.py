@@ -115,7 +115,7 @@ def test_a_tier_that_nobody_loads_from_changes_nothing() -> None:
 
         def with_tenants(**changes: Any) -> Any:
             machines = (
-                replace(spec, tenants=tuple(replace(tenant, **changes) for tenant in spec.tenants))
+                replace(spec, hosted=tuple(replace(tenant, **changes) for tenant in spec.hosted))
                 for spec in drawn.machines  # noqa: B023
             )
             return replace(drawn, replicas=tuple(machines))  # noqa: B023
@@ -217,7 +217,7 @@ def test_iterations_add_up_to_what_requests_found_and_loaded() -> None:
     loaded = 0
     for seed in range(200, 212):
         experiment = with_tiers(an_experiment(seed, speculative=False), seed)
-        if experiment.machines[0].tenants[0].swaps:
+        if experiment.machines[0].hosted[0].swaps:
             continue
         columns = run(experiment)
         requests, iterations = columns.requests, columns.iterations()

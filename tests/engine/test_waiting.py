@@ -44,7 +44,7 @@ def test_an_instant_that_one_tenant_has_waited_for_does_not_hide_anothers(first_
     trace = Trace(
         arrival_ns=[0, 6 * MS], prompt_tokens=[10, 10], output_tokens=[1, 1], model_index=[0, 1], models=("a", "b")
     )
-    machine = MachineSpec(tenants=(spec(10e-3, first_opens_ns, 0), spec(1e-3, 18 * MS, 1)))
+    machine = MachineSpec(hosted=(spec(10e-3, first_opens_ns, 0), spec(1e-3, 18 * MS, 1)))
     found = run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()))
     assert found.requests["scheduled_ns"].tolist() == [first_opens_ns, 18 * MS]
 
@@ -116,8 +116,8 @@ def machines_with(scheduler: Scheduler) -> dict[str, ReplicaSpec | MachineSpec]:
     return {
         "alone": one,
         "pipeline": ReplicaSpec(cost=Linear(n_stages=2), scheduler=scheduler, kv_blocks=1000),
-        "ranks": MachineSpec(tenants=(ranked,), ranks=2, rank_router=RoundRobin()),
-        "shared": MachineSpec(tenants=(first, second)),
+        "ranks": MachineSpec(hosted=(ranked,), ranks=2, rank_router=RoundRobin()),
+        "shared": MachineSpec(hosted=(first, second)),
     }
 
 

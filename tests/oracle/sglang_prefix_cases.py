@@ -16,7 +16,7 @@ from policies.sglang import Sglang
 from policies.view import Plan, ReplicaView
 from sim.engine import Experiment, ReplicaSpec
 from sim.engine.cache.radix_cache import RadixCache
-from sim.engine.serve.tenant import Tenant
+from sim.engine.serve.engine_core import EngineCore
 from sim.engine.simulation.cluster import Cluster
 from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
@@ -89,7 +89,7 @@ class Noted:
 
     inner: Sglang
     steps: list[dict[str, Any]] = field(default_factory=list)
-    tenants: list[Tenant] = field(default_factory=list, compare=False, repr=False)
+    cores: list[EngineCore] = field(default_factory=list, compare=False, repr=False)
     """The one that it plans for, once there is one."""
     evicted: list[int] = field(default_factory=lambda: [0])
 
@@ -116,7 +116,7 @@ class Noted:
     def close(self) -> None:
         """What the step before came to."""
         if self.steps and isinstance(self.steps[-1].get("found"), list):
-            step, sequences = self.steps[-1], self.tenants[0].sequences
+            step, sequences = self.steps[-1], self.cores[0].sequences
             kv, state = sequences.kv, sequences.state
             assert isinstance(kv, Counted)
             page = kv.block_tokens
@@ -157,8 +157,8 @@ def ours(workload: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sim.engine.cache.block_cache, "RadixCache", Counted)
         cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
-    (tenant,) = cluster._machines[0].tenants
-    scheduler.tenants.append(tenant)
+    (core,) = cluster._machines[0].cores
+    scheduler.cores.append(core)
     with contextlib.suppress(PolicyError):
         cluster.run()
     scheduler.close()

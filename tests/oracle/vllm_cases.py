@@ -14,7 +14,7 @@ from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
 from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec
-from sim.engine.serve.tenant import Tenant
+from sim.engine.serve.engine_core import EngineCore
 from sim.engine.simulation.cluster import Cluster
 from tests.engine.costs import Linear
 from workloads import Trace
@@ -53,7 +53,7 @@ def a_case(seed: int) -> dict[str, Any]:
         second += rng.choice([0, 0, 0, 1, 3, 10])
         output = rng.randrange(1, rng.choice([3, 20, 120]))
         prompt = rng.randrange(2, longest)
-        tape = speculation.tape(id_, 0, output + 20 * (k + 1), k, seed).tolist() if speculation else []
+        tape = speculation.round_tokens(id_, 0, output + 20 * (k + 1), k, seed).tolist() if speculation else []
         requests.append(
             {
                 "arrival": second,
@@ -119,7 +119,7 @@ class Logged:
 
     inner: Vllm
     steps: list[Any] = field(default_factory=list, compare=False, repr=False)
-    tenants: list[Tenant] = field(default_factory=list, compare=False, repr=False)
+    cores: list[EngineCore] = field(default_factory=list, compare=False, repr=False)
     """The one that it plans for, once there is one."""
 
     def plan(self, view: ReplicaView, /) -> Plan:
@@ -135,8 +135,8 @@ class Logged:
             run |= dict.fromkeys(plan.decode, view.query_tokens)
         if run or plan.preempt:
             # Blocks of those who have ended are the release's until the next iteration, and those of a step that comes to nothing.
-            (tenant,) = self.tenants
-            ended = tenant.lanes[0].leaving
+            (core,) = self.cores
+            ended = core.batches[0].leaving
             held = sum(gone.blocks for id_, gone in ended.items() if id_ not in plan.preempt)
             held += sum(gone.growth_blocks for id_, gone in ended.items() if gone.steps_on and id_ in run)
             self.steps.append([view.now_ns // STEP_NS, run, sorted(plan.preempt), held])
@@ -172,7 +172,7 @@ def our_decisions(case: dict[str, Any]) -> list[Any]:
     )
     experiment = Experiment(workload=trace, replicas=(spec,), router=RoundRobin(), seed=case["seed"])
     cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
-    scheduler.tenants.extend(cluster._machines[0].tenants)
+    scheduler.cores.extend(cluster._machines[0].cores)
     columns = cluster.run()
     assert set(columns.requests["status"].tolist()) <= {FINISHED, ABORTED}, columns.reasons
     iterations = columns.iterations()

@@ -18,7 +18,7 @@ from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
 from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec
 from sim.engine.cache.block_cache import BlockCache
-from sim.engine.serve.tenant import Tenant
+from sim.engine.serve.engine_core import EngineCore
 from sim.engine.simulation.cluster import Cluster
 from tests.engine.costs import Linear
 from tests.oracle.vllm_cases import SETTINGS, STEP_NS, a_case
@@ -101,12 +101,12 @@ class Logged:
 
     inner: Vllm
     steps: list[Any] = field(default_factory=list, compare=False, repr=False)
-    tenants: list[Tenant] = field(default_factory=list, compare=False, repr=False)
+    cores: list[EngineCore] = field(default_factory=list, compare=False, repr=False)
     """The one that it plans for, once there is one."""
 
     def plan(self, view: ReplicaView, /) -> Plan:
-        (tenant,) = self.tenants
-        kv = tenant.sequences.kv
+        (core,) = self.cores
+        kv = core.sequences.kv
         assert isinstance(kv, Counted)
         self.close(kv)
         evicted = kv.evicted
@@ -125,7 +125,7 @@ class Logged:
             waiting = {seq.id for seq in view.waiting}
             admitted = [id_ for id_, _ in plan.run if id_ in waiting]
             before = dict.fromkeys(admitted, 0)
-            state = tenant.sequences.state
+            state = core.sequences.state
             before = {id_: state.prefix_hits[id_] + state.prefix_hits_again[id_] for id_ in admitted}
             kv.held_after = kv.used
             kv.preempting = plan.preempt
@@ -137,7 +137,7 @@ class Logged:
         """What the step before came to."""
         if self.steps and kv.keeps is not None:
             evicted, before = kv.keeps
-            state = self.tenants[0].sequences.state
+            state = self.cores[0].sequences.state
             found = {id_: state.prefix_hits[id_] + state.prefix_hits_again[id_] - had for id_, had in before.items()}
             self.steps[-1][3:] = [kv.held_after, found, kv.evicted - evicted]
             kv.keeps = None
@@ -176,9 +176,9 @@ def our_decisions(case: dict[str, Any]) -> list[Any]:
     experiment = Experiment(workload=trace_of(case), replicas=(spec,), router=RoundRobin(), seed=case["seed"])
     with counted():
         cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
-    (tenant,) = cluster._machines[0].tenants
-    scheduler.tenants.append(tenant)
-    kv = tenant.sequences.kv
+    (core,) = cluster._machines[0].cores
+    scheduler.cores.append(core)
+    kv = core.sequences.kv
     assert isinstance(kv, Counted)
     kv.keeps = None
     kv.preempting = ()

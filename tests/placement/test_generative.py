@@ -29,7 +29,7 @@ def replica(pipeline: int = 1, kv_blocks: int = 2000) -> ReplicaSpec:
 def group(*replicas: ReplicaSpec, first_model: int = 0) -> MachineSpec:
     """A machine that hosts models first_model, first_model + 1, ..."""
     return MachineSpec(
-        tenants=tuple(dataclasses.replace(spec, model=first_model + i) for i, spec in enumerate(replicas))
+        hosted=tuple(dataclasses.replace(spec, model=first_model + i) for i, spec in enumerate(replicas))
     )
 
 
@@ -110,7 +110,7 @@ def test_search_places_generative_models_by_simulation():
 
 
 def test_kv_memory_is_what_weights_leave_and_is_split_evenly():
-    one, two = (serving()._tenants(models, (1, 1))[0].kv_blocks for models in ((0,), (0, 1)))
+    one, two = (serving()._hosted(models, (1, 1))[0].kv_blocks for models in ((0,), (0, 1)))
     assert one > 2 * two > 0
 
 

@@ -259,8 +259,8 @@ def test_a_router_that_is_asked_twice_leaves_the_run_as_it_was(name: str) -> Non
         assert_same(once, twice)
         if not may_be_of_ranks(router):
             continue
-        spec = replace(two.machines[0].tenants[0], cost=Ranked(fixed_s=2e-3))
-        ranked = MachineSpec(tenants=(spec,), ranks=2, rank_router=router, prompt_balance=PromptBalance())
+        spec = replace(two.machines[0].hosted[0], cost=Ranked(fixed_s=2e-3))
+        ranked = MachineSpec(hosted=(spec,), ranks=2, rank_router=router, prompt_balance=PromptBalance())
         again = replace(ranked, rank_router=RoutedTwice(router))
         assert_same(*(run(replace(two, replicas=(machine,))) for machine in (ranked, again)))
 

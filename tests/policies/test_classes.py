@@ -430,7 +430,7 @@ def a_run(seed: int) -> Experiment | None:
         return experiment
     # Who looks in the cache itself looks in blocks, and not in a tree.
     machines = tuple(
-        replace(spec, tenants=tuple(replace(tenant, prefix_cache="blocks") for tenant in spec.tenants))
+        replace(spec, hosted=tuple(replace(each, prefix_cache="blocks") for each in spec.hosted))
         for spec in experiment.machines
     )
     return replace(experiment, replicas=machines)

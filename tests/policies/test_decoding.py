@@ -1,4 +1,4 @@
-"""Decoding methods: widths, tables of k, and tapes of tokens per round."""
+"""Decoding methods: widths, tables of k, and tokens per round."""
 
 import numpy as np
 import pytest
@@ -29,65 +29,65 @@ def name(process):
 def test_autoregressive_decoding_is_one_token_a_step():
     plain = Autoregressive()
     assert (plain.k(5), plain.query_tokens(5), plain.draft_steps(5), plain.max_query_tokens) == (0, 1, 0, 1)
-    assert plain.tape(3, 0, 4, 0, 1).tolist() == [1, 1, 1, 1]
+    assert plain.round_tokens(3, 0, 4, 0, 1).tolist() == [1, 1, 1, 1]
     with pytest.raises(ValueError, match="drafts nothing"):
-        plain.tape(3, 0, 4, 2, 1)
+        plain.round_tokens(3, 0, 4, 2, 1)
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name)
 @pytest.mark.parametrize("n_tokens", [0, 1, 2, 5, 100, 257])
-def test_a_tape_ends_with_the_round_that_completes_the_output(process, n_tokens):
-    tape = speculative(process).tape(11, 0, n_tokens, 4, 2)
-    assert tape.dtype == np.int64
-    assert tape.sum() >= n_tokens
-    assert tape[:-1].sum() < max(n_tokens, 1)
-    assert ((tape >= 1) & (tape <= 5)).all()
+def test_rounds_end_with_the_round_that_completes_the_output(process, n_tokens):
+    drawn = speculative(process).round_tokens(11, 0, n_tokens, 4, 2)
+    assert drawn.dtype == np.int64
+    assert drawn.sum() >= n_tokens
+    assert drawn[:-1].sum() < max(n_tokens, 1)
+    assert ((drawn >= 1) & (drawn <= 5)).all()
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name)
-def test_a_tape_is_the_accepted_drafts_and_one_token_in_every_round(process):
-    tape = speculative(process).tape(11, 0, 100, 4, 2)
-    np.testing.assert_array_equal(tape, process.accepted(11, 0, tape.size, 4, 2) + 1)
+def test_a_round_is_the_accepted_drafts_and_one_token_in_every_round(process):
+    drawn = speculative(process).round_tokens(11, 0, 100, 4, 2)
+    np.testing.assert_array_equal(drawn, process.accepted(11, 0, drawn.size, 4, 2) + 1)
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name)
-def test_a_tape_continues_where_it_was_left_off(process):
+def test_rounds_continue_where_they_were_left_off(process):
     decoding = speculative(process)
-    whole = decoding.tape(11, 0, 120, 4, 2)
+    whole = decoding.round_tokens(11, 0, 120, 4, 2)
     for rounds in (1, 7, whole.size - 1):
-        rest = decoding.tape(11, rounds, 120 - int(whole[:rounds].sum()), 4, 2)
+        rest = decoding.round_tokens(11, rounds, 120 - int(whole[:rounds].sum()), 4, 2)
         np.testing.assert_array_equal(np.concatenate([whole[:rounds], rest]), whole)
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name)
 def test_changing_k_in_the_middle_keeps_the_luck_of_each_round(process):
     decoding = speculative(process, k=[[1, 8, 4], [9, None, 2]])
-    start = decoding.tape(11, 0, 200, 4, 2)[:10]
-    rest = decoding.tape(11, 10, 200 - int(start.sum()), 2, 2)
+    start = decoding.round_tokens(11, 0, 200, 4, 2)[:10]
+    rest = decoding.round_tokens(11, 10, 200 - int(start.sum()), 2, 2)
     np.testing.assert_array_equal(rest[:-1], np.minimum(process.accepted(11, 10, rest.size - 1, 4, 2), 2) + 1)
-    plain = decoding.tape(11, 10, 3, 0, 2)
+    plain = decoding.round_tokens(11, 10, 3, 0, 2)
     assert plain.tolist() == [1, 1, 1]
 
 
 def test_k_of_zero_gives_ones():
-    assert speculative(Iid(alpha=0.9)).tape(1, 0, 5, 0, 0).tolist() == [1] * 5
+    assert speculative(Iid(alpha=0.9)).round_tokens(1, 0, 5, 0, 0).tolist() == [1] * 5
 
 
 @pytest.mark.parametrize(("alpha", "k"), [(0.0, 3), (0.3, 2), (0.8, 4), (0.95, 8), (1.0, 5)])
 def test_rounds_per_request_are_as_the_renewal_theory_says(alpha, k):
     # 2,000 requests of 64 tokens; five standard errors, a false alarm less than once in a million.
     decoding = speculative(Iid(alpha=alpha), k=k, method="draft_model")
-    rounds = np.array([decoding.tape(i, 0, 64, k, 5).size for i in range(2000)])
+    rounds = np.array([decoding.round_tokens(i, 0, 64, k, 5).size for i in range(2000)])
     error = 5.0 * rounds.std(ddof=1) / np.sqrt(rounds.size)
     assert abs(rounds.mean() - th.expected_rounds(64, alpha, k)) <= error + 1e-12
 
 
 def test_a_recording_may_end_with_the_request():
     decoding = speculative(Recorded(rows=((4, 0, 4),), recorded_k=4))
-    assert decoding.tape(0, 0, 11, 4, 0).tolist() == [5, 1, 5]
-    assert decoding.tape(0, 0, 8, 4, 0).tolist() == [5, 1, 5]
+    assert decoding.round_tokens(0, 0, 11, 4, 0).tolist() == [5, 1, 5]
+    assert decoding.round_tokens(0, 0, 8, 4, 0).tolist() == [5, 1, 5]
     with pytest.raises(ValueError, match="ends after 3"):
-        decoding.tape(0, 0, 12, 4, 0)
+        decoding.round_tokens(0, 0, 12, 4, 0)
 
 
 def test_width_is_k_plus_one_or_the_tree_and_its_root():
@@ -227,7 +227,7 @@ def test_rule_is_given_where_there_are_distributions():
         (lambda: speculative(Iid(alpha=0.5), k=[[1, 8]]), "is \\[lowest batch, highest batch, k\\]"),
         (lambda: speculative(PerPosition(rates=(0.5,), kind="conditional"), k=2), "more positions than the 1"),
         (lambda: speculative(Tree(accuracies=((0.5,),), nodes=1), k=1, method="ngram"), "method ngram drafts a chain"),
-        (lambda: speculative(Iid(alpha=0.5)).tape(0, 0, -1, 4, 0), "n_tokens and round_start are 0 or more"),
+        (lambda: speculative(Iid(alpha=0.5)).round_tokens(0, 0, -1, 4, 0), "n_tokens and round_start are 0 or more"),
         (lambda: draft_statistics([3], [2]), "accepted lies in \\[0, drafted\\]"),
         (lambda: best_table(lambda w, b: 1.0, lambda b: 0.0, Iid(alpha=0.5), 2, [2, 4]), "batches rise and start at 1"),
         (lambda: best_table(lambda w, b: 0.0, lambda b: 0.0, Iid(alpha=0.5), 2, [1]), "expected a positive time"),

@@ -385,7 +385,7 @@ class Checking:
 def without_prefixes(experiment: Experiment) -> Experiment:
     """The same without a prefix cache: what is promised of a block that several hold counts for each of them."""
     machines = tuple(
-        replace(spec, tenants=tuple(replace(tenant, prefix_cache=None) for tenant in spec.tenants))
+        replace(spec, hosted=tuple(replace(tenant, prefix_cache=None) for tenant in spec.hosted))
         for spec in experiment.machines
     )
     return replace(experiment, replicas=machines)

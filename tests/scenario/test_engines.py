@@ -39,12 +39,12 @@ def scenario(*settings: str) -> Scenario:
     ],
 )
 def test_schedulers_by_name(written: str, made: Any) -> None:
-    assert build(scenario(f"scheduler={written}")).tenants[0].scheduler == made
+    assert build(scenario(f"scheduler={written}")).hosted[0].scheduler == made
 
 
 def test_pipelines_have_no_overlap_scheduler() -> None:
     pipeline = scenario("scheduler={policy: trtllm}", "parallel.pipeline=2")
-    assert build(pipeline).tenants[0].scheduler == EvictNewest(TrtLlm(disable_overlap_scheduler=True))
+    assert build(pipeline).hosted[0].scheduler == EvictNewest(TrtLlm(disable_overlap_scheduler=True))
     asked = scenario("scheduler={policy: trtllm, disable_overlap_scheduler: false}", "parallel.pipeline=2")
     with pytest.raises(ScenarioError, match="disable_overlap_scheduler: micro-batches of a pipeline are planned while"):
         build(asked)
@@ -112,7 +112,7 @@ def test_pools_that_group_tokens_differently_are_refused() -> None:
 
 def test_limits_that_are_left_out_follow_those_that_are_given() -> None:
     def limits(*settings: str) -> tuple[int, int]:
-        made = build(scenario(*settings)).tenants[0].scheduler
+        made = build(scenario(*settings)).hosted[0].scheduler
         return made.max_num_batched_tokens, made.max_num_seqs  # type: ignore[union-attr]
 
     assert limits() == (8192, 1024)
@@ -158,7 +158,7 @@ def test_settings_with_which_nobody_could_go_on_are_refused(settings: tuple[str,
 def test_models_that_share_a_machine_are_not_planned_ahead() -> None:
     shared = ("pools={a: {models: [llama-3.1-8b, llama-3.2-1b]}}", "workload.models={llama-3.1-8b: 1, llama-3.2-1b: 1}")
     made = build(scenario(*shared))
-    assert [tenant.scheduler.async_scheduling for tenant in made.tenants] == [False, False]  # type: ignore[union-attr]
+    assert [tenant.scheduler.async_scheduling for tenant in made.hosted] == [False, False]  # type: ignore[union-attr]
     for asked in (
         "{policy: vllm, async_scheduling: true}",
         "{policy: sglang, disable_overlap_schedule: false}",
@@ -171,7 +171,7 @@ def test_models_that_share_a_machine_are_not_planned_ahead() -> None:
 @pytest.mark.parametrize("hardware", ["h100-sxm", "a100-80gb-sxm"])
 def test_capacity_divides_memory_as_a_run_does(hardware: str) -> None:
     asked = scenario(f"hardware={hardware}")
-    assert memory_plan_of(asked)[1].kv_blocks == build(asked).tenants[0].kv_blocks
+    assert memory_plan_of(asked)[1].kv_blocks == build(asked).hosted[0].kv_blocks
 
 
 def test_a_scheduler_on_the_stack_of_another_engine_is_noted() -> None:

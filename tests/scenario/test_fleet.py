@@ -99,7 +99,7 @@ def test_failures_are_drawn_listed_and_slow() -> None:
     from hwmodels.totals import Totals
 
     step = Totals(8, 0, 0, 0, 0, 8, 4000, 8, 0, 0)
-    slow, plain = (spec.cost.iteration_s(step) for spec in experiment.tenants)  # type: ignore[union-attr]
+    slow, plain = (spec.cost.iteration_s(step) for spec in experiment.hosted)  # type: ignore[union-attr]
     assert slow == 3.0 * plain
 
 
@@ -109,7 +109,7 @@ def test_a_slow_machine_drafts_as_slowly_as_it_verifies() -> None:
         "draft": {"model": "llama-3.2-1b"}, "overhead_s": 0.001,
     }  # fmt: skip
     slow_one = {"slow": [{"machine": 0, "factor": 3.0}]}
-    slow, plain = build(scenario(replicas=2, failures=slow_one, decoding=decoding)).tenants
+    slow, plain = build(scenario(replicas=2, failures=slow_one, decoding=decoding)).hosted
     from hwmodels.totals import Totals
 
     step = Totals(8, 0, 0, 0, 0, 8, 4000, 8, 0, 0)

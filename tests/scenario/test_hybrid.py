@@ -39,7 +39,7 @@ def test_a_hybrid_says_at_which_context_its_cache_is_counted():
     outputs = built.experiment.workload.output_tokens
     held = ((built.experiment.workload.prompt_tokens + outputs / 2) * outputs).sum() / outputs.sum()
     assert f"as if every sequence held {round(held):,}, in vLLM's groups of layers" in notes[0]
-    assert memory_plan_of(asked)[1].kv_blocks == build(asked).tenants[0].kv_blocks
+    assert memory_plan_of(asked)[1].kv_blocks == build(asked).hosted[0].kv_blocks
 
 
 def lengths(prompt, output):

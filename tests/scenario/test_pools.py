@@ -132,7 +132,7 @@ def test_models_that_share_a_machine_have_equal_parts_of_the_memory_that_weights
     alone = [resolve(Scenario(model=name)).manifest["memory"] for name in (SMALL, LARGE)]
     # What each alone leaves of the share, less what the other takes besides its cache.
     left = alone[0]["kv_bytes"] + alone[1]["kv_bytes"] - alone[0]["budget_bytes"]
-    for spec, name in zip(machine.tenants, (SMALL, LARGE), strict=True):
+    for spec, name in zip(machine.hosted, (SMALL, LARGE), strict=True):
         block = 16 * deployment_of(Scenario(model=name)).kv_bytes_per_token_per_device
         assert spec.kv_blocks == int(left // 2 // block) - 1
     result = simulate(pools(pools={"both": {"models": [SMALL, LARGE], "replicas": 2}}))

@@ -39,7 +39,7 @@ def scenario(trace: Path, **settings: str) -> Scenario:
 )
 def test_it_is_on_where_the_stack_has_it_on(trace: Path, stack: str, cache: str | None) -> None:
     built = resolve(scenario(trace, serving_stack=stack))
-    assert built.experiment.tenants[0].prefix_cache == cache
+    assert built.experiment.hosted[0].prefix_cache == cache
     others = [note for note in built.manifest["notes"] if "evicted by vLLM's rules" in note]
     assert len(others) == (stack == "trtllm")
     said = [note for note in built.manifest["notes"] if "share a beginning" in note]
@@ -91,8 +91,8 @@ def test_drafters_that_read_the_target_lose_a_block(trace: Path) -> None:
         trace,
         decoding="{method: eagle, num_speculative_tokens: 3, acceptance: {alpha: 0.7}, draft: {cost_ratio: 0.05}}",
     )
-    assert resolve(eagle).experiment.tenants[0].prefix_drops_last
-    assert not resolve(scenario(trace)).experiment.tenants[0].prefix_drops_last
+    assert resolve(eagle).experiment.hosted[0].prefix_drops_last
+    assert not resolve(scenario(trace)).experiment.hosted[0].prefix_drops_last
 
 
 @pytest.mark.parametrize(("model", "per_block", "share"), [("gpt-oss-20b", 1.0, "1/2"), ("gemma-3-12b", 5.0, "1/6")])
@@ -100,7 +100,7 @@ def test_layers_with_windows_leave_something_behind_in_vllms_cache(
     trace: Path, model: str, per_block: float, share: str
 ) -> None:
     built = resolve(scenario(trace, model=model, hardware="h200"))
-    left = built.experiment.tenants[0].left_behind
+    left = built.experiment.hosted[0].left_behind
     assert left is not None
     assert left.per_block == per_block
     # Windows of 128 and 1,024 tokens in blocks of 16: so many blocks at most have tokens that are still read.
@@ -108,9 +108,9 @@ def test_layers_with_windows_leave_something_behind_in_vllms_cache(
     assert f"about {share} of the cache has what others find" in "".join(built.manifest["notes"])
     for settings in ({"memory__prefix_caching": "false"}, {"serving_stack": "sglang"}):
         others = resolve(scenario(trace, model=model, hardware="h200", **settings))
-        assert others.experiment.tenants[0].left_behind is None
+        assert others.experiment.hosted[0].left_behind is None
         assert "left behind" not in "".join(others.manifest["notes"])
-    assert resolve(scenario(trace)).experiment.tenants[0].left_behind is None
+    assert resolve(scenario(trace)).experiment.hosted[0].left_behind is None
 
 
 def test_lpm_without_a_cache_says_that_it_sorts_by_nothing(trace: Path) -> None:
@@ -123,7 +123,7 @@ def test_lpm_without_a_cache_says_that_it_sorts_by_nothing(trace: Path) -> None:
 def test_a_scheduler_without_its_cache_has_none(trace: Path) -> None:
     asked = {"serving_stack": "sglang", "scheduler": "{policy: sglang, disable_radix_cache: true}"}
     built = resolve(scenario(trace, **asked))
-    assert built.experiment.tenants[0].prefix_cache is None
+    assert built.experiment.hosted[0].prefix_cache is None
     assert "scheduler.disable_radix_cache is on: every prompt is computed in full." in "".join(built.manifest["notes"])
     with pytest.raises(
         ScenarioError, match=r"memory\.prefix_caching is on and scheduler.disable_radix_cache is as well"

@@ -41,9 +41,9 @@ def result() -> Result:
 def test_each_rank_has_the_memory_of_its_own_gpus() -> None:
     _, plan = memory_plan_of(scenario())
     spec = machine()
-    assert (spec.ranks, spec.tenants[0].kv_blocks) == (4, plan.rank_blocks)
+    assert (spec.ranks, spec.hosted[0].kv_blocks) == (4, plan.rank_blocks)
     assert plan.kv_blocks == 4 * plan.rank_blocks
-    assert machine("memory.kv_blocks=1001").tenants[0].kv_blocks == 1000
+    assert machine("memory.kv_blocks=1001").hosted[0].kv_blocks == 1000
 
 
 def test_a_run_says_how_its_ranks_were_filled(result: Result) -> None:
@@ -103,7 +103,7 @@ def test_requests_go_to_ranks_as_the_stack_sends_them() -> None:
 
 
 def test_ranks_of_sglang_share_a_chunk() -> None:
-    assert machine("serving_stack=sglang", "scheduler=sglang").tenants[0].scheduler.chunked_prefill_size == 2048  # type: ignore[union-attr]
+    assert machine("serving_stack=sglang", "scheduler=sglang").hosted[0].scheduler.chunked_prefill_size == 2048  # type: ignore[union-attr]
 
 
 def test_prompts_may_be_balanced() -> None:
@@ -135,7 +135,7 @@ def test_a_budget_of_ranks_is_the_most_that_a_step_of_all_of_them_has_time_for()
         f"scheduler={{policy: sarathi, token_budget: auto, max_sequences: {n}}}",
         f"slo.tpot_s={limit_s}",
         "workload={arrivals: {process: deterministic, rate_per_s: 1}, requests: 4, prompt_tokens: 1900, output_tokens: 100}",
-    ).tenants
+    ).hosted
     cost, budget = tenant.cost, tenant.scheduler.inner.token_budget
     assert step_s(budget) <= limit_s < step_s(budget + 32)
 

@@ -29,9 +29,9 @@ def scenario(memory: dict[str, Any], **settings: Any) -> Scenario:
 
 
 def test_a_host_tier_has_the_link_of_the_datasheet_once_for_each_gpu() -> None:
-    (tier,) = build(scenario({"tiers": [{"kind": "host", "gib": 2.0}]})).tenants[0].tiers
+    (tier,) = build(scenario({"tiers": [{"kind": "host", "gib": 2.0}]})).hosted[0].tiers
     assert (tier.read_bytes_per_s, tier.latency_s, tier.capacity_bytes) == (63e9, 3e-6, 2 << 30)
-    two = build(scenario({"tiers": [{"kind": "host", "gib": 2.0}]}, parallel={"tensor": 2})).tenants[0]
+    two = build(scenario({"tiers": [{"kind": "host", "gib": 2.0}]}, parallel={"tensor": 2})).hosted[0]
     assert two.tiers[0].read_bytes_per_s == 126e9
     # 32 layers, 8 heads of 128, two bytes, keys and values, 16 tokens.
     assert two.block_bytes == 32 * 8 * 128 * 2 * 2 * 16
@@ -60,7 +60,7 @@ def test_what_is_loaded_is_in_the_summary_the_requests_and_a_file(tmp_path: Path
 def test_ranks_have_their_share_of_a_host() -> None:
     memory = {"tiers": [{"kind": "host", "gib": 4.0, "read_gb_per_s": 80.0}]}
     moe = scenario(memory, model="qwen3-30b-a3b", parallel={"data": 4, "tensor": 1, "expert": 4})
-    (tier,) = build(moe).tenants[0].tiers
+    (tier,) = build(moe).hosted[0].tiers
     assert (tier.capacity_bytes, tier.read_bytes_per_s) == (1 << 30, 20e9)
 
 

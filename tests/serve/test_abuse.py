@@ -135,9 +135,7 @@ def test_nothing_but_rows_is_left_of_random_abuse(capfd: pytest.CaptureFixture[s
             time.sleep(0.05)
         gc.collect()
         rows, grown = len(at.session.run) - rows_before, resident_bytes() - before
-        spans = sum(
-            len(tenant.recorder.spans.buffer) for machine in at.session.run._machines for tenant in machine.tenants
-        )
+        spans = sum(len(core.recorder.spans.buffer) for machine in at.session.run._machines for core in machine.cores)
     with capfd.disabled():
         print(f"{n} attempts, {rows} requests, {grown / 1e6:.1f} MB more, records of iterations {spans / 1e6:.1f} MB")
     # What is kept of a request, an allowance for the allocator, and the records of iterations, which grow by doubling.

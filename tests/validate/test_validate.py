@@ -252,12 +252,12 @@ def test_pools_of_a_row_draft_where_they_decode_and_send_over_a_card_for_each_ra
     run = replace(apart_run(row, shared / "measured2"), speculation=Speculation(k=3, acceptance=Iid(alpha=0.5)))
     made = experiment_of(run)
     prefill, *decode = made.machines
-    assert prefill.tenants[0].decoding is None
-    assert {machine.tenants[0].decoding.num_speculative_tokens for machine in decode} == {3}
-    assert {machine.tenants[0].lookahead_tokens for machine in decode} == {3}
+    assert prefill.hosted[0].decoding is None
+    assert {machine.hosted[0].decoding.num_speculative_tokens for machine in decode} == {3}
+    assert {machine.hosted[0].lookahead_tokens for machine in decode} == {3}
     # Drafts are loaded and cached beside the target, which leaves less.
-    plain = experiment_of(replace(run, speculation=None)).machines[1].tenants[0].kv_blocks
-    assert decode[0].tenants[0].kv_blocks < 0.99 * plain
+    plain = experiment_of(replace(run, speculation=None)).machines[1].hosted[0].kv_blocks
+    assert decode[0].hosted[0].kv_blocks < 0.99 * plain
     path = made.handover.paths[0, 1]
     assert (path.link.concurrent_transfers, path.link.bandwidth_bytes_per_s) == (run.prefill.parallel.data, 50e9)
 

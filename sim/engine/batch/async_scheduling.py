@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 
 from policies.view import ALWAYS_NS, Plan
-from sim.engine.batch.lane import Ended, Lane, QueueView
+from sim.engine.batch.micro_batch import Ended, MicroBatch, QueueView
 from sim.engine.batch.version import Version
 
 
 class AsyncScheduling:
-    """The instants that bound what a lane's plans know."""
+    """The instants that bound what a micro-batch's plans know."""
 
     __slots__ = ("_came_ns", "_planned_ns", "made", "seen_ns")
 
@@ -36,21 +36,21 @@ class AsyncScheduling:
     @property
     def planned_ns(self) -> int:
         """The instant at which the latest iteration was planned."""
-        # A plan that a lane holds counts as made anew, with no call of the scheduler.
+        # A plan that a micro-batch holds counts as made anew, with no call of the scheduler.
         return self._planned_ns if self.seen_ns == ALWAYS_NS else self.seen_ns
 
-    def hide(self, lane: Lane, queue: QueueView, *, given: bool) -> bool:
-        """Leaves in the view of *lane* what the next plan knew; returns whether that hides anything. *given*: blocks of ended
+    def hide(self, batch: MicroBatch, queue: QueueView, *, given: bool) -> bool:
+        """Leaves in the view of *batch* what the next plan knew; returns whether that hides anything. *given*: blocks of ended
         sequences are free already."""
-        view, seen_ns = lane.view, self.seen_ns
+        view, seen_ns = batch.view, self.seen_ns
         self.seen_ns, self.made = ALWAYS_NS, seen_ns != ALWAYS_NS
         self._planned_ns = seen_ns if self.made else view.now_ns
         queue.hidden = came_after(self._came_ns, seen_ns)
         view.waiting = queue if queue else ()
         view.n_leaving = view.leaving_blocks = 0
         if seen_ns == ALWAYS_NS:
-            lane.forget_the_leaving()
-        for _, blocks, growth_blocks, steps_on, promised, _ in lane.leaving.values():
+            batch.forget_the_leaving()
+        for _, blocks, growth_blocks, steps_on, promised, _ in batch.leaving.values():
             view.free_blocks -= blocks if given else 0
             if steps_on:
                 view.promised_blocks += promised
@@ -59,7 +59,7 @@ class AsyncScheduling:
             else:
                 view.n_leaving += 1
                 view.leaving_blocks += blocks
-        return queue.hidden > 0 or bool(lane.leaving)
+        return queue.hidden > 0 or bool(batch.leaving)
 
     def misses(self, version: Version, *, through_arrivals: bool) -> bool:
         """Whether news or an arrival that the plan to be carried out now does not let pass came after it was made."""

@@ -12,7 +12,7 @@ from hwmodels.reach import Chunk, Window
 from hwmodels.totals import seen
 from sim.engine.batch.decoding import Departure, RunningSet
 from sim.engine.batch.pricing import Line, LineAt, Prices
-from sim.engine.batch.span import BentSpan, DecodeSpan
+from sim.engine.batch.span import DecodeSpan, PiecewiseSpan
 from sim.engine.record.columns import IntArray, Piece, Reads, RoundCounts
 from sim.engine.time.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 
@@ -22,7 +22,7 @@ _new: Final = tuple[object, ...].__new__
 _NOBODY: Final[tuple[Departure, ...]] = ()
 
 
-class UniformSet(RunningSet):
+class DecodeSet(RunningSet):
     """Sequences that emit one token each round."""
 
     def __init__(self, block_tokens: int, window_tokens: Window) -> None:
@@ -45,7 +45,7 @@ class UniformSet(RunningSet):
         self._bends: list[tuple[int, int, int]] = []
         self._joined = 0
         self._lines: dict[int, LineAt] = {}
-        """Prices of rounds by the number of sequences; they are one tenant's, and never change."""
+        """Prices of rounds by the number of sequences; they are one engine core's, and never change."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._seqs)
@@ -104,7 +104,7 @@ class UniformSet(RunningSet):
 
     def span(
         self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Prices, /
-    ) -> DecodeSpan | BentSpan:
+    ) -> DecodeSpan | PiecewiseSpan:
         n = self.n
         rounds = 1
         if hold > 1:
@@ -129,7 +129,7 @@ class UniformSet(RunningSet):
             return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, reads)
         pieces, rounds, end = self._pieces(line_at, here, first, growth_ticks, rounds, until_ticks)
         if len(pieces) > 1:
-            return BentSpan(start_ticks, pieces, rounds, end, growth, reads)
+            return PiecewiseSpan(start_ticks, pieces, rounds, end, growth, reads)
         return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, reads)
 
     def _on_windowed_line(self, line: Line, kv: int, window: int) -> tuple[int, int, int]:

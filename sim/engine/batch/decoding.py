@@ -43,11 +43,11 @@ class Decoding(Protocol):
 
     def draft_steps(self, n_decoding: int, /) -> int: ...
 
-    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> IntArray: ...
+    def round_tokens(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> IntArray: ...
 
 
 class RunningSet:
-    """The decoding sequences of a lane as a tenant sees them; only the set knows if they speculate."""
+    """The decoding sequences of a micro-batch as an engine core sees them; only the set knows if they speculate."""
 
     # A base class and not a protocol: compiled, its methods are found without a look-up by name.
 

@@ -68,7 +68,7 @@ class TablePrices(Prices):
 
 
 def prices_of(cost: CostModel | StageTable, draft_cost: CostModel | None, speculation_overhead_s: float) -> Prices:
-    """Prices of a tenant's iterations."""
+    """Prices of an engine core's iterations."""
     if isinstance(cost, StageTable):
         return TablePrices(cost)
     return Pricing(cost, draft_cost, speculation_overhead_s)

@@ -196,9 +196,9 @@ def _cut(ticks: Callable[[Any], Any], side: _Side, most_error: float) -> _Cell:
         off = values - np.interp(np.arange(last + 1), knots, values[knots])
         centres = np.add.reduceat(off[:-1] * weights[:-1], starts) / lengths
         high, low = np.maximum.reduceat(off[:-1], starts), np.minimum.reduceat(off[:-1], starts)
-        bent = np.maximum(high - centres, centres - low) > most_error * values[starts]
-        bent |= (rises < 0) & ((lengths > 1) | (shortest > 1))
-        longer = bent & (lengths > shortest)
+        curved = np.maximum(high - centres, centres - low) > most_error * values[starts]
+        curved |= (rises < 0) & ((lengths > 1) | (shortest > 1))
+        longer = curved & (lengths > shortest)
         if not longer.any():
             break
         middles = starts[longer] + lengths[longer] // (2 * shortest) * shortest
@@ -208,9 +208,9 @@ def _cut(ticks: Callable[[Any], Any], side: _Side, most_error: float) -> _Cell:
     slopes = np.maximum(0, np.rint(rises / (lengths * width))).astype(np.int64).tolist()
     at_begin = np.rint(values[starts] + centres).astype(np.int64).tolist()
     begins, tokens = points[starts].tolist(), (lengths * width).tolist()
-    for begin, n, slope, value, too_bent in zip(begins, tokens, slopes, at_begin, bent.tolist(), strict=True):
+    for begin, n, slope, value, too_curved in zip(begins, tokens, slopes, at_begin, curved.tolist(), strict=True):
         # Python's integers: slope * begin may be beyond int64 at a jump.
-        line = None if too_bent else _new(Line, (value - slope * begin, slope, 0, begin + n, 1 << 62))
+        line = None if too_curved else _new(Line, (value - slope * begin, slope, 0, begin + n, 1 << 62))
         slots += [line] * (n >> shift)
     return _Cell(side.low, shift, slots)
 
@@ -236,7 +236,7 @@ def _first_knots(values: Any, shortest: int, most_error: float) -> Any:
 
 
 class Prices:
-    """Ticks of a tenant's iterations."""
+    """Ticks of an engine core's iterations."""
 
     # A base class and not a protocol: compiled, its methods are found without a look-up by name.
 

@@ -1,13 +1,13 @@
 """Iterations of one micro-batch slot with no decision in between, as one event.
 
-A running set makes them; the tenant opens one when it starts and closes it with the number of iterations that were done.
+A running set makes them; the engine core opens one when it starts and closes it with the number of iterations that were done.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from sim.engine.record.columns import IntArray, Piece, Reads, Recorder, Standing, Tape, TapedStart
+from sim.engine.record.columns import DrawnRounds, IntArray, Piece, Reads, Recorder, SpeculativeStart, Standing
 from sim.engine.time.clock import elapsed, iterations_to_reach
 
 
@@ -49,8 +49,8 @@ class Span:
         raise NotImplementedError
 
 
-class Tapes(Protocol):
-    """The part of a running set that its taped span reads."""
+class HeldBlocks(Protocol):
+    """The part of a running set that its speculative span reads."""
 
     n: int
     query_tokens: int
@@ -116,7 +116,7 @@ class DecodeSpan(Span):
             recorder.spans.drop_last(1)
 
 
-class BentSpan(Span):
+class PiecewiseSpan(Span):
     """Decodes of the same sequences whose price bends on the way: pieces one after the other."""
 
     __slots__ = ("_pieces", "_reads", "_ticks")
@@ -154,7 +154,7 @@ class BentSpan(Span):
         return self.n
 
     def open(self, recorder: Recorder, standing: Standing, /) -> None:
-        recorder.add_bent(self.start_ticks, self.n, self._reads, standing)
+        recorder.add_piecewise(self.start_ticks, self.n, self._reads, standing)
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
         pieces, rest, i = self._pieces, j, 0
@@ -169,14 +169,14 @@ class BentSpan(Span):
 
     def close(self, recorder: Recorder, done: int, /) -> None:
         if not done:
-            recorder.drop_bent()
+            recorder.drop_piecewise()
             return
         if done < self.n:
             self.cut(done, recorder)
         recorder.add_pieces(self._pieces)
 
 
-class TapedSpan(Span):
+class SpeculativeSpan(Span):
     """Iterations whose durations differ in more than a constant growth: read off arrays with one entry each."""
 
     __slots__ = ("_set", "_start", "emitted", "ends", "kv", "windows")
@@ -185,7 +185,7 @@ class TapedSpan(Span):
 
     def __init__(
         self, start_ticks: int, ends: IntArray, growth_first: int,
-        running_set: Tapes, kv: IntArray, windows: IntArray | None, emitted: IntArray,
+        running_set: HeldBlocks, kv: IntArray, windows: IntArray | None, emitted: IntArray,
     ) -> None:  # fmt: skip
         self.start_ticks = start_ticks
         self.n = len(ends)
@@ -196,7 +196,7 @@ class TapedSpan(Span):
         self.windows = windows
         self.emitted = emitted
         self._set = running_set
-        self._start: TapedStart | None = None
+        self._start: SpeculativeStart | None = None
 
     def end(self, j: int, /) -> int:
         return self.start_ticks + int(self.ends[j - 1])
@@ -208,7 +208,7 @@ class TapedSpan(Span):
         # The common part of its iterations is known now, their number only when it closes.
         decoding = self._set
         before = standing._replace(blocks_used=standing.blocks_used - self.growth_first)
-        self._start = TapedStart(
+        self._start = SpeculativeStart(
             before, decoding.n, decoding.query_tokens, decoding.draft_steps, len(recorder.queued_ns)
         )
 
@@ -220,5 +220,5 @@ class TapedSpan(Span):
             return
         assert self._start is not None
         windows = None if self.windows is None else self.windows[:done]
-        tape = Tape(self.ends[:done], self.kv[:done], windows, self.emitted[:done], self._set.blocks_in(done))
-        recorder.add_taped(self.start_ticks, self._start, tape)
+        drawn = DrawnRounds(self.ends[:done], self.kv[:done], windows, self.emitted[:done], self._set.blocks_in(done))
+        recorder.add_speculative(self.start_ticks, self._start, drawn)

@@ -12,34 +12,34 @@ from hwmodels.reach import Chunk, Window
 from hwmodels.totals import seen
 from sim.engine.batch.decoding import Decoding, Departure, RunningSet
 from sim.engine.batch.pricing import Prices
-from sim.engine.batch.span import TapedSpan
+from sim.engine.batch.span import SpeculativeSpan
 from sim.engine.record.columns import IntArray, RoundCounts
 from sim.engine.time.clock import LONGEST_TICKS, TICK_BITS
 
-_LONGEST_TAPED_SPAN = 4096
+_LONGEST_SPECULATIVE_SPAN = 4096
 
 
-class _Taped(NamedTuple):
+class _Sequence(NamedTuple):
     since: int
     cached: int
     order: int
     token_ns: int
     rounds_before: int
     """Rounds that the request had done before it joined (its acceptance draws go on from there)."""
-    tape: IntArray
+    drawn: IntArray
     """Tokens emitted in each round since it joined."""
     held: IntArray
-    """KV blocks held before each round of the tape, and after the last."""
+    """KV blocks held before each round, and after the last."""
     total: int
     """Tokens emitted from joining to the end."""
     cut: int
     """Tokens of the last round that the end of the output cuts off."""
     counted: int = 0
-    """Rounds of the tape that are in the acceptance statistics already."""
+    """Rounds that are in the acceptance statistics already."""
 
 
-class TapedSet(RunningSet):
-    """Speculating sequences: the tokens of each round, a tape, are drawn when they join.
+class SpeculativeSet(RunningSet):
+    """Speculating sequences: the tokens of each round are drawn when they join.
 
     Each sequence holds KV slots for the tokens that the current round submits; those of rejected tokens are used again.
     """
@@ -66,7 +66,7 @@ class TapedSet(RunningSet):
         self._block_tokens = block_tokens
         self._window = window_tokens
         self._chunked = type(window_tokens) is Chunk
-        self._seqs: dict[int, _Taped] = {}
+        self._seqs: dict[int, _Sequence] = {}
         self._finishes: list[tuple[int, int, int]] = []
         self._joined = 0
         self._followed: int = 1
@@ -104,14 +104,14 @@ class TapedSet(RunningSet):
     def _draw(
         self, id_: int, rounds_before: int, cached: int, remaining: int, blocks: int
     ) -> tuple[IntArray, IntArray, int]:
-        """A tape from here to the last token, the KV blocks held along it, and the tokens cut off at its end."""
-        tape = self._decoding.tape(id_, rounds_before, remaining, self.k, self._seed)
-        held = np.empty(len(tape) + 1, np.int64)
+        """The tokens of rounds from here to the last token, the KV blocks held along them, and the tokens cut off at its end."""
+        drawn = self._decoding.round_tokens(id_, rounds_before, remaining, self.k, self._seed)
+        held = np.empty(len(drawn) + 1, np.int64)
         held[0] = blocks
         after = held[1:]
-        tape.cumsum(out=after)
+        drawn.cumsum(out=after)
         cut = int(after[-1]) - remaining
-        after -= tape
+        after -= drawn
         # Slots for the tokens that the round submits, in whole blocks; those of an earlier, larger k are kept.
         after += cached + self.query_tokens + self._lookahead
         if self._ahead:
@@ -123,48 +123,48 @@ class TapedSet(RunningSet):
         if after[0] < blocks:
             np.maximum(after, blocks, out=after)
         if cut:
-            tape[-1] -= cut
-        return tape, held, cut
+            drawn[-1] -= cut
+        return drawn, held, cut
 
-    def _book(self, cached: int, tape: IntArray, held: IntArray, sign: int) -> None:
-        """Adds a tape's coming rounds to the sums; sign -1 takes them back."""
-        n = len(tape)
+    def _book(self, cached: int, drawn: IntArray, held: IntArray, sign: int) -> None:
+        """Adds coming rounds to the sums; sign -1 takes them back."""
+        n = len(drawn)
         self._reserve(n + 1)
         here = self.round - self._base
-        self._tokens[here : here + n] += sign * tape
+        self._tokens[here : here + n] += sign * drawn
         self._blocks[here : here + n] += sign * (held[1:] - held[:-1])
         if self._window is not None:
-            reads = cached + tape.cumsum() - tape + self.query_tokens
+            reads = cached + drawn.cumsum() - drawn + self.query_tokens
             self._windowed[here : here + n] += sign * seen(reads, self._window)
 
     def join(self, id_: int, cached: int, remaining: int, token_ns: int, blocks: int, /) -> None:
         rounds_before = self._rounds[id_]
-        tape, held, cut = self._draw(id_, rounds_before, cached, remaining, blocks)
-        self._book(cached, tape, held, 1)
+        drawn, held, cut = self._draw(id_, rounds_before, cached, remaining, blocks)
+        self._book(cached, drawn, held, 1)
         self.n += 1
         self.cached += cached
         self._joined = order = self._joined + 1
-        self._seqs[id_] = _Taped(self.round, cached, order, token_ns, rounds_before, tape, held, remaining, cut)
-        heappush(self._finishes, (self.round + len(tape), order, id_))
+        self._seqs[id_] = _Sequence(self.round, cached, order, token_ns, rounds_before, drawn, held, remaining, cut)
+        heappush(self._finishes, (self.round + len(drawn), order, id_))
 
     def leave(self, id_: int) -> Departure:
         """Removes a sequence before it has finished."""
         seq = self._seqs.pop(id_)
         done = self.round - seq.since
-        emitted = int(seq.tape[:done].sum())
-        self._book(seq.cached + emitted, seq.tape[done:], seq.held[done:], -1)
+        emitted = int(seq.drawn[:done].sum())
+        self._book(seq.cached + emitted, seq.drawn[done:], seq.held[done:], -1)
         return self._depart(id_, seq, done, emitted)
 
-    def _depart(self, id_: int, seq: _Taped, done: int, emitted: int) -> Departure:
+    def _depart(self, id_: int, seq: _Sequence, done: int, emitted: int) -> Departure:
         self.n -= 1
         cached = seq.cached + emitted
         self.cached -= cached
         self._rounds[id_] = seq.rounds_before + done
         self._count(seq, done)
-        self._emitted += seq.tape[:done].astype("<u2").tobytes()
+        self._emitted += seq.drawn[:done].astype("<u2").tobytes()
         return Departure(id_, cached, int(seq.held[done]), emitted, seq.since, seq.cached, seq.token_ns)
 
-    def _count(self, seq: _Taped, done: int) -> None:
+    def _count(self, seq: _Sequence, done: int) -> None:
         """Adds rounds that have been run to the acceptance statistics; a request's last one counts in full."""
         if not self.k or done == seq.counted:
             return
@@ -172,17 +172,17 @@ class TapedSet(RunningSet):
         counts = self.rounds_by_k.get(key)
         if counts is None:
             counts = self.rounds_by_k[key] = [0] * (self.k + 1)
-        tape = seq.tape[seq.counted : done]
-        for emitted, rounds in enumerate(np.bincount(tape).tolist()):
+        drawn = seq.drawn[seq.counted : done]
+        for emitted, rounds in enumerate(np.bincount(drawn).tolist()):
             if rounds:
                 counts[emitted - 1] += rounds
-        if seq.cut and done == len(seq.tape):
-            last = int(tape[-1]) - 1
+        if seq.cut and done == len(seq.drawn):
+            last = int(drawn[-1]) - 1
             counts[last] -= 1
             counts[last + seq.cut] += 1
 
     def follow_batch(self) -> None:
-        """Sets `k` to what the decoding method drafts at the present batch; tapes are redrawn if that has changed."""
+        """Sets `k` to what the decoding method drafts at the present batch; rounds are drawn again if that has changed."""
         n = max(self.n, 1)
         if n == self._followed:
             return
@@ -190,25 +190,25 @@ class TapedSet(RunningSet):
         k, query_tokens = self._decoding.k(n), self._decoding.query_tokens(n)
         if k == self.k and query_tokens == self.query_tokens:
             return
-        taken: list[tuple[int, _Taped, int, int]] = []
+        taken: list[tuple[int, _Sequence, int, int]] = []
         for id_, seq in self._seqs.items():
             done = self.round - seq.since
-            cached = seq.cached + int(seq.tape[:done].sum())
-            self._book(cached, seq.tape[done:], seq.held[done:], -1)
+            cached = seq.cached + int(seq.drawn[:done].sum())
+            self._book(cached, seq.drawn[done:], seq.held[done:], -1)
             self._count(seq, done)
             taken.append((id_, seq, done, cached))
         self.k, self.query_tokens, self.draft_steps = k, query_tokens, self._decoding.draft_steps(n)
         for id_, seq, done, cached in taken:
-            remaining = int(seq.tape[done:].sum())
-            tape, held, cut = self._draw(id_, seq.rounds_before + done, cached, remaining, int(seq.held[done]))
-            self._book(cached, tape, held, 1)
+            remaining = int(seq.drawn[done:].sum())
+            drawn, held, cut = self._draw(id_, seq.rounds_before + done, cached, remaining, int(seq.held[done]))
+            self._book(cached, drawn, held, 1)
             self._seqs[id_] = seq._replace(
-                tape=np.concatenate((seq.tape[:done], tape)),
+                drawn=np.concatenate((seq.drawn[:done], drawn)),
                 held=np.concatenate((seq.held[:done], held)),
                 cut=cut,
                 counted=done,
             )
-            heappush(self._finishes, (self.round + len(tape), seq.order, id_))
+            heappush(self._finishes, (self.round + len(drawn), seq.order, id_))
 
     @property
     def growth_blocks(self) -> int:
@@ -222,21 +222,21 @@ class TapedSet(RunningSet):
     def state_of(self, id_: int, /) -> tuple[int, int]:
         seq = self._seqs[id_]
         done = self.round - seq.since
-        return seq.cached + int(seq.tape[:done].sum()), int(seq.held[done])
+        return seq.cached + int(seq.drawn[:done].sum()), int(seq.held[done])
 
     def last_emitted(self, id_: int, /) -> int:
         seq = self._seqs[id_]
         done = self.round - seq.since
-        return int(seq.tape[done - 1]) if done else 0
+        return int(seq.drawn[done - 1]) if done else 0
 
     def after(self, rounds: int, id_: int, /) -> tuple[int, int]:
         seq = self._seqs[id_]
         done = self.round + rounds - seq.since
-        return seq.cached + int(seq.tape[:done].sum()), int(seq.tape[done - 1]) if done else 0
+        return seq.cached + int(seq.drawn[:done].sum()), int(seq.drawn[done - 1]) if done else 0
 
     def _finishes_at(self, id_: int, finish: int, order: int) -> bool:
         seq = self._seqs.get(id_)
-        return seq is not None and seq.order == order and seq.since + len(seq.tape) == finish
+        return seq is not None and seq.order == order and seq.since + len(seq.drawn) == finish
 
     def until_finish(self) -> int:
         """Rounds until the first sequence finishes."""
@@ -260,9 +260,9 @@ class TapedSet(RunningSet):
 
     def span(
         self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Prices, /
-    ) -> TapedSpan:
+    ) -> SpeculativeSpan:
         n, query = self.n, self.query_tokens
-        rounds = min(hold, self.until_finish(), _LONGEST_TAPED_SPAN)
+        rounds = min(hold, self.until_finish(), _LONGEST_SPECULATIVE_SPAN)
         if rounds > 1:
             rounds = self.rounds_within(free_blocks, rounds)
         emitted = self.emitted_in(rounds)
@@ -297,7 +297,7 @@ class TapedSet(RunningSet):
         if until_ns << TICK_BITS < start_ticks + int(ends[-1]):
             # The first round is run in any case; a further one if the one before it ends before that instant.
             ends = ends[: int(ends.searchsorted((until_ns << TICK_BITS) - start_ticks)) + 1]
-        return TapedSpan(start_ticks, ends, growth, self, kv, windows, emitted)
+        return SpeculativeSpan(start_ticks, ends, growth, self, kv, windows, emitted)
 
     def emitted_in(self, rounds: int) -> IntArray:
         """Tokens emitted in each of the next *rounds* rounds: a view, good until a sequence joins or leaves."""
@@ -340,6 +340,6 @@ class TapedSet(RunningSet):
             finish, order, id_ = heappop(finishes)
             if self._finishes_at(id_, finish, order):
                 seq = self._seqs.pop(id_)
-                departure = self._depart(id_, seq, len(seq.tape), seq.total)
-                departures.append(departure._replace(emitted_last=int(seq.tape[-1])))
+                departure = self._depart(id_, seq, len(seq.drawn), seq.total)
+                departures.append(departure._replace(emitted_last=int(seq.drawn[-1])))
         return departures

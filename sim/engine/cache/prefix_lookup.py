@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from policies.view import PlanFunction, Scheduler, WaitingSeq, admits_in_turn, looks_itself
 from sim.engine.batch.async_scheduling import AsyncScheduling
-from sim.engine.batch.lane import Ended, Lane
+from sim.engine.batch.micro_batch import Ended, MicroBatch
 from sim.engine.kv.pool import KvPool
 from sim.engine.requests.state import RequestState
 
 
 class PrefixLookup:
-    """A tenant's prefix cache as its sequences use it; idle where there is none."""
+    """An engine core's prefix cache as its sequences use it; idle where there is none."""
 
     def __init__(
         self, kv: KvPool, state: RequestState, ahead: AsyncScheduling | None, scheduler: Scheduler | PlanFunction
@@ -26,8 +26,8 @@ class PrefixLookup:
         """Whether each sequence looks its prefix up as it is admitted, and not all at once before any takes blocks."""
         self.described_to_it = kv.caches and not (self.in_turn or (kv.caches_late and looks_itself(scheduler)))
         """Whether the scheduler is shown hits of waiting sequences."""
-        self.lanes: Sequence[Lane] = ()
-        """Its tenant's lanes."""
+        self.batches: Sequence[MicroBatch] = ()
+        """Its engine core's micro-batches."""
         self.ended: list[tuple[int, int, int, int]] = []
         """(order of admission, id, blocks, cached tokens) of ended sequences that still hold their blocks. With 0 blocks: sequences
         with complete prompts, where these are found only from then on."""
@@ -55,9 +55,9 @@ class PrefixLookup:
         if self.kv.caches_late:
             self.ended.append((self._rank(id_), id_, 0, cached))
 
-    def go_on(self, lane: Lane) -> None:
+    def go_on(self, batch: MicroBatch) -> None:
         """Chunked prompts can be found as far as they are computed."""
-        for id_, cached, *_ in lane.partial.values():
+        for id_, cached, *_ in batch.partial.values():
             self.kv.computed(id_, cached)
 
     def step_on(self, ended: Mapping[int, Ended]) -> None:
@@ -66,19 +66,19 @@ class PrefixLookup:
             if id_ in ended and blocks:
                 self.ended[i] = (order, id_, blocks + ended[id_].growth_blocks, known + 1)
 
-    def known(self, lane: Lane, id_: int, made_ahead: bool, *, scheduled: bool = False) -> int:
+    def known(self, batch: MicroBatch, id_: int, made_ahead: bool, *, scheduled: bool = False) -> int:
         """Tokens of an admitted sequence that are in the prefix cache when it is planned for.
 
         vLLM caches a block when it schedules its last token, or, where it plans ahead, once it knows the output: that of the
         iteration in flight it does not. *scheduled*: the next step has been planned.
         """
-        if not self.kv.caches or id_ in lane.partial:
+        if not self.kv.caches or id_ in batch.partial:
             return 0
         if self.kv.caches_late:
-            return lane.decoding.state_of(id_)[0] if id_ in lane.decoding else lane.paused[id_].cached
-        if id_ not in lane.decoding:
-            return lane.paused[id_].cached if id_ in lane.paused else 0
-        cached, emitted = lane.decoding.after(self.rounds_since, id_)
+            return batch.decoding.state_of(id_)[0] if id_ in batch.decoding else batch.paused[id_].cached
+        if id_ not in batch.decoding:
+            return batch.paused[id_].cached if id_ in batch.paused else 0
+        cached, emitted = batch.decoding.after(self.rounds_since, id_)
         if self.ahead is None and not scheduled:
             return cached - emitted + 1 if emitted else cached
         if made_ahead:
@@ -86,25 +86,25 @@ class PrefixLookup:
             return cached - emitted + scheduled if emitted else cached
         return cached + scheduled
 
-    def kept(self, lane: Lane, id_: int, made_ahead: bool, *, scheduled: bool) -> int:
+    def kept(self, batch: MicroBatch, id_: int, made_ahead: bool, *, scheduled: bool) -> int:
         """Tokens of a preempted sequence that can be found from now on; 0 where no more can than before."""
-        return 0 if self.kv.caches_late else self.known(lane, id_, made_ahead, scheduled=scheduled)
+        return 0 if self.kv.caches_late else self.known(batch, id_, made_ahead, scheduled=scheduled)
 
     def _progress(self, id_: int) -> int:
         """`known` of a sequence that steps in the next iteration."""
         made_ahead = self.ahead is not None and (self.ahead.made or self.rounds_since > 0)
-        for lane in self.lanes:
-            if id_ in lane.leaving:
-                ended = lane.leaving[id_]
+        for batch in self.batches:
+            if id_ in batch.leaving:
+                ended = batch.leaving[id_]
                 return ended.cached - ended.emitted_last + ended.steps_on if made_ahead else ended.cached
-            if id_ in lane.decoding:
-                return self.known(lane, id_, made_ahead, scheduled=True)
+            if id_ in batch.decoding:
+                return self.known(batch, id_, made_ahead, scheduled=True)
         return 0
 
-    def note_the_leaving(self, lane: Lane) -> None:
+    def note_the_leaving(self, batch: MicroBatch) -> None:
         """Caches what the next iteration's plan knew of ended sequences, for those that it admits."""
         for _, id_, _, _ in self.ended:
-            if id_ in lane.leaving:
+            if id_ in batch.leaving:
                 self.kv.cached(id_, self._progress(id_))
 
     def described(self, seq: WaitingSeq) -> WaitingSeq:
@@ -124,10 +124,10 @@ class PrefixLookup:
             return 0
         return min(self.kv.found_blocks(seq.id, seq.tokens), (seq.tokens - tokens) // self.kv.block_tokens)
 
-    def keep(self, queue: deque[WaitingSeq], lane: Lane, run: tuple[tuple[int, int], ...]) -> None:
+    def keep(self, queue: deque[WaitingSeq], batch: MicroBatch, run: tuple[tuple[int, int], ...]) -> None:
         """Sequences that *run* admits hold their hits before any takes blocks, which might evict these."""
         for id_, tokens in run:
-            if tokens and id_ not in lane.partial:
+            if tokens and id_ not in batch.partial:
                 first = queue[0] if queue else None
                 seq = first if first and first.id == id_ else next((seq for seq in queue if seq.id == id_), None)
                 if seq is not None and not seq.kept_blocks:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sim.engine.machine.machine import Machine
+from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.kv_exchange import ASK, COLLECT, DROP
-from sim.engine.serve.tenant import Tenant
 from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import Link, Transfer
 
@@ -26,10 +26,10 @@ class Handover:
         receiver.awaited += 1
         sender.awaited += 1
         sender.awaited_tokens += prompt_tokens
-        self.keeper: Tenant | None = None
-        """The tenant of the receiver that was asked for room."""
-        self.lender: Tenant | None = None
-        """The tenant of the sender that computed the prompt."""
+        self.keeper: EngineCore | None = None
+        """The engine core of the receiver that was asked for room."""
+        self.lender: EngineCore | None = None
+        """The engine core of the sender that computed the prompt."""
         self.computed = False
         """Whether it is known that the prompt has been computed."""
         self.delivered = False
@@ -47,7 +47,7 @@ class Handover:
     def ask(self, id_: int) -> None:
         """Have the receiver take room."""
         self.receiver.awaited -= 1
-        self.keeper = self.receiver.tenant_for(id_)
+        self.keeper = self.receiver.core_for(id_)
         self.receiver.post(self.keeper, id_, ASK, self.number)
 
     def deliver(self) -> None:

@@ -25,8 +25,8 @@ from sim.engine.gateway.gateway import Gateway
 from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, UNFINISHED
 from sim.engine.requests.state import RequestState
+from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.kv_exchange import COLLECT, LAND
-from sim.engine.serve.tenant import Tenant
 from sim.engine.spec.roles import HandoverSpec, Role
 from sim.engine.tiers.links import Link, Transfer
 from sim.engine.time.events import HANDOVERS, Alarm, Clock
@@ -141,15 +141,15 @@ class Handovers:
         self._sent_bytes = array("q", bytes(8 * n))
         self._found = array("q", bytes(8 * n))
         self.prefill_replica: array[int] = array("i", [-1]) * n
-        self._lenders = [(machine, tenant) for machine in machines for tenant in machine.tenants]
-        self._kinds: dict[int, dict[int, list[tuple[Machine, Tenant]]]] = {}
+        self._lenders = [(machine, core) for machine in machines for core in machine.cores]
+        self._kinds: dict[int, dict[int, list[tuple[Machine, EngineCore]]]] = {}
         """The machines that decode each model, grouped by equal memory."""
         self.least_left = 0 if spec.first_token == "decode" else 1
         """Tokens that prefill gives."""
         for machine in machines:
-            for tenant in machine.tenants:
-                if tenant.sequences.exchange is not None:
-                    tenant.sequences.exchange.joined_ns = self._at["joined_ns"]
+            for core in machine.cores:
+                if core.sequences.exchange is not None:
+                    core.sequences.exchange.joined_ns = self._at["joined_ns"]
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -209,9 +209,9 @@ class Handovers:
         if spec.roles[sender.index] == "both" or not self.decodes(id_):
             sender.deliver(id_)
             return
-        tenant = sender.tenant_of(self._model(id_))
+        core = sender.core_of(self._model(id_))
         if not able:
-            self._state.replica[id_] = tenant.number
+            self._state.replica[id_] = core.number
             self._outside.rejected(id_, self._never(id_))
             return
         if receiver is not None:
@@ -222,7 +222,7 @@ class Handovers:
                 self.ongoing[id_].deliver()
             sender.deliver(id_)
             return
-        if tenant.sequences.refusal(id_) is not None:
+        if core.sequences.refusal(id_) is not None:
             # The sender says why.
             self.ongoing.pop(id_).end()
             sender.deliver(id_)
@@ -265,8 +265,8 @@ class Handovers:
         if kinds is None:
             kinds = self._kinds[model] = {}
             for machine in hosting:
-                tenant = machine.tenant_of(model)
-                kinds.setdefault(id(tenant.spec), []).append((machine, tenant))
+                core = machine.core_of(model)
+                kinds.setdefault(id(core.spec), []).append((machine, core))
         refusing = [kind for kind, each in kinds.items() if each[0][1].sequences.refusal(id_) is not None]
         if not refusing:
             return hosting
@@ -460,7 +460,7 @@ class Handovers:
         machines = self._gate.hosting(id_)
         if not machines:
             return "no machine decodes for the model"
-        return f"to decode it, {machines[0].tenant_of(self._model(id_)).sequences.refusal(id_)}"
+        return f"to decode it, {machines[0].core_of(self._model(id_)).sequences.refusal(id_)}"
 
     def _on_no_room(self, id_: int) -> None:
         handover = self.ongoing.pop(id_)
@@ -527,7 +527,7 @@ class Handovers:
         self.ongoing.pop(id_).end()
         handover.drop(id_)
         self._needs_no_more(handover.sender, handover.receiver)
-        if handover.sender.tenants[0].number <= state.replica[id_] <= handover.sender.tenants[-1].number:
+        if handover.sender.cores[0].number <= state.replica[id_] <= handover.sender.cores[-1].number:
             return False
         state.status[id_] = ABORTED
         return True
@@ -657,20 +657,17 @@ def _ready_for(
 
 def _lent(machine: Machine) -> list[int]:
     return [
-        id_
-        for tenant in machine.tenants
-        if tenant.sequences.exchange is not None
-        for id_ in tenant.sequences.exchange.lent
+        id_ for core in machine.cores if core.sequences.exchange is not None for id_ in core.sequences.exchange.lent
     ]
 
 
 def _requests_at(machine: Machine) -> set[int]:
     """Requests that are queued, loading, landing or running at *machine*."""
     here: set[int] = set()
-    for tenant in machine.tenants:
-        here.update(seq.id for seq in tenant.sequences.queue)
-        here.update(id_ for lane in tenant.lanes for id_ in lane.admitted)
-        here.update(() if tenant.loading is None else tenant.loading.in_flight)
-        exchange = tenant.sequences.exchange
+    for core in machine.cores:
+        here.update(seq.id for seq in core.sequences.queue)
+        here.update(id_ for batch in core.batches for id_ in batch.admitted)
+        here.update(() if core.loading is None else core.loading.in_flight)
+        exchange = core.sequences.exchange
         here.update(() if exchange is None else exchange.landing())
     return here

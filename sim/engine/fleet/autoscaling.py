@@ -51,7 +51,7 @@ class Steered(Protocol):
 
 def _waiting(machine: Machine) -> int:
     """Requests that wait there, including for their KV."""
-    return machine.waiting + sum(tenant.n_loading for tenant in machine.tenants)
+    return machine.waiting + sum(core.n_loading for core in machine.cores)
 
 
 class Pool:

@@ -201,7 +201,7 @@ class DisaggregatedFleet(Fleet):
         return [self.handovers.role_of(machine) for machine in self.machines]
 
     def _first_token_by(self, id_: int) -> list[int]:
-        """Numbers of the tenants of both stages: each has its part in the first token."""
+        """Numbers of the engine cores of both stages: each has its part in the first token."""
         prefilled_by = self.handovers.prefill_replica[id_]
         return super()._first_token_by(id_) + ([prefilled_by] if prefilled_by >= 0 else [])
 

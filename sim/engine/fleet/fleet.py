@@ -66,8 +66,8 @@ class Fleet:
             Pool(name, spec.machines_of(i), scaling)
             for i, (name, scaling) in enumerate(zip(spec.names, spec.scaling, strict=True))
         ]
-        self._machine_of = [machine.index for machine in machines for _ in machine.tenants]
-        """The index of each tenant's machine, by the tenant's number."""
+        self._machine_of = [machine.index for machine in machines for _ in machine.cores]
+        """The index of each engine core's machine, by the engine core's number."""
         self._controllers: list[Controller] = []
         self._shown: dict[int, list[Machine]] = {}
         """The machines that are ready, by model."""
@@ -340,7 +340,7 @@ class Fleet:
         """Stop draining machines that are empty, and send held requests to ready ones."""
         for index, state in enumerate(self.states):
             machine = self.machines[index]
-            empty = not (machine.running or machine.waiting or any(tenant.n_loading for tenant in machine.tenants))
+            empty = not (machine.running or machine.waiting or any(core.n_loading for core in machine.cores))
             if state == DRAINING and empty and not self.is_needed(machine):
                 self._off(index)
         if self.in_wait():
@@ -377,7 +377,7 @@ class Fleet:
     def _abort(self, machine: Machine) -> list[int]:
         """End everything on a machine that stops; the requests that it had."""
         state, now_ns = self._state, self._clock.now_ns
-        loadings = [tenant.loading for tenant in machine.tenants if tenant.loading is not None]
+        loadings = [core.loading for core in machine.cores if core.loading is not None]
         for loading in loadings:
             state.given_back |= loading.stop(now_ns)
         ids = machine.abort(now_ns)
@@ -404,9 +404,9 @@ class Fleet:
     def _lose_sources(self, gone: Sequence[Store]) -> None:
         """End loads from memory of a machine that is gone."""
         for machine in self.machines:
-            for tenant in machine.tenants:
-                if tenant.loading is not None:
-                    tenant.loading.lose_sources(gone, self._clock.now_ns)
+            for core in machine.cores:
+                if core.loading is not None:
+                    core.loading.lose_sources(gone, self._clock.now_ns)
 
     def _too_often(self, id_: int) -> bool:
         """Whether a request whose machine fails now is not sent again."""
@@ -455,7 +455,7 @@ class Fleet:
             "in_flight": self._spec.in_flight,
             "roles": self._roles(),
             "n_stages": [machine.n_stages for machine in self.machines],
-            "n_tenants": [len(machine.tenants) for machine in self.machines],
+            "n_tenants": [len(machine.cores) for machine in self.machines],
             "fails": any(each is not None for each in self._spec.failing) or bool(self._spec.outages),
             "scales": any(pool.scaling is not None for pool in self.pools),
             "log": {"at_ns": at_ns, "machine": machine, "state": state, "phase": phase},
@@ -486,7 +486,7 @@ class Fleet:
         return ["both"] * len(self.machines)
 
     def _first_token_by(self, id_: int) -> list[int]:
-        """Numbers of the tenants that have their part in the first token of a request."""
+        """Numbers of the engine cores that have their part in the first token of a request."""
         return [self._state.replica[id_]]
 
     def _tokens_of(self, id_: int) -> int:
@@ -500,4 +500,4 @@ class Fleet:
 
 def given_up(machine: Machine) -> set[int]:
     """Requests at *machine* whose clients have gone."""
-    return {id_ for tenant in machine.tenants for id_ in tenant.sequences.given_up}
+    return {id_ for core in machine.cores for id_ in core.sequences.given_up}

@@ -20,7 +20,7 @@ Rejects = Callable[[int, str], None]
 
 def eligible(machines: Sequence[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
     """For each model the machines that host it; None where every machine serves every request."""
-    if all(tenant.spec.model is None for machine in machines for tenant in machine.tenants):
+    if all(core.spec.model is None for machine in machines for core in machine.cores):
         return None
     n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
     return [[machine for machine in machines if machine.hosts(model)] for model in range(n_models)]
@@ -114,7 +114,7 @@ class Gateway:
             answer = self._route_of(request, shown)
         if isinstance(answer, Refused):
             if answer.at >= 0:
-                self._state.replica[id_] = machines[answer.at].tenant_of(request.model).number
+                self._state.replica[id_] = machines[answer.at].core_of(request.model).number
             self._rejects(id_, answer.reason)
             return None
         if not 0 <= answer < len(machines):

@@ -175,7 +175,7 @@ class Seen:
         """
         machine, now_ns = self.machine, self._of.now_ns
         return (
-            sum(left_waiting(tenant, now_ns) for tenant in machine.tenants),
+            sum(left_waiting(core, now_ns) for core in machine.cores),
             machine.running,
             machine.kv_blocks_used,
             machine.kv_use,
@@ -237,8 +237,8 @@ class Routing:
         self._poll_ns = round(knows.poll_s * 1e9)
         if self._poll_ns:
             for machine in machines:
-                for tenant in machine.tenants:
-                    tenant.sequences.note_arrivals()
+                for core in machine.cores:
+                    core.sequences.note_arrivals()
         self._blocks_then: dict[int, list[int]] = {}
         """For each expected request, what each machine had cached of it at the delayed look."""
         self._loads_then: dict[int, list[tuple[int, int, int, float, int]]] = {}

@@ -12,7 +12,7 @@ class OutOfBlocks(Exception):
 
 
 class KvPool:
-    """Blocks that the sequences of a tenant hold, and blocks that are free."""
+    """Blocks that the sequences of an engine core hold, and blocks that are free."""
 
     __slots__ = (
         "_limit",

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from policies.routers import RoutedRequest
 from sim.engine.batch.async_scheduling import came_after
+from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.sequences import take_for_rounds
-from sim.engine.serve.tenant import Tenant
 from sim.engine.time.clock import TICK_BITS
 from sim.engine.time.events import Clock
 
 
-class TenantLoad:
-    """A tenant as a `policies.routers.ReplicaLoad`: iterations that have ended."""
+class CoreLoad:
+    """An engine core as a `policies.routers.ReplicaLoad`: iterations that have ended."""
 
-    __slots__ = ("_clock", "_lane", "_sequences", "no_hit_order", "promised_ns", "tenant")
+    __slots__ = ("_batch", "_clock", "_sequences", "core", "no_hit_order", "promised_ns")
 
-    def __init__(self, tenant: Tenant, clock: Clock) -> None:
-        self.tenant = tenant
-        self._sequences = tenant.sequences
-        self._lane = tenant.lanes[0]
+    def __init__(self, core: EngineCore, clock: Clock) -> None:
+        self.core = core
+        self._sequences = core.sequences
+        self._batch = core.batches[0]
         """The only one that may have more than one iteration in flight."""
         self._clock = clock
         self.no_hit_order = -1
@@ -36,10 +36,10 @@ class TenantLoad:
     @property
     def kv_blocks_used(self) -> int:
         """Blocks in use, including those that the span in flight has taken by now beyond those of its first iteration."""
-        span, used = self._lane.span, self._sequences.kv.used
+        span, used = self._batch.span, self._sequences.kv.used
         if span is None or span.n == 1:
             return used
-        taken = self._lane.decoding.blocks_for(span.index_at(self._clock.now_ns << TICK_BITS))
+        taken = self._batch.decoding.blocks_for(span.index_at(self._clock.now_ns << TICK_BITS))
         return used + taken - span.growth_first
 
     @property
@@ -53,22 +53,22 @@ class TenantLoad:
     @property
     def prefill_tokens(self) -> int:
         """Tokens of prompts that are still to be computed."""
-        partial = (each.remaining_tokens for lane in self.tenant.lanes for each in lane.partial.values())
+        partial = (each.remaining_tokens for batch in self.core.batches for each in batch.partial.values())
         return sum(seq.tokens for seq in self._sequences.queue) + sum(partial)
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached now."""
-        kv, lane, prefix_lookup = self._sequences.kv, self._lane, self._sequences.prefix_lookup
+        kv, batch, prefix_lookup = self._sequences.kv, self._batch, self._sequences.prefix_lookup
         if not kv.caches:
             return 0
-        span = lane.span
+        span = batch.span
         kv.try_out()
         if span is not None and span.n > 1:
             # As if the span had been taken step by step: what its growth evicts is gone, and what it has emitted is there.
             rounds = span.index_at(self._clock.now_ns << TICK_BITS)
             prefix_lookup.rounds_since = rounds - 1
-            if lane.decoding.blocks_for(rounds) > span.growth_first:
-                take_for_rounds(kv, lane.decoding, rounds, span.growth_first)
+            if batch.decoding.blocks_for(rounds) > span.growth_first:
+                take_for_rounds(kv, batch.decoding, rounds, span.growth_first)
         found = kv.found_blocks(request.id, request.prompt_tokens + 1)
         prefix_lookup.rounds_since = 0
         kv.undo()
@@ -78,24 +78,26 @@ class TenantLoad:
         raise ValueError("ranks have no table of latencies to promise an end by")
 
 
-def left_waiting(tenant: Tenant, now_ns: int) -> int:
+def left_waiting(core: EngineCore, now_ns: int) -> int:
     """Requests that the latest plan left waiting, without those that arrived since or while it was planned ahead.
 
     `Sequences.note_arrivals` has to have been called before the first of them arrived.
     """
-    sequences = tenant.sequences
+    sequences = core.sequences
     assert sequences.came_ns is not None
-    known = len(sequences.queue) - came_after(sequences.came_ns, _planned_ns(tenant, now_ns))
+    known = len(sequences.queue) - came_after(sequences.came_ns, _planned_ns(core, now_ns))
     return max(known, 0) + (0 if sequences.exchange is None else sequences.exchange.coming)
 
 
-def _planned_ns(tenant: Tenant, now_ns: int) -> int:
+def _planned_ns(core: EngineCore, now_ns: int) -> int:
     """Time of the plan of the iteration in flight, or of the latest plan where none is in flight."""
-    ahead, span = tenant.sequences.ahead, tenant.lanes[0].span
-    at = span.index_at(now_ns << TICK_BITS) if tenant.alone and span is not None else 1
+    ahead, span = core.sequences.ahead, core.batches[0].span
+    at = span.index_at(now_ns << TICK_BITS) if core.alone and span is not None else 1
     if span is not None and at > 1:
         ended = at - 1 if ahead is None else at - 2
         return (span.end(ended) if ended else span.start_ticks) >> TICK_BITS
     if ahead is not None:
         return ahead.planned_ns
-    return max(lane.view.now_ns if lane.span is None else lane.span.start_ticks >> TICK_BITS for lane in tenant.lanes)
+    return max(
+        batch.view.now_ns if batch.span is None else batch.span.start_ticks >> TICK_BITS for batch in core.batches
+    )

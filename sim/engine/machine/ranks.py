@@ -1,7 +1,7 @@
 """A machine whose attention is replicated over ranks (attention data parallelism).
 
-Each rank is a tenant with sequences, a queue, a scheduler's plans and KV memory of its own; a router inside the machine assigns
-each request to a rank. All start a step together when any has work, and end it together: the price is one of the whole step
+Each rank is an engine core with sequences, a queue, a scheduler's plans and KV memory of its own; a router inside the machine
+assigns each request to a rank. All start a step together when any has work, and end it together: the price is one of the whole step
 (`sim.engine.batch.rank_prices`). Requests that arrive at any rank during a step wait for its end.
 """
 
@@ -16,16 +16,16 @@ from hwmodels.totals import Totals
 from policies.ranks import PromptBalance, RankWork, Waited
 from policies.routers import Refused, RoutedRequest, route_of
 from policies.view import ALWAYS_NS
-from sim.engine.batch.decode_set import UniformSet
-from sim.engine.batch.lane import Lane
+from sim.engine.batch.decode_set import DecodeSet
+from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.prices import StageTable
 from sim.engine.batch.pricing import Pricing
 from sim.engine.batch.rank_prices import IDLE, CommonPrices
-from sim.engine.batch.span import Span, TapedSpan
+from sim.engine.batch.span import Span, SpeculativeSpan
 from sim.engine.batch.stages import Stages
 from sim.engine.machine.machine import Machine
 from sim.engine.machine.turns import Turns
-from sim.engine.serve.tenant import NOTHING, InCommon, Tenant
+from sim.engine.serve.engine_core import NOTHING, EngineCore, InCommon
 from sim.engine.spec.experiment import MachineSpec
 from sim.engine.spec.roles import Part
 from sim.engine.time.clock import TICK_BITS
@@ -39,17 +39,17 @@ _RANK_STREAM = 0x72616E6B
 
 
 class Together(Turns):
-    """The lanes of ranks, one each, that start and end every step together."""
+    """The micro-batches of ranks, one each, that start and end every step together."""
 
     def __init__(
-        self, tenants: Sequence[Tenant], prices: CommonPrices, balance: PromptBalance | None, clock: Clock, *,
+        self, cores: Sequence[EngineCore], prices: CommonPrices, balance: PromptBalance | None, clock: Clock, *,
         fast_forward: bool,
     ) -> None:  # fmt: skip
-        super().__init__(tenants, clock, fast_forward=fast_forward)
+        super().__init__(cores, clock, fast_forward=fast_forward)
         self._prices = prices
-        self._lanes = [tenant.lanes[0] for tenant in tenants]
+        self._batches = [core.batches[0] for core in cores]
         # Speculating sequences emit different numbers each step, and loads from tiers end at any time: steps are single.
-        first = tenants[0]
+        first = cores[0]
         self._joins = fast_forward and first.spec.decoding is None and first.loading is None
         self._balance = balance
         self._waited = Waited()
@@ -61,7 +61,7 @@ class Together(Turns):
     @property
     def _span(self) -> Span:
         """The steps in flight, as one of the ranks has them; each ends them when all do."""
-        return next(lane.span for lane in self._lanes if lane.span is not None)
+        return next(batch.span for batch in self._batches if batch.span is not None)
 
     def _turn(self, now_ns: int, /) -> int:
         ticks = self._ticks
@@ -83,23 +83,23 @@ class Together(Turns):
         if self._balance is not None:
             for _ in range(n - 1):
                 _, self._waited = self._balance.start(self._works, self._waited)
-        for tenant, lane in zip(self.tenants, self._lanes, strict=True):
-            if lane.span is not None:
-                if lane.held is not None:
-                    lane.held.left -= n - 1
-                tenant.commit(lane, n, ticks)
+        for core, batch in zip(self.cores, self._batches, strict=True):
+            if batch.span is not None:
+                if batch.held is not None:
+                    batch.held.left -= n - 1
+                core.commit(batch, n, ticks)
 
     def _start(self, ticks: int) -> int:
         """Ask every rank at *ticks* and start what they plan, together; return the tick at which that ends, or NOTHING."""
-        totals, draft_steps = [IDLE] * len(self.tenants), [0] * len(self.tenants)
+        totals, draft_steps = [IDLE] * len(self.cores), [0] * len(self.cores)
         taking: list[int] = []
         if self._balance is not None:
             self._let_prompts_start(self._balance)
-        for rank, (tenant, lane) in enumerate(zip(self.tenants, self._lanes, strict=True)):
-            if tenant.begin(lane, ticks) != NOTHING:
+        for rank, (core, batch) in enumerate(zip(self.cores, self._batches, strict=True)):
+            if core.begin(batch, ticks) != NOTHING:
                 taking.append(rank)
-                assert lane.prepared is not None
-                totals[rank], draft_steps[rank] = lane.prepared.priced, lane.prepared.draft_steps
+                assert batch.prepared is not None
+                totals[rank], draft_steps[rank] = batch.prepared.priced, batch.prepared.draft_steps
         if not taking:
             return NOTHING
         n = self._steps_alike(taking) if self._joins else 1
@@ -108,80 +108,80 @@ class Together(Turns):
         self._n_steps = 1
         duration = self._prices.step(totals, draft_steps)
         for rank in taking:
-            self.tenants[rank].iterations.launch(self._lanes[rank], ticks, duration)
+            self.cores[rank].iterations.launch(self._batches[rank], ticks, duration)
         return ticks + duration
 
     def _let_prompts_start(self, balance: PromptBalance) -> None:
         starts, self._waited = balance.start(self._works_now(), self._waited)
-        for tenant in self.tenants:
-            tenant.planner.let_prompts_start(starts)
+        for core in self.cores:
+            core.planner.let_prompts_start(starts)
 
     def _works_now(self) -> list[RankWork]:
         return [
-            RankWork(bool(tenant.sequences.queue or lane.partial), bool(lane.decoding.n or lane.paused))
-            for tenant, lane in zip(self.tenants, self._lanes, strict=True)
+            RankWork(bool(core.sequences.queue or batch.partial), bool(batch.decoding.n or batch.paused))
+            for core, batch in zip(self.cores, self._batches, strict=True)
         ]
 
     # Several steps as one event.
 
     def _steps_alike(self, taking: Sequence[int]) -> int:
         """The number of steps in which all ranks do the same if nothing arrives: decodes, and nothing else."""
-        if any(tenant.sequences.busy for rank, tenant in enumerate(self.tenants) if rank not in taking):
+        if any(core.sequences.busy for rank, core in enumerate(self.cores) if rank not in taking):
             return 1
         if self._balance is not None:
             # Messages may have brought prompts since the last check of whether prompts may start, which precedes every step.
             self._works = self._works_now()
-            if self.tenants[0].planner.prompts_wait and any(work.prompts for work in self._works):
+            if self.cores[0].planner.prompts_wait and any(work.prompts for work in self._works):
                 return 1
         n = _MOST
         for rank in taking:
-            n = self._steps_of(self.tenants[rank], self._lanes[rank], n)
+            n = self._steps_of(self.cores[rank], self._batches[rank], n)
         return n
 
-    def _steps_of(self, tenant: Tenant, lane: Lane, n: int) -> int:
+    def _steps_of(self, core: EngineCore, batch: MicroBatch, n: int) -> int:
         """The most of *n* steps for which a rank does what it is about to do."""
-        held, decoding, prepared = lane.held, lane.decoding, lane.prepared
-        if n == 1 or held is None or lane.run or not isinstance(decoding, UniformSet):
+        held, decoding, prepared = batch.held, batch.decoding, batch.prepared
+        if n == 1 or held is None or batch.run or not isinstance(decoding, DecodeSet):
             return 1
         assert prepared is not None
         n = min(n, held.left + 1, decoding.until_finish(), decoding.until_bend())
-        return decoding.rounds_within(tenant.sequences.kv.free + prepared.growth, n) if n > 1 else n
+        return decoding.rounds_within(core.sequences.kv.free + prepared.growth, n) if n > 1 else n
 
     def _start_several(self, taking: Sequence[int], totals: Sequence[Totals], n: int, ticks: int) -> int:
         """*n* steps as one event, fewer where a plan ends at an instant."""
         growth = [(0, 0)] * len(totals)
-        sets = {rank: decoding for rank in taking if isinstance(decoding := self._lanes[rank].decoding, UniformSet)}
+        sets = {rank: decoding for rank in taking if isinstance(decoding := self._batches[rank].decoding, DecodeSet)}
         for rank, decoding in sets.items():
             growth[rank] = decoding.n, decoding.window_growth
         ends = self._prices.steps(totals, growth, n).cumsum()
-        until_ns = min(held.until_ns for rank in taking if (held := self._lanes[rank].held) is not None)
+        until_ns = min(held.until_ns for rank in taking if (held := self._batches[rank].held) is not None)
         if until_ns < ALWAYS_NS:
             # The first is run in any case; a further one if the one before it ends before that instant.
             ends = ends[: int(ends.searchsorted((until_ns << TICK_BITS) - ticks)) + 1]
         n = len(ends)
         step = np.arange(n)
         for rank, decoding in sets.items():
-            tenant, lane = self.tenants[rank], self._lanes[rank]
-            prepared = lane.prepared
+            core, batch = self.cores[rank], self._batches[rank]
+            prepared = batch.prepared
             assert prepared is not None
-            lane.prepared = None
+            batch.prepared = None
             kv, window = growth[rank]
-            lane.span = TapedSpan(
+            batch.span = SpeculativeSpan(
                 ticks, ends, prepared.growth, decoding,
                 prepared.priced.decode_kv_tokens + step * kv, prepared.priced.decode_kv_window + step * window,
                 np.full(n, decoding.n),
             )  # fmt: skip
-            lane.span.open(tenant.recorder, tenant.iterations.standing(lane))
+            batch.span.open(core.recorder, core.iterations.standing(batch))
         self._n_steps = n
         return ticks + int(ends[-1])
 
     # Called by the machine.
 
-    def arrive(self, tenant: Tenant, now_ns: int, /) -> None:
-        held = tenant.lanes[0].held
+    def arrive(self, core: EngineCore, now_ns: int, /) -> None:
+        held = core.batches[0].held
         if self._n_steps > 1 and held is not None and held.through_arrivals and self._balance is None:
             # Its plan is the same whatever waits.
-            tenant.recorder.queued_ns.append(now_ns)
+            core.recorder.queued_ns.append(now_ns)
         else:
             self.heed(now_ns)
 
@@ -194,9 +194,9 @@ class Together(Turns):
             if j < self._n_steps:
                 self._n_steps = j
                 self._ticks = self._span.end(j)
-                for tenant, lane in zip(self.tenants, self._lanes, strict=True):
-                    if lane.span is not None:
-                        lane.span.cut(j, tenant.recorder)
+                for core, batch in zip(self.cores, self._batches, strict=True):
+                    if batch.span is not None:
+                        batch.span.cut(j, core.recorder)
                 self._alarm.set(self._ticks >> TICK_BITS)
 
     def stop(self, now_ns: int, /) -> None:
@@ -205,36 +205,36 @@ class Together(Turns):
             span = self._span
             done = span.index_at(now_ns << TICK_BITS) - 1
             end = span.end(done) if done else self._ticks
-            for tenant, lane in zip(self.tenants, self._lanes, strict=True):
-                if lane.span is not None:
-                    tenant.stop(lane, done, end)
+            for core, batch in zip(self.cores, self._batches, strict=True):
+                if batch.span is not None:
+                    core.stop(batch, done, end)
         self._n_steps = 0
         self._waited = Waited()
         self._ticks = now_ns << TICK_BITS
 
     # Nothing planned.
 
-    def _stuck(self) -> list[Tenant]:
+    def _stuck(self) -> list[EngineCore]:
         # A rank waits for other machines alone; ranks have no memory in common.
-        if any(tenant.n_loading for tenant in self.tenants):
+        if any(core.n_loading for core in self.cores):
             return []
-        return [tenant for tenant in self.tenants if tenant.sequences.busy and not tenant.sequences.awaits()]
+        return [core for core in self.cores if core.sequences.busy and not core.sequences.awaits()]
 
-    def _planned_nothing(self, tenant: Tenant, ticks: int, where: str = "") -> PolicyError:
-        return super()._planned_nothing(tenant, ticks, f" on rank {self.tenants.index(tenant)}")
+    def _planned_nothing(self, core: EngineCore, ticks: int, where: str = "") -> PolicyError:
+        return super()._planned_nothing(core, ticks, f" on rank {self.cores.index(core)}")
 
 
 class RankedMachine(Machine):
     """Serves the requests that are delivered to it on one of its ranks each.
 
-    To the rest of the run it is a machine; its tenants are its ranks.
+    To the rest of the run it is a machine; its engine cores are its ranks.
     """
 
     def __init__(
         self, common: InCommon, index: int, spec: MachineSpec, first_number: int, part: Part | None = None
     ) -> None:
-        """*first_number*: of its first rank, among all tenants of the run; *part*: what it has to do with handing over."""
-        (of_each,) = spec.tenants
+        """*first_number*: of its first rank, among all engine cores of the run; *part*: what it has to do with handing over."""
+        (of_each,) = spec.hosted
         assert not isinstance(of_each.cost, StageTable)
         pricing = Pricing(of_each.cost, of_each.draft_cost, of_each.speculation_overhead_s)
         self._prices = CommonPrices(pricing, spec.ranks)
@@ -247,10 +247,10 @@ class RankedMachine(Machine):
         self._seed = common.seed
         self._n_routed = 0
 
-    def _made(self, common: InCommon, spec: MachineSpec, first_number: int, part: Part | None) -> list[Tenant]:
-        (of_each,) = spec.tenants
+    def _made(self, common: InCommon, spec: MachineSpec, first_number: int, part: Part | None) -> list[EngineCore]:
+        (of_each,) = spec.hosted
         return [
-            Tenant(
+            EngineCore(
                 common,
                 first_number + rank,
                 of_each,
@@ -265,19 +265,19 @@ class RankedMachine(Machine):
 
     def _turns_of(self, common: InCommon, spec: MachineSpec) -> Turns:
         fast_forward = common.fast_forward
-        return Together(self.tenants, self._prices, spec.prompt_balance, common.clock, fast_forward=fast_forward)
+        return Together(self.cores, self._prices, spec.prompt_balance, common.clock, fast_forward=fast_forward)
 
     @property
     def n_stages(self) -> int:
         """A rank that has no work idles while others step, as a machine would."""
-        return len(self.tenants)
+        return len(self.cores)
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt that are cached on the rank that has most of it; the router inside may choose another."""
         return max(load.found_tokens(request) for load in self._loads)
 
-    def tenant_of(self, model: int) -> Tenant:
-        return self.tenants[0]
+    def core_of(self, model: int) -> EngineCore:
+        return self.cores[0]
 
     # Called from outside.
 
@@ -285,12 +285,12 @@ class RankedMachine(Machine):
         """Queue a request with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
         rank = self._rank_for(id_)
         if isinstance(rank, Refused):
-            self._state.replica[id_] = self.tenants[max(rank.at, 0)].number
+            self._state.replica[id_] = self.cores[max(rank.at, 0)].number
             self._outside.rejected(id_, rank.reason)
             return
-        tenant = self.tenants[rank]
-        if self._accept(tenant, id_, kv_tokens):
-            self.turns.arrive(tenant, self._clock.now_ns)
+        core = self.cores[rank]
+        if self._accept(core, id_, kv_tokens):
+            self.turns.arrive(core, self._clock.now_ns)
 
     def _rank_for(self, id_: int) -> int | Refused:
         state = self._state
@@ -310,22 +310,22 @@ class RankedMachine(Machine):
         )
         self._n_routed += 1
         answer = self._route_of(request, self._loads)
-        if not isinstance(answer, Refused) and not 0 <= answer < len(self.tenants):
+        if not isinstance(answer, Refused) and not 0 <= answer < len(self.cores):
             raise PolicyError(
-                f"{self._router!r} sent request {id_} to rank {answer!r}; expected 0 to {len(self.tenants) - 1}"
+                f"{self._router!r} sent request {id_} to rank {answer!r}; expected 0 to {len(self.cores) - 1}"
             )
         return answer
 
-    def tenant_for(self, id_: int) -> Tenant:
+    def core_for(self, id_: int) -> EngineCore:
         rank = self._rank_for(id_)
         if isinstance(rank, Refused):
             raise PolicyError(
                 f"{self._router!r} refused request {id_}, whose KV comes from another machine; take a router that refuses none"
             )
-        return self.tenants[rank]
+        return self.cores[rank]
 
-    def _serving(self, id_: int) -> Tenant:
-        return self.tenants[self._state.replica[id_] - self.tenants[0].number]
+    def _serving(self, id_: int) -> EngineCore:
+        return self.cores[self._state.replica[id_] - self.cores[0].number]
 
 
 def machine_of(common: InCommon, index: int, spec: MachineSpec, first_number: int, part: Part | None = None) -> Machine:
@@ -337,7 +337,7 @@ def machine_of(common: InCommon, index: int, spec: MachineSpec, first_number: in
 def ranked(machines: Sequence[Machine]) -> list[tuple[int, int]]:
     """The numbers of the first and the last rank, for each machine with ranks."""
     return [
-        (machine.tenants[0].number, machine.tenants[-1].number)
+        (machine.cores[0].number, machine.cores[-1].number)
         for machine in machines
         if isinstance(machine, RankedMachine)
     ]

@@ -28,7 +28,7 @@ RoundCounts = dict[tuple[int, int], list[int]]
 
 
 def sum_rounds(counts: Iterable[RoundCounts]) -> RoundCounts:
-    """The counts of several lanes or replicas together."""
+    """The counts of several micro-batches or replicas together."""
     total: RoundCounts = {}
     for of_one in counts:
         for key, by_accepted in of_one.items():
@@ -41,8 +41,8 @@ def sum_rounds(counts: Iterable[RoundCounts]) -> RoundCounts:
 Piece = tuple[int, int, int, int]
 """Iterations with a linear price: ticks from the start of their span, how many, ticks of the first, and the increment of each."""
 
-_TAPED: Final = -1
-_BENT: Final = -2
+_SPECULATIVE: Final = -1
+_PIECEWISE: Final = -2
 """In the place of `first_ticks` until the end of the run: a record that stands for several, which are kept elsewhere. Its `loaded`
 is the number of entries of `queued_ns` when it started."""
 
@@ -59,7 +59,7 @@ class Layout:
 
 
 SPAN = Layout(
-    # Iterations of one lane that differ only in the KV tokens they read.
+    # Iterations of one micro-batch that differ only in the KV tokens they read.
     ("start_ns", "q"),
     ("start_frac", "i"),  # ticks past start_ns
     ("n", "i"),
@@ -82,7 +82,7 @@ SPAN = Layout(
     ("running", "i"),
     ("waiting", "i"),
     ("kv_blocks_used", "i"),  # in the first iteration
-    ("round", "i"),  # decode rounds of the lane before this span
+    ("round", "i"),  # decode rounds of the micro-batch before this span
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
     ("in_vain", "i"),  # sequences of decode_seqs that had ended
     ("found", "q"),  # prefix-cache hits of the sequences it admits
@@ -93,7 +93,7 @@ SPAN = Layout(
 _pack_span: Final = SPAN.pack
 
 JOIN = Layout(
-    # One stay of a sequence in a lane's decoding set.
+    # One stay of a sequence in a micro-batch's decoding set.
     ("lane", "i"),
     ("since", "i"),  # round after which it joined
     ("until", "i"),  # round after which it left
@@ -133,8 +133,8 @@ TRANSFER = Layout(
 
 _UNDER_WAY = ("loads_under_way", "stores_under_way")
 
-_TAPED_AT_ONCE = 4096
-_TAPED_BYTES = 5 * 8
+_DRAWN_AT_ONCE = 4096
+_SPECULATIVE_BYTES = 5 * 8
 _PIECES_AT_ONCE = 1 << 16
 _SPANS_AT_ONCE = 1 << 16
 _NEVER: Final = 1 << 60
@@ -176,9 +176,9 @@ class Records:
 
 
 class Standing(NamedTuple):
-    """State of a lane and its model when iterations start."""
+    """State of a micro-batch and its model when iterations start."""
 
-    lane: int
+    batch: int
     running: int
     """Sequences admitted."""
     waiting: int
@@ -186,7 +186,7 @@ class Standing(NamedTuple):
     blocks_used: int
     """KV blocks in the first iteration."""
     round: int
-    """Decode rounds of the lane before it."""
+    """Decode rounds of the micro-batch before it."""
 
 
 class Tally:
@@ -225,8 +225,8 @@ class Reads(NamedTuple):
     """Growth of these by each iteration."""
 
 
-class TapedStart(NamedTuple):
-    """Common values of the iterations of a taped span."""
+class SpeculativeStart(NamedTuple):
+    """Common values of the iterations of a speculated span."""
 
     standing: Standing
     """As it is before them, `blocks_used` too."""
@@ -237,7 +237,7 @@ class TapedStart(NamedTuple):
     """Entries of `Recorder.queued_ns` when they started."""
 
 
-class Tape(NamedTuple):
+class DrawnRounds(NamedTuple):
     """Arrays with one entry an iteration."""
 
     ends: IntArray
@@ -260,7 +260,7 @@ class Recorder:
         self._n_stages = n_stages
         self._at_bytes = _NEVER if spill is None else spill.at_bytes + n_recent * SPAN.size
         self._written: list[tuple[Place, Place, Place, Place]] = []
-        """Places of spans, their pieces and taped iterations, and stages."""
+        """Places of spans, their pieces and speculated iterations, and stages."""
         self._closed: tuple[Place, Place] | None = None
         """Places of all spans and all stages, in the end."""
         self.spans = Records(SPAN)
@@ -273,12 +273,12 @@ class Recorder:
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
-        self._taped = np.zeros((5, 0), np.int64)
-        """One column for each iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the
+        self._drawn = np.zeros((5, 0), np.int64)
+        """One column for each iteration of a speculated span: its end (ticks from the span's start), KV tokens, the same within the
         window, tokens emitted and KV blocks added."""
-        self._n_taped = 0
+        self._n_drawn = 0
         self._pieces = array("q")
-        """The `Piece` of every piece of a bent span."""
+        """The `Piece` of every piece of a piecewise span."""
         self._evicted = 0
 
     def newly_evicted(self, evicted: int) -> int:
@@ -289,12 +289,12 @@ class Recorder:
     def add_iteration(self, start_ticks: int, ticks: int, totals: Totals, tally: Tally, standing: Standing) -> None:
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
-        lane, running, waiting, blocks_used, round_ = standing
+        batch, running, waiting, blocks_used, round_ = standing
         buffer = self._span_buffer
         if len(buffer) > self._at_bytes:
             self._to_file()
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, batch, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, tally.query_tokens, tally.draft_steps, kv, kv_window, 0, tally.completions, tally.emitted,
             running, waiting, blocks_used, round_, tally.bubble_ns, tally.wasted, tally.found, tally.loaded, tally.evicted,
         )  # fmt: skip
@@ -304,43 +304,43 @@ class Recorder:
     ) -> None:
         """*n* iterations of decodes alone, one token a sequence."""
         seqs, kv, kv_window, window_growth = reads
-        lane, running, waiting, blocks_used, round_ = standing
+        batch, running, waiting, blocks_used, round_ = standing
         buffer = self._span_buffer
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, batch, 0, 0, 0, 0,
             0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0, 0,
         )  # fmt: skip
 
-    def add_bent(self, start_ticks: int, n: int, reads: Reads, standing: Standing) -> None:
+    def add_piecewise(self, start_ticks: int, n: int, reads: Reads, standing: Standing) -> None:
         """Add *n* iterations of decodes alone whose price bends: one record now, one a piece in `all_spans`."""
         seqs, kv, kv_window, window_growth = reads
-        lane, running, waiting, blocks_used, round_ = standing
+        batch, running, waiting, blocks_used, round_ = standing
         buffer = self._span_buffer
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, lane, 0, 0, 0, 0,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _PIECEWISE, 0, batch, 0, 0, 0, 0,
             0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0,
             len(self.queued_ns), 0,
         )  # fmt: skip
 
-    def add_taped(self, start_ticks: int, start: TapedStart, tape: Tape) -> None:
+    def add_speculative(self, start_ticks: int, start: SpeculativeStart, drawn: DrawnRounds) -> None:
         """Iterations that differ in more than a constant growth: one record now, one an iteration in `all_spans`."""
-        ends, kv, window, emitted, blocks = tape
-        lane, running, waiting, blocks_before, round_ = start.standing
+        ends, kv, window, emitted, blocks = drawn
+        batch, running, waiting, blocks_before, round_ = start.standing
         buffer = self._span_buffer
-        if self._n_taped * _TAPED_BYTES > self._at_bytes:
+        if self._n_drawn * _SPECULATIVE_BYTES > self._at_bytes:
             self._to_file()
         buffer += _pack_span(
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _SPECULATIVE, 0, batch, 0, 0, 0, 0,
             0, start.seqs, start.query_tokens, start.draft_steps, 0, 0, 0, 0, 0, running, waiting, blocks_before, round_,
             0, 0, 0, start.n_queued, 0,
         )  # fmt: skip
-        at = self._n_taped
-        self._n_taped = end = at + len(ends)
-        table = self._taped
+        at = self._n_drawn
+        self._n_drawn = end = at + len(ends)
+        table = self._drawn
         if end > table.shape[1]:
-            self._taped = np.zeros((5, max(2 * end, _TAPED_AT_ONCE)), np.int64)
-            self._taped[:, :at] = table[:, :at]
-            table = self._taped
+            self._drawn = np.zeros((5, max(2 * end, _DRAWN_AT_ONCE)), np.int64)
+            self._drawn[:, :at] = table[:, :at]
+            table = self._drawn
         table[0, at:end] = ends
         table[1, at:end] = kv
         if window is not None:
@@ -349,11 +349,11 @@ class Recorder:
         table[4, at:end] = blocks
 
     def add_pieces(self, pieces: list[Piece]) -> None:
-        """The pieces of the bent span that was added last, now that it is over."""
+        """The pieces of the piecewise span that was added last, now that it is over."""
         self._pieces.extend(chain.from_iterable(pieces))
 
-    def drop_bent(self) -> None:
-        """Forget the bent span that was added last."""
+    def drop_piecewise(self) -> None:
+        """Forget the piecewise span that was added last."""
         self.spans.drop_last(1)
 
     def _to_file(self) -> None:
@@ -361,11 +361,11 @@ class Recorder:
         spill = self._spill
         assert spill is not None
         spans = self.spans.write_older(spill, self._n_recent)
-        pieces, taped = spill.write(self._pieces), spill.write(np.ascontiguousarray(self._tape()))
+        pieces, drawn = spill.write(self._pieces), spill.write(np.ascontiguousarray(self._drawn_rounds()))
         stages = self.stages.write_older(spill, self._n_recent * self._n_stages)
-        self._written.append((spans, pieces, taped, stages))
+        self._written.append((spans, pieces, drawn, stages))
         self._pieces = array("q")
-        self._n_taped = 0
+        self._n_drawn = 0
 
     def close(self, block_tokens: int) -> None:
         """If there are records in the file, write them there once more in their final form, those of a kind one after another."""
@@ -376,11 +376,11 @@ class Recorder:
         self._to_file()
         growth_of = _BlockGrowth(self.joins.array(), block_tokens)
         places: list[Place] = []
-        for spans, pieces, taped, _ in self._written:
+        for spans, pieces, drawn, _ in self._written:
             records = np.frombuffer(spill.read(spans), SPAN.dtype)
-            bent = np.frombuffer(spill.read(pieces), np.int64)
-            tape = np.frombuffer(spill.read(taped), np.int64).reshape(5, -1)
-            places.append(spill.write(self._taken_apart(records, bent, tape, growth_of)))
+            of_pieces = np.frombuffer(spill.read(pieces), np.int64)
+            drawn = np.frombuffer(spill.read(drawn), np.int64).reshape(5, -1)
+            places.append(spill.write(self._taken_apart(records, of_pieces, drawn, growth_of)))
         of_stages = [spill.write(spill.read(stages)) for _, _, _, stages in self._written]
         self._closed = together(places), together(of_stages)
 
@@ -391,26 +391,26 @@ class Recorder:
         return self._spill.array(self._closed[1], STAGE.dtype)
 
     def all_spans(self, block_tokens: int) -> NDArray[Any]:
-        """Structured by SPAN, taped spans taken apart into iterations and bent ones into their pieces."""
+        """Structured by SPAN, speculated spans taken apart into iterations and piecewise ones into their pieces."""
         if self._closed is not None and self._spill is not None:
             return self._spill.array(self._closed[0], SPAN.dtype)
         pieces = np.frombuffer(self._pieces, np.int64)
         growth_of = _BlockGrowth(self.joins.array(), block_tokens) if len(pieces) else None
-        return self._taken_apart(self.spans.array(), pieces, self._tape(), growth_of)
+        return self._taken_apart(self.spans.array(), pieces, self._drawn_rounds(), growth_of)
 
-    def _tape(self) -> IntArray:
-        return self._taped[:, : self._n_taped]
+    def _drawn_rounds(self) -> IntArray:
+        return self._drawn[:, : self._n_drawn]
 
     def _taken_apart(
-        self, spans: NDArray[Any], pieces: IntArray, tape: IntArray, growth_of: _BlockGrowth | None
+        self, spans: NDArray[Any], pieces: IntArray, drawn: IntArray, growth_of: _BlockGrowth | None
     ) -> NDArray[Any]:
         if len(pieces):
             assert growth_of is not None
             spans = self._with_pieces(spans, pieces.reshape(-1, 4), growth_of)
-        return self._with_iterations(spans, tape) if tape.shape[1] else spans
+        return self._with_iterations(spans, drawn) if drawn.shape[1] else spans
 
     def _with_pieces(self, spans: NDArray[Any], pieces_of: IntArray, growth_of: _BlockGrowth) -> NDArray[Any]:
-        which = np.flatnonzero(spans["first_ticks"] == _BENT)
+        which = np.flatnonzero(spans["first_ticks"] == _PIECEWISE)
         start, n, first, growth = pieces_of.T
         # The pieces of a span have as many iterations together as it has.
         ends = np.searchsorted(np.cumsum(n), np.cumsum(spans["n"][which], dtype=np.int64)) + 1
@@ -418,40 +418,40 @@ class Recorder:
         lengths = np.ones(len(spans), np.int64)
         lengths[which] = pieces
         table = np.repeat(spans, lengths)
-        bent = np.flatnonzero(table["first_ticks"] == _BENT)
+        piecewise = np.flatnonzero(table["first_ticks"] == _PIECEWISE)
         of, step = expand(pieces)
         rounds = np.cumsum(n) - n
         rounds -= rounds[ends - pieces][of]
-        start = start + table["start_frac"][bent]
-        start_ns: IntArray = table["start_ns"][bent] + (start >> TICK_BITS)
-        before: IntArray = table["loaded"][bent]
+        start = start + table["start_frac"][piecewise]
+        start_ns: IntArray = table["start_ns"][piecewise] + (start >> TICK_BITS)
+        before: IntArray = table["loaded"][piecewise]
         queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right")
         queued -= before
-        table["loaded"][bent] = 0
-        table["start_ns"][bent] = start_ns
-        table["start_frac"][bent] = start & FRACTION
-        table["n"][bent] = n
-        table["first_ticks"][bent] = first
-        table["growth_ticks"][bent] = growth
-        table["decode_kv_tokens"][bent] += rounds * table["decode_seqs"][bent]
-        table["decode_kv_window"][bent] += rounds * table["window_growth"][bent]
+        table["loaded"][piecewise] = 0
+        table["start_ns"][piecewise] = start_ns
+        table["start_frac"][piecewise] = start & FRACTION
+        table["n"][piecewise] = n
+        table["first_ticks"][piecewise] = first
+        table["growth_ticks"][piecewise] = growth
+        table["decode_kv_tokens"][piecewise] += rounds * table["decode_seqs"][piecewise]
+        table["decode_kv_window"][piecewise] += rounds * table["window_growth"][piecewise]
         # A request that arrives in the instant in which the span starts was seen by its first piece.
-        table["waiting"][bent] += np.where(step > 0, np.maximum(queued, 0), 0)
-        round_ = table["round"][bent].astype(np.int64)
-        for at in range(0, len(bent), _PIECES_AT_ONCE):
+        table["waiting"][piecewise] += np.where(step > 0, np.maximum(queued, 0), 0)
+        round_ = table["round"][piecewise].astype(np.int64)
+        for at in range(0, len(piecewise), _PIECES_AT_ONCE):
             some = slice(at, at + _PIECES_AT_ONCE)
             taken = growth_of.between(round_[some] + 1, round_[some] + rounds[some] + 1)
-            table["kv_blocks_used"][bent[some]] += taken
-        table["round"][bent] += rounds
+            table["kv_blocks_used"][piecewise[some]] += taken
+        table["round"][piecewise] += rounds
         return table
 
-    def _with_iterations(self, spans: NDArray[Any], tape: IntArray) -> NDArray[Any]:
-        which = np.flatnonzero(spans["first_ticks"] == _TAPED)
-        ends, kv, window, emitted, blocks = tape
+    def _with_iterations(self, spans: NDArray[Any], drawn: IntArray) -> NDArray[Any]:
+        which = np.flatnonzero(spans["first_ticks"] == _SPECULATIVE)
+        ends, kv, window, emitted, blocks = drawn
         lengths = np.ones(len(spans), np.int64)
         lengths[which] = spans["n"][which]
         table = np.repeat(spans, lengths)
-        taped = np.repeat(spans["first_ticks"] == _TAPED, lengths)
+        speculated = np.repeat(spans["first_ticks"] == _SPECULATIVE, lengths)
         n = lengths[which]
         of = np.repeat(np.arange(len(which)), n)
         first = np.cumsum(n) - n
@@ -460,20 +460,22 @@ class Recorder:
         durations[first] = ends[first]
         starts = spans["start_frac"][which][of] + ends - durations
         start_ns: IntArray = spans["start_ns"][which][of] + (starts >> TICK_BITS)
-        queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right") - table["loaded"][taped]
+        queued = (
+            np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right") - table["loaded"][speculated]
+        )
         summed = np.cumsum(blocks)
-        table["start_ns"][taped] = start_ns
-        table["start_frac"][taped] = starts & FRACTION
-        table["n"][taped] = 1
-        table["first_ticks"][taped] = durations
-        table["decode_kv_tokens"][taped] = kv
-        table["decode_kv_window"][taped] = window
-        table["emitted"][taped] = emitted
+        table["start_ns"][speculated] = start_ns
+        table["start_frac"][speculated] = starts & FRACTION
+        table["n"][speculated] = 1
+        table["first_ticks"][speculated] = durations
+        table["decode_kv_tokens"][speculated] = kv
+        table["decode_kv_window"][speculated] = window
+        table["emitted"][speculated] = emitted
         # An entry counts from the instant after its own when the span's end has had its turn, so before it may be later.
-        table["waiting"][taped] += np.maximum(queued, 0)
-        table["kv_blocks_used"][taped] += summed - (summed[first] - blocks[first])[of]
-        table["loaded"][taped] = 0
-        table["round"][taped] += step
+        table["waiting"][speculated] += np.maximum(queued, 0)
+        table["kv_blocks_used"][speculated] += summed - (summed[first] - blocks[first])[of]
+        table["loaded"][speculated] = 0
+        table["round"][speculated] += step
         return table
 
 
@@ -495,7 +497,7 @@ class ReplicaColumns:
     transfers: NDArray[Any] | None = None
     """Structured by TRANSFER, in the order in which they were requested; None without tiers."""
     emitted: dict[int, IntArray] | None = None
-    """Tokens of every round of every stay for each lane, in the order of `joins`; None where a round emits one."""
+    """Tokens of every round of every stay for each micro-batch, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
     """Counts of the rounds that drafted tokens, by the number drafted; None without speculation."""
 
@@ -527,12 +529,13 @@ class Columns:
     def iterations(self) -> Table:
         """One row an iteration, ordered by start time, then replica.
 
-        Columns: replica, lane, start_ns, duration_ns, rows, prefill_tokens, decode_tokens (query tokens of the decodes), sequences
-        (that take part), running, waiting, kv_tokens (read by the decodes), kv_blocks_used, emitted_tokens, bubble_ns; with a
-        prefix cache, prefix_hit_tokens (that the sequences it admits have found on the device, beside what it computes of prompts)
-        and prefix_evictions (blocks evicted since the replica's iteration with prompt tokens before, for this one and for decodes
-        between; 0 where an iteration has none); with tiers loaded_tokens (for sequences that it admits to compute the rest of their
-        prompts, from all tiers), loads_under_way and stores_under_way as well, which are -1 on replicas without.
+        Columns: replica, lane (which micro-batch), start_ns, duration_ns, rows, prefill_tokens, decode_tokens (query tokens of
+        the decodes), sequences (that take part), running, waiting, kv_tokens (read by the decodes), kv_blocks_used,
+        emitted_tokens, bubble_ns; with a prefix cache, prefix_hit_tokens (that the sequences it admits have found on the device,
+        beside what it computes of prompts) and prefix_evictions (blocks evicted since the replica's iteration with prompt tokens
+        before, for this one and for decodes between; 0 where an iteration has none); with tiers loaded_tokens (for sequences that
+        it admits to compute the rest of their prompts, from all tiers), loads_under_way and stores_under_way as well, which are
+        -1 on replicas without.
         """
         table = _joined(list(self.iteration_blocks()))
         order = np.lexsort((table["replica"], table["start_ns"]))
@@ -638,7 +641,7 @@ class Columns:
     def itl(self) -> tuple[IntArray, IntArray]:
         """Inter-token gaps in ns and how many gaps have that length, as clients see them.
 
-        A sequence that decodes in two rounds of its lane, one after the other, sees the time between their ends; one that
+        A sequence that decodes in two rounds of its micro-batch, one after the other, sees the time between their ends; one that
         joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival, and
         so do those that `stream` sends together. Tokens that a retry has discarded do not count.
         """
@@ -649,15 +652,15 @@ class Columns:
 
     def itl_blocks(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
         """The same in pieces of about *max_rounds* rounds."""
-        # A lane's records do not say whose tokens a retry has discarded.
+        # A micro-batch's records do not say whose tokens a retry has discarded.
         if self.stream.interval > 1 or self.meta.get("fleet", {}).get("discarded_tokens"):
             yield from streamed_gaps(self.replicas, self.requests, self.stream)
             return
         for replica in self.replicas:
             spans, joins = replica.spans, replica.joins
-            for lane in lanes_of(spans):
-                rounds = _rounds_in_blocks(spans, lane, max_rounds)
-                yield from _lane_gaps(rounds, joins[joins["lane"] == lane])
+            for batch in batches_of(spans):
+                rounds = _rounds_in_blocks(spans, batch, max_rounds)
+                yield from _batch_gaps(rounds, joins[joins["lane"] == batch])
             if len(replica.resumed_gaps_ns):
                 yield replica.resumed_gaps_ns, np.ones(len(replica.resumed_gaps_ns), np.int64)
 
@@ -668,19 +671,19 @@ def _joined(tables: list[Table]) -> Table:
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
-def lanes_of(spans: NDArray[Any]) -> list[int]:
-    """The lanes that have any."""
+def batches_of(spans: NDArray[Any]) -> list[int]:
+    """The micro-batches that have any."""
     found: set[int] = set()
     for block in in_blocks(spans, _SPANS_AT_ONCE):
         found.update(np.unique(block["lane"]).tolist())
     return sorted(found)
 
 
-def _rounds_in_blocks(spans: NDArray[Any], lane: int, max_rounds: int) -> Iterator[NDArray[Any]]:
-    """The spans of a lane that have decodes, in pieces of at most *max_rounds* rounds or of one span."""
+def _rounds_in_blocks(spans: NDArray[Any], batch: int, max_rounds: int) -> Iterator[NDArray[Any]]:
+    """The spans of a micro-batch that have decodes, in pieces of at most *max_rounds* rounds or of one span."""
     held = spans[:0]
     for block in in_blocks(spans, _SPANS_AT_ONCE):
-        mine = block[(block["lane"] == lane) & (block["decode_seqs"] > block["in_vain"])]
+        mine = block[(block["lane"] == batch) & (block["decode_seqs"] > block["in_vain"])]
         held = np.concatenate((held, mine)) if len(held) else mine
         rounds = np.cumsum(held["n"], dtype=np.int64)
         at, before = 0, 0
@@ -693,8 +696,8 @@ def _rounds_in_blocks(spans: NDArray[Any], lane: int, max_rounds: int) -> Iterat
         yield held
 
 
-def _lane_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[tuple[IntArray, IntArray]]:
-    """Gaps and weights of one lane from its *rounds*, spans with decodes."""
+def _batch_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[tuple[IntArray, IntArray]]:
+    """Gaps and weights of one micro-batch from its *rounds*, spans with decodes."""
     joins = joins[joins["until"] > joins["since"]]
     joins = joins[np.argsort(joins["since"], kind="stable")]
     since, token_ns = joins["since"].astype(np.int64), joins["token_ns"]
@@ -704,7 +707,7 @@ def _lane_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[
         low, high = np.searchsorted(since, (first, first + len(ends)))
         joined = since[low:high] - first
         gaps = np.diff(ends, prepend=last_end_ns)
-        # A sequence that joined since the round before has a gap of its own; in a lane's first round these are all.
+        # A sequence that joined since the round before has a gap of its own; in a micro-batch's first round these are all.
         weights = seqs - np.bincount(joined, minlength=len(ends))
         kept = weights > 0
         yield (
@@ -725,7 +728,7 @@ def _under_way(transfers: NDArray[Any], start_ns: IntArray) -> Table:
 
 
 class _BlockGrowth:
-    """KV blocks that the decoding sequences of a lane have taken between two of its rounds."""
+    """KV blocks that the decoding sequences of a micro-batch have taken between two of its rounds."""
 
     def __init__(self, joins: NDArray[Any], block_tokens: int) -> None:
         self._block = block = block_tokens

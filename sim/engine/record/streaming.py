@@ -53,7 +53,7 @@ class Record(Protocol):
 
 
 class _Source(NamedTuple):
-    """A lane: its rounds in time, and what each stay of a sequence in it emitted."""
+    """A micro-batch: its rounds in time, and what each stay of a sequence in it emitted."""
 
     rounds: IntArray
     """Decode rounds before each of its spans, and after the last."""
@@ -97,14 +97,14 @@ def streamed_gaps(
 
 
 def _stays(replicas: Sequence[Record]) -> tuple[list[_Source], dict[str, IntArray]]:
-    """The lanes, and every stay of a sequence in one: request, source, since, rounds, cached, token_ns, and where its rounds begin
-    in what the lane emitted."""
+    """The micro-batches, and every stay of a sequence in one: request, source, since, rounds, cached, token_ns, and where its
+    rounds begin in what the micro-batch emitted."""
     sources: list[_Source] = []
     parts: list[dict[str, IntArray]] = []
     for replica in replicas:
         joins, spans = replica.joins, replica.spans
-        for lane in np.unique(joins["lane"]).tolist():
-            stays = joins[joins["lane"] == lane]
+        for batch in np.unique(joins["lane"]).tolist():
+            stays = joins[joins["lane"] == batch]
             rounds = (stays["until"] - stays["since"]).astype(np.int64)
             parts.append(
                 {
@@ -114,21 +114,21 @@ def _stays(replicas: Sequence[Record]) -> tuple[list[_Source], dict[str, IntArra
                     **{name: stays[name].astype(np.int64) for name in ("request", "since", "cached", "token_ns")},
                 }
             )
-            mine = _rounds_of(spans, lane)
+            mine = _rounds_of(spans, batch)
             before = np.concatenate(([0], np.cumsum(mine["n"], dtype=np.int64)))
-            emitted = None if replica.emitted is None else replica.emitted[lane].astype(np.int64)
+            emitted = None if replica.emitted is None else replica.emitted[batch].astype(np.int64)
             sources.append(_Source(before, mine, emitted))
     names = ("source", "rounds", "begin", "request", "since", "cached", "token_ns")
     none = np.empty(0, np.int64)
     return sources, {name: np.concatenate([none, *(part[name] for part in parts)]) for name in names}
 
 
-def _rounds_of(spans: NDArray[Any], lane: int) -> NDArray[Any]:
-    """The fields that `_round_ends` needs of a lane's spans with decodes."""
+def _rounds_of(spans: NDArray[Any], batch: int) -> NDArray[Any]:
+    """The fields that `_round_ends` needs of a micro-batch's spans with decodes."""
     kept = np.dtype([(name, spans.dtype[name]) for name in _TIMES])
     parts = [np.empty(0, kept)]
     for block in in_blocks(spans, _SPANS_AT_ONCE):
-        mine = (block["lane"] == lane) & (block["decode_seqs"] > block["in_vain"])
+        mine = (block["lane"] == batch) & (block["decode_seqs"] > block["in_vain"])
         parts.append(block[list(_TIMES)][mine].astype(kept))
     return np.concatenate(parts)
 
@@ -153,14 +153,14 @@ def _events(
     k = skip[stay] + step * n
     token, source, round_ = had[stay] + k, stays["source"][stay], stays["since"][stay] + k - 1
     time_ns = np.empty(len(k), np.int64)
-    for i, lane in enumerate(sources):
+    for i, batch in enumerate(sources):
         of = source == i
         if not of.any():
             continue
-        time_ns[of] = _round_ends(lane, round_[of])
-        if lane.emitted is not None:
+        time_ns[of] = _round_ends(batch, round_[of])
+        if batch.emitted is not None:
             # All rounds are here: those of a stay follow one another.
-            total = np.concatenate(([0], np.cumsum(lane.emitted)))
+            total = np.concatenate(([0], np.cumsum(batch.emitted)))
             begin = stays["begin"][stay[of]]
             token[of] = had[stay[of]] + total[begin + k[of]] - total[begin]
     ids = np.arange(first, last)
@@ -212,7 +212,7 @@ def _sent(events: _Events, requests: Mapping[str, NDArray[Any]], stream: Stream,
 
 
 def _round_ends(source: _Source, rounds: IntArray) -> IntArray:
-    """End times of rounds of a lane, counted from 0 (ns)."""
+    """End times of rounds of a micro-batch, counted from 0 (ns)."""
     row = np.searchsorted(source.rounds, rounds, side="right") - 1
     spans, done = source.spans[row], rounds - source.rounds[row] + 1
     elapsed = done * spans["first_ticks"] + spans["growth_ticks"] * (done * (done - 1) // 2)

@@ -1,6 +1,6 @@
 """The state of every request, by id: columns shared by all machines of a run.
 
-A request's progress belongs to it, never to the machine or the lane that it is in.
+A request's progress belongs to it, never to the machine or the micro-batch that it is in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from policies.view import NO_TERMS, Terms, WaitingSeq
-from sim.engine.batch.lane import Lane
+from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.kv.content import Contents
 from sim.engine.record.columns import BUBBLES, UNFINISHED
 
@@ -74,8 +74,8 @@ class RequestState:
         self.reason = array("i", [-1]) * n
         self.shortened: dict[int, int] = {}
         """Tokens that answers shortened by a scheduler lack, by request; 0 where they would have ended sooner."""
-        self.told: Callable[[Lane, int], None] | None = None
-        """Called with a lane and the instant when a step of the lane has ended; None: not called."""
+        self.told: Callable[[MicroBatch, int], None] | None = None
+        """Called with a micro-batch and the instant when a step of the micro-batch has ended; None: not called."""
 
     def clear(self) -> None:
         """Removes all requests."""

@@ -8,7 +8,7 @@ from typing import Final
 from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
 from policies.view import PartialSeq, Plan, pads_to
-from sim.engine.batch.lane import Ended, Lane, Prepared
+from sim.engine.batch.micro_batch import Ended, MicroBatch, Prepared
 from sim.engine.batch.padding import padded
 from sim.engine.batch.prices import Prices
 from sim.engine.batch.span import Step
@@ -74,7 +74,7 @@ class Iterations:
         self._drops_token = exchange is not None and exchange.drops_token
         self._n_sent = 0
         self._speculates = spec.decoding is not None
-        self._price: Callable[[Lane, Totals, int, int], int] | None = (
+        self._price: Callable[[MicroBatch, Totals, int, int], int] | None = (
             self._price_later if is_rank else None if alone else self._price_stages
         )
         """Prices and starts an iteration that is not on the only stage of a machine."""
@@ -83,18 +83,18 @@ class Iterations:
     # An iteration of its own.
 
     def start(
-        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int,
+        self, batch: MicroBatch, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int,
         ended: Mapping[int, Ended] = NOBODY,
     ) -> int:  # fmt: skip
         """Start one iteration with prompt chunks and a decode step of all *n* sequences or none, which takes *growth* blocks;
         return the tick at which it ends. The step of sequences that have *ended* is wasted."""
-        decoding, work = lane.decoding, self._work
+        decoding, work = batch.decoding, self._work
         work.completing = []
         if self._finds:
-            self._take_in_turn(lane, run, n, growth, ticks, ended)
+            self._take_in_turn(batch, run, n, growth, ticks, ended)
         else:
             work.blocks = growth
-            self._compute(lane, run, ticks)
+            self._compute(batch, run, ticks)
             try:
                 self._kv.take(work.blocks)
             except OutOfBlocks:
@@ -119,17 +119,17 @@ class Iterations:
         )  # fmt: skip
         if ended or work.wasted:
             totals = self._with_wasted(totals, decoding.query_tokens, ended)
-        lane.run = run
-        lane.completing = completing
-        lane.decodes = n > 0
-        lane.through_arrivals = True
+        batch.run = run
+        batch.completing = completing
+        batch.decodes = n > 0
+        batch.through_arrivals = True
         if self._price is not None:
-            return self._price(lane, totals, growth, ticks)
+            return self._price(batch, totals, growth, ticks)
         kv = self._kv
-        duration = self.prices.iteration(self._padded(lane, totals) if self.pads_to else totals, decoding.draft_steps)
-        lane.span = Step(ticks, ticks + duration, growth)
+        duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, decoding.draft_steps)
+        batch.span = Step(ticks, ticks + duration, growth)
         standing: Standing = _new(
-            Standing, (lane.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
+            Standing, (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
         )
         self._recorder.add_iteration(ticks, duration, totals, work, standing)
         return ticks + duration
@@ -156,62 +156,62 @@ class Iterations:
 
     # Prices.
 
-    def _price_stages(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
+    def _price_stages(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
         """Send it through the machine's stages; the tick at which it has left the last."""
-        priced = totals if not self.pads_to else self._padded(lane, totals)
-        durations, handover = self.prices.stages(priced, lane.decoding.draft_steps)
+        priced = totals if not self.pads_to else self._padded(batch, totals)
+        durations, handover = self.prices.stages(priced, batch.decoding.draft_steps)
         end, bubbles = self._stages.send(
-            ticks, durations, handover, bool(lane.run), self._n_sent, self._recorder.stages.add
+            ticks, durations, handover, bool(batch.run), self._n_sent, self._recorder.stages.add
         )
         self._n_sent += 1
         for kind, bubble_ns in enumerate(bubbles):
             if bubble_ns:
-                if lane.decodes:
-                    lane.bubbles[kind] += bubble_ns
-                for id_, _ in lane.run:
+                if batch.decodes:
+                    batch.bubbles[kind] += bubble_ns
+                for id_, _ in batch.run:
                     self._bubbles[kind][id_] += bubble_ns
-        lane.span = Step(ticks, end, growth)
+        batch.span = Step(ticks, end, growth)
         self._work.bubble_ns = sum(bubbles)
-        self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(lane))
+        self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(batch))
         return end
 
-    def _price_later(self, lane: Lane, totals: Totals, growth: int, ticks: int) -> int:
+    def _price_later(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
         """Leave it to `launch`: how long a rank takes is known when all ranks have planned."""
-        priced = totals if not self.pads_to else self._padded(lane, totals)
-        lane.prepared = Prepared(priced, totals, lane.decoding.draft_steps, growth)
+        priced = totals if not self.pads_to else self._padded(batch, totals)
+        batch.prepared = Prepared(priced, totals, batch.decoding.draft_steps, growth)
         return ticks
 
-    def launch(self, lane: Lane, ticks: int, duration: int) -> None:
+    def launch(self, batch: MicroBatch, ticks: int, duration: int) -> None:
         """Start what was prepared at *ticks* for a rank, now that the whole step is known to take *duration* ticks."""
-        prepared = lane.prepared
+        prepared = batch.prepared
         assert prepared is not None
-        lane.prepared = None
-        lane.span = Step(ticks, ticks + duration, prepared.growth)
-        self._recorder.add_iteration(ticks, duration, prepared.totals, self._work, self.standing(lane))
+        batch.prepared = None
+        batch.span = Step(ticks, ticks + duration, prepared.growth)
+        self._recorder.add_iteration(ticks, duration, prepared.totals, self._work, self.standing(batch))
 
-    def standing(self, lane: Lane) -> Standing:
-        """State of *lane* and the model now."""
+    def standing(self, batch: MicroBatch) -> Standing:
+        """State of *batch* and the model now."""
         kv = self._kv
         return _new(
             Standing,
-            (lane.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, lane.decoding.round),
+            (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, batch.decoding.round),
         )
 
-    def _padded(self, lane: Lane, totals: Totals) -> Totals:
-        context = max((seq.cached_tokens for seq in lane.view.running), default=0) if lane.decodes else 0
-        return padded(totals, lane.run, lane.decoding.query_tokens, context, self.pads_to, self.window)
+    def _padded(self, batch: MicroBatch, totals: Totals) -> Totals:
+        context = max((seq.cached_tokens for seq in batch.view.running), default=0) if batch.decodes else 0
+        return padded(totals, batch.run, batch.decoding.query_tokens, context, self.pads_to, self.window)
 
     # Prompts.
 
-    def _compute(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> None:
+    def _compute(self, batch: MicroBatch, run: tuple[tuple[int, int], ...], ticks: int) -> None:
         """Add up the prompt chunks of *run*, and admit waiting sequences; with a prefix cache each takes its blocks in its turn."""
-        partials, kv, work = lane.partial, self._kv, self._work
+        partials, kv, work = batch.partial, self._kv, self._work
         by_chunk, caches, window = self._by_chunk, self._caches, self.window
         rows = pairs = pairs_window = kv_tokens = 0
         for id_, tokens in run:
             partial = partials.get(id_)
             if partial is None:
-                partial = self._admit(lane, id_, tokens, ticks)
+                partial = self._admit(batch, id_, tokens, ticks)
             elif by_chunk:
                 work.blocks -= kv.held(partial[1])
             _, cached, left, arrival_ns, model, deadline_ns, priority = partial
@@ -239,10 +239,10 @@ class Iterations:
         work.pairs_window = pairs_window
         work.kv_tokens = kv_tokens
 
-    def _admit(self, lane: Lane, id_: int, tokens: int, ticks: int) -> PartialSeq:
+    def _admit(self, batch: MicroBatch, id_: int, tokens: int, ticks: int) -> PartialSeq:
         """A sequence of the queue that is admitted, before its first chunk."""
         work = self._work
-        seq = self._sequences.admit(lane, id_, ticks >> TICK_BITS, tokens)
+        seq = self._sequences.admit(batch, id_, ticks >> TICK_BITS, tokens)
         if not self._by_chunk:
             work.blocks += -(-(seq.tokens + seq.cached_tokens) // self._kv.block_tokens)
         work.blocks -= seq.kept_blocks
@@ -256,7 +256,13 @@ class Iterations:
     # With a prefix cache or tiers.
 
     def _take_in_turn(
-        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int, ended: Mapping[int, Ended]
+        self,
+        batch: MicroBatch,
+        run: tuple[tuple[int, int], ...],
+        n: int,
+        growth: int,
+        ticks: int,
+        ended: Mapping[int, Ended],
     ) -> None:
         """Take the blocks of an iteration sequence by sequence, since each may evict what the next would find, and count what is
         found."""
@@ -264,18 +270,18 @@ class Iterations:
         work.blocks = work.found = work.loaded = 0
         if not self._caches:
             work.blocks = growth
-            self._compute(lane, run, ticks)
+            self._compute(batch, run, ticks)
             sequences.take(work.blocks, ticks)
             return
         # Sequences that have ended take the blocks of a wasted step, and give them back.
         wasted = sum(gone.growth_blocks for gone in ended.values())
         if not prefix_lookup.in_turn:
-            prefix_lookup.keep(self._queue, lane, run)
+            prefix_lookup.keep(self._queue, batch, run)
         if self._late:
             kv.before_prompts(sum(tokens for _, tokens in run), len(run))
         elif growth or wasted:
             sequences.take(growth + wasted, ticks)
-        self._compute(lane, run, ticks)
+        self._compute(batch, run, ticks)
         if self._late:
             kv.before_decodes(n + len(ended))
             sequences.take(growth + wasted, ticks)
@@ -305,10 +311,10 @@ class Iterations:
 
     # Several at once.
 
-    def start_span(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
+    def start_span(self, batch: MicroBatch, plan: Plan, growth: int, ticks: int) -> int:
         """Start a span of decode iterations in which nothing can change, the first of which takes *growth* blocks; return the tick
         at which they end."""
-        decoding, sequences, kv = lane.decoding, self._sequences, self._kv
+        decoding, sequences, kv = batch.decoding, self._sequences, self._kv
         free = kv.free
         if self._late:
             kv.before_decodes(decoding.n)
@@ -316,11 +322,11 @@ class Iterations:
             sequences.take(growth, ticks)
         if self._finding.ended:
             self._finding.free_the_ended()
-        lane.run = NO_PROMPTS
-        lane.completing = ()
-        lane.decodes = True
-        lane.through_arrivals = plan.through_arrivals
+        batch.run = NO_PROMPTS
+        batch.completing = ()
+        batch.decodes = True
+        batch.through_arrivals = plan.through_arrivals
         hold = plan.hold if self._fast_forward else 1
-        span = lane.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
-        span.open(self._recorder, self.standing(lane))
+        span = batch.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
+        span.open(self._recorder, self.standing(batch))
         return span.end(span.n)

@@ -1,4 +1,4 @@
-"""KV blocks that a tenant holds for sequences that another machine computes or decodes.
+"""KV blocks that an engine core holds for sequences that another machine computes or decodes.
 
 A machine that computes prompts has *lent* blocks: the prompt is computed and the KV has not arrived yet. A machine that decodes has
 requests that *ask* for blocks, *kept* blocks while KV is on its way, and sequences that have *landed* with it in the queue.
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from policies.view import ALWAYS_NS, WaitingSeq
 from sim.engine.batch.async_scheduling import AsyncScheduling
-from sim.engine.batch.lane import Ended, Lane, Paused
+from sim.engine.batch.micro_batch import Ended, MicroBatch, Paused
 from sim.engine.batch.version import Version
 from sim.engine.cache.prefix_lookup import PrefixLookup
 from sim.engine.kv.pool import KvPool
@@ -47,7 +47,7 @@ class Elsewhere(Protocol):
 
 
 class Own(Protocol):
-    """The tenant's `sim.engine.serve.sequences.Sequences`."""
+    """The engine core's `sim.engine.serve.sequences.Sequences`."""
 
     kv: KvPool
     state: RequestState
@@ -61,11 +61,11 @@ class Own(Protocol):
     version: Version
     n_computed: int
 
-    def paused_growth(self, lane: Lane, paused: Paused, /) -> int: ...
+    def paused_growth(self, batch: MicroBatch, paused: Paused, /) -> int: ...
 
 
 class Exchange:
-    """The part of a tenant's `Sequences` that deals with other machines; made where its machine has a part in handing over."""
+    """The part of an engine core's `Sequences` that deals with other machines, where its machine has a part in handing over."""
 
     __slots__ = (
         "_alone", "_gives_token", "_legs", "_lent_tokens", "_outside", "_recorder", "asked", "drops_token", "hands_over",
@@ -117,7 +117,7 @@ class Exchange:
         self.mail.append((now_ns, what, id_, tokens))
         self.n_unread += what == ASK
 
-    def read(self, lane: Lane, ticks: int) -> None:
+    def read(self, batch: MicroBatch, ticks: int) -> None:
         """Read the messages that the coming plan knows, and give blocks to requests that ask for them, first come, first served."""
         ahead = self.sequences.ahead
         mail, known_ns = self.mail, ALWAYS_NS if ahead is None else ahead.seen_ns
@@ -136,13 +136,13 @@ class Exchange:
                 self._drop(id_)
             else:
                 self._collect(id_)
-        while self.asked and self._make_room(self.asked[0], lane, ticks):
+        while self.asked and self._make_room(self.asked[0], batch, ticks):
             self.asked.popleft()
         for id_ in new:
             if id_ in self._legs:
                 self._outside.no_room(id_, ticks >> TICK_BITS, self._legs[id_])
 
-    def _make_room(self, id_: int, lane: Lane, ticks: int) -> bool:
+    def _make_room(self, id_: int, batch: MicroBatch, ticks: int) -> bool:
         sequences = self.sequences
         kv, state, reservations = sequences.kv, sequences.state, sequences.reservations
         tokens = state.to_hand(id_)
@@ -150,7 +150,7 @@ class Exchange:
         # As for one that is computed here, one token of it is never found.
         found = kv.found_blocks(id_, tokens) if kv.caches else 0
         fresh = needed - found + (kv.unheld_blocks(id_, found) if found else 0)
-        if fresh + self._spoken_for(lane) > kv.free:
+        if fresh + self._spoken_for(batch) > kv.free:
             return False
         if not reservations.has_room_for(id_):
             return False
@@ -162,15 +162,15 @@ class Exchange:
         self._outside.has_room(id_, ticks >> TICK_BITS, found * kv.block_tokens, self._legs.pop(id_))
         return True
 
-    def _spoken_for(self, lane: Lane) -> int:
+    def _spoken_for(self, batch: MicroBatch) -> int:
         """Free blocks that the coming iteration takes, or is not to know of, and those left free for sequences to grow."""
-        sequences, decoding = self.sequences, lane.decoding
+        sequences, decoding = self.sequences, batch.decoding
         blocks = decoding.growth_blocks if decoding.n else 0
-        for paused in lane.paused.values():
-            blocks += sequences.paused_growth(lane, paused)
+        for paused in batch.paused.values():
+            blocks += sequences.paused_growth(batch, paused)
         ahead = sequences.ahead
         if ahead is not None and ahead.seen_ns != ALWAYS_NS:
-            for gone in lane.leaving.values():
+            for gone in batch.leaving.values():
                 blocks += (0 if sequences.kv.caches else gone.blocks) + gone.growth_blocks * gone.steps_on
         if self.headroom_tokens:
             others = sequences.n_admitted + len(self.kept) + len(self.landed)
@@ -240,7 +240,7 @@ class Exchange:
         """Whether a prompt that has been computed here is decoded elsewhere: where anything is left to decode."""
         return self.hands_over and self.sequences.state.left[id_] > (0 if self.drops_token else 1)
 
-    def depart(self, lane: Lane, id_: int, cached: int, end_ns: int) -> None:
+    def depart(self, batch: MicroBatch, id_: int, cached: int, end_ns: int) -> None:
         """A prompt is done; its blocks stay until its KV has arrived elsewhere."""
         sequences, state = self.sequences, self.sequences.state
         gone = sequences.given_up.pop(id_, None) is not None
@@ -252,9 +252,9 @@ class Exchange:
                 state.token_ns[id_] = end_ns
         if sequences.ahead is not None:
             # It is known to end with this token, so that the coming plan has no step of it; its seat is not free yet.
-            lane.leaving[id_] = Ended(cached, 0, 0, False, 0, 0)
+            batch.leaving[id_] = Ended(cached, 0, 0, False, 0, 0)
         else:
-            del lane.admitted[id_]
+            del batch.admitted[id_]
         sequences.n_admitted -= 1
         sequences.version.changes += 1
         if gone:

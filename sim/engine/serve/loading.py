@@ -46,7 +46,7 @@ class Load(NamedTuple):
 
 
 class Loading:
-    """A tenant's loads."""
+    """An engine core's loads."""
 
     def __init__(self, sequences: Sequences, tiers: Tiers, *, swaps: bool) -> None:
         """*swaps*: preempted sequences are moved to host memory."""

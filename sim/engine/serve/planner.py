@@ -1,4 +1,4 @@
-"""Asking a scheduler: what it is shown of a lane, and what its answer is worth.
+"""Asking a scheduler: what it is shown of a micro-batch, and what its answer is worth.
 
 How long a plan may be carried out without asking again is decided here (`Planner._may_hold`), by the version that it was made for
 (`sim.engine.batch.version`) and by the events that cut a span; nowhere else.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from policies.view import ALWAYS_NS, Plan, ReplicaView, plan_of, reserves
-from sim.engine.batch.lane import Lane, QueueView
+from sim.engine.batch.micro_batch import MicroBatch, QueueView
 from sim.engine.serve.loading import Loading
 from sim.engine.serve.sequences import Sequences
 from sim.engine.spec.experiment import ReplicaSpec
@@ -18,7 +18,7 @@ from sim.engine.time.errors import PolicyError
 
 
 class Planner:
-    """Shows a model's scheduler the views of its lanes and takes its plans."""
+    """Shows a model's scheduler the views of its micro-batches and takes its plans."""
 
     def __init__(
         self, spec: ReplicaSpec, sequences: Sequences, loading: Loading | None, *, alone: bool, is_rank: bool
@@ -46,18 +46,18 @@ class Planner:
         self.prompts_wait = False
         """No prompt is shown to the scheduler: the ranks of a machine start prompts together."""
 
-    def show(self, lane: Lane, ticks: int) -> bool:
-        """Bring the view of *lane* up to date; False where there is nothing to plan."""
-        decoding, partial, queue, view = lane.decoding, lane.partial, self._queue, lane.view
+    def show(self, batch: MicroBatch, ticks: int) -> bool:
+        """Bring the view of *batch* up to date; False where there is nothing to plan."""
+        decoding, partial, queue, view = batch.decoding, batch.partial, self._queue, batch.view
         if self._speculates:
             decoding.follow_batch()
             view.query_tokens = decoding.query_tokens
         n = decoding.n
-        lane.growth = growth = decoding.growth_blocks if n else 0
-        if lane.paused:
-            n += len(lane.paused)
-            growth = self._sequences.growth_of(lane)
-        if not (n or partial or queue) and not self._is_leaving(lane):
+        batch.growth = growth = decoding.growth_blocks if n else 0
+        if batch.paused:
+            n += len(batch.paused)
+            growth = self._sequences.growth_of(batch)
+        if not (n or partial or queue) and not self._is_leaving(batch):
             view.memo = None
             return False
         kv = self._kv
@@ -70,43 +70,43 @@ class Planner:
         view.free_blocks = kv.free
         view.growth_blocks = growth
         view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
-        view.after_prefill = bool(lane.run)
+        view.after_prefill = bool(batch.run)
         if self._shows_more:
-            self._show_more(lane)
+            self._show_more(batch)
         return True
 
-    def _is_leaving(self, lane: Lane) -> bool:
-        """Whether sequences that have ended keep their seats in an otherwise empty lane until a plan knows it."""
-        if lane.leaving and self._sequences.hands_over:
+    def _is_leaving(self, batch: MicroBatch) -> bool:
+        """Whether sequences that have ended keep their seats in an otherwise empty micro-batch until a plan knows it."""
+        if batch.leaving and self._sequences.hands_over:
             # They are known to take no step, so that no plan is needed for it.
-            lane.forget_the_leaving()
-        return bool(lane.leaving)
+            batch.forget_the_leaving()
+        return bool(batch.leaving)
 
-    def _show_more(self, lane: Lane) -> None:
+    def _show_more(self, batch: MicroBatch) -> None:
         """Show what only some schedulers see, and hide what the coming plan does not know."""
-        view, exchange = lane.view, self._exchange
+        view, exchange = batch.view, self._exchange
         # Sequences whose KV has come from another machine are still to be admitted.
         landed = 0 if exchange is None else exchange.promised
         view.promised_blocks = self._sequences.reservations.blocks - landed
         if self._ahead is not None:
-            self._ahead.hide(lane, self.queue_view, given=not self._kv.caches)
+            self._ahead.hide(batch, self.queue_view, given=not self._kv.caches)
         if self.prompts_wait:
             view.waiting = view.prefilling = ()
 
-    def ask(self, lane: Lane) -> Plan:
-        """The scheduler's plan for *lane*, as it was shown, held for no longer than it holds."""
-        view = lane.view
+    def ask(self, batch: MicroBatch) -> Plan:
+        """The scheduler's plan for *batch*, as it was shown, held for no longer than it holds."""
+        view = batch.view
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise self._no_plan(plan)
         if self._loading is not None:
-            plan = self._with_loads(self._loading, lane, plan)
+            plan = self._with_loads(self._loading, batch, plan)
         view.memo = plan.memo
         if self._late:
             self._sequences.prefix_lookup.listed = plan.order
             if plan.looks is not None:
                 self._kv.use(plan.looks)
-        if plan.hold > 1 and (plan.reject or not (self._is_plain or self._may_hold(lane, plan))):
+        if plan.hold > 1 and (plan.reject or not (self._is_plain or self._may_hold(batch, plan))):
             plan = plan._replace(hold=1)
         return plan
 
@@ -119,7 +119,7 @@ class Planner:
     def _no_plan(self, answer: object) -> PolicyError:
         return PolicyError(f"{self._scheduler!r} answered {answer!r}; expected a policies.view.Plan")
 
-    def _may_hold(self, lane: Lane, plan: Plan) -> bool:
+    def _may_hold(self, batch: MicroBatch, plan: Plan) -> bool:
         """Whether the scheduler would plan the same again if nothing happened: where it may not, it is asked each iteration.
 
         A plan does not hold that did not know of something, nor one that would see something else after every iteration. Any later
@@ -137,7 +137,7 @@ class Planner:
         if ahead is None:
             return True
         ends_matter = waits or plan.through_arrivals
-        unknown_ends = bool(lane.leaving or self._sequences.prefix_lookup.ended)
+        unknown_ends = bool(batch.leaving or self._sequences.prefix_lookup.ended)
         return not (unknown_ends and ends_matter) and not ahead.misses(
             self._sequences.version, through_arrivals=plan.through_arrivals
         )
@@ -150,11 +150,11 @@ class Planner:
 
     # Loads from tiers.
 
-    def _with_loads(self, loading: Loading, lane: Lane, plan: Plan) -> Plan:
+    def _with_loads(self, loading: Loading, batch: MicroBatch, plan: Plan) -> Plan:
         """Start the loads of requests that *plan* admits, and return what is planned without them."""
-        view, kv, sequences = lane.view, self._kv, self._sequences
+        view, kv, sequences = batch.view, self._kv, self._sequences
         while plan.run:
-            held_back = sequences.growth_of(lane) + self._growth_of_chunks(lane, plan)
+            held_back = sequences.growth_of(batch) + self._growth_of_chunks(batch, plan)
             # Preempted sequences have not given their memory back yet.
             started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
             if started > 0:
@@ -173,22 +173,22 @@ class Planner:
             return self._answer(view)._replace(hold=1, through_arrivals=False)
         return plan
 
-    def _growth_of_chunks(self, lane: Lane, plan: Plan) -> int:
+    def _growth_of_chunks(self, batch: MicroBatch, plan: Plan) -> int:
         """KV blocks that the next chunks of admitted prompts take, where they take them by chunk."""
         if not self._by_chunk:
             return 0
-        kv, partial = self._kv, lane.partial
+        kv, partial = self._kv, batch.partial
         chunks = ((partial[id_].cached_tokens, tokens) for id_, tokens in plan.run if id_ in partial)
         return sum(kv.held(cached + tokens) - kv.held(cached) for cached, tokens in chunks)
 
     # After a plan that starts nothing.
 
-    def knows_more_now(self, lane: Lane) -> bool:
+    def knows_more_now(self, batch: MicroBatch) -> bool:
         """Whether the latest plan was made ahead, and one that is made now would know more."""
         if self._ahead is None or not self._ahead.made:
             return False
         if self._speculates:
-            self._sequences.start_anew(lane)
+            self._sequences.start_anew(batch)
         return True
 
     def plans_now(self) -> bool:
@@ -198,14 +198,14 @@ class Planner:
         self._ahead.seen_ns = ALWAYS_NS
         return True
 
-    def takes_memory_back(self, lane: Lane, until_ns: int, now_ns: int) -> bool:
+    def takes_memory_back(self, batch: MicroBatch, until_ns: int, now_ns: int) -> bool:
         """Have the last waiting sequence with loaded KV give its blocks back where such sequences block each other; whether one
         did.
 
         *until_ns*: the instant that the empty plan waits for, if any.
         """
         sequences, waits_for_time = self._sequences, now_ns < until_ns < ALWAYS_NS
-        if not sequences.loaded_kv.at_hand or sequences.n_admitted or lane.leaving or waits_for_time:
+        if not sequences.loaded_kv.at_hand or sequences.n_admitted or batch.leaving or waits_for_time:
             return False
         assert self._loading is not None
         last = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.loaded_kv.at_hand)

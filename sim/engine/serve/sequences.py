@@ -1,4 +1,4 @@
-"""The state of each request of a tenant, and every move between: queued, admitted, joined, paused, preempted, ended.
+"""The state of each request of an engine core, and every move between: queued, admitted, joined, paused, preempted, ended.
 
 Moves keep the books: KV blocks, emitted tokens, admitted sequences. The plan decides which sequences move, and when.
 """
@@ -20,7 +20,7 @@ from policies.view import (
 )
 from sim.engine.batch.async_scheduling import AsyncScheduling
 from sim.engine.batch.decoding import Departure, RunningSet
-from sim.engine.batch.lane import Ended, Lane, Paused
+from sim.engine.batch.micro_batch import Ended, MicroBatch, Paused
 from sim.engine.batch.version import Version
 from sim.engine.cache.block_cache import pool_of
 from sim.engine.cache.prefix_lookup import PrefixLookup
@@ -78,7 +78,7 @@ class Sequences:
         self.state = state
         self.n_admitted = 0
         self.version = Version()
-        """Counts what may change a plan, in whichever lane."""
+        """Counts what may change a plan, in whichever micro-batch."""
         self.n_computed = 0
         """Waiting sequences with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
@@ -128,21 +128,21 @@ class Sequences:
         exchange = self.exchange
         return len(self.queue) + (0 if exchange is None else exchange.coming + exchange.n_unread)
 
-    def take_out(self, lane: Lane, id_: int) -> tuple[int, int, int]:
-        """A sequence that is not in flight leaves its lane: its tokens cached, the KV blocks to give back, and when it emitted its
-        latest token (-1: none since it was admitted)."""
-        if id_ in lane.decoding:
-            departure = self.leave(lane, id_)
-            found = departure.cached_tokens, departure.blocks, _last_token_ns(lane, departure)
-        elif id_ in lane.paused:
-            found = lane.paused.pop(id_)
-        elif id_ in lane.partial:
-            partial = lane.partial.pop(id_)
+    def take_out(self, batch: MicroBatch, id_: int) -> tuple[int, int, int]:
+        """A sequence that is not in flight leaves its micro-batch: its tokens cached, the KV blocks to give back, and when it
+        emitted its latest token (-1: none since it was admitted)."""
+        if id_ in batch.decoding:
+            departure = self.leave(batch, id_)
+            found = departure.cached_tokens, departure.blocks, _last_token_ns(batch, departure)
+        elif id_ in batch.paused:
+            found = batch.paused.pop(id_)
+        elif id_ in batch.partial:
+            partial = batch.partial.pop(id_)
             cached = partial.cached_tokens
             found = cached, self.kv.held(cached, partial.remaining_tokens), -1
         else:
             raise PolicyError(f"{self.scheduler!r} preempted request {id_}, which is not running here")
-        del lane.admitted[id_]
+        del batch.admitted[id_]
         self.n_admitted -= 1
         self.reservations.end(id_)
         return found
@@ -159,22 +159,22 @@ class Sequences:
         """Whether something will come from another machine that frees blocks or brings work."""
         return self.exchange is not None and self.exchange.holds
 
-    def running_seq(self, lane: Lane, id_: int) -> RunningSeq:
+    def running_seq(self, batch: MicroBatch, id_: int) -> RunningSeq:
         """An admitted sequence as policies see it."""
         leaving = False
-        if id_ in lane.leaving:
-            cached, blocks, growth, steps_on, _, _ = lane.leaving[id_]
+        if id_ in batch.leaving:
+            cached, blocks, growth, steps_on, _, _ = batch.leaving[id_]
             leaving = not steps_on
-        elif id_ in lane.decoding:
-            cached, blocks = lane.decoding.state_of(id_)
-            growth = lane.decoding.growth_of(id_)
-        elif id_ in lane.partial:
-            partial = lane.partial[id_]
+        elif id_ in batch.decoding:
+            cached, blocks = batch.decoding.state_of(id_)
+            growth = batch.decoding.growth_of(id_)
+        elif id_ in batch.partial:
+            partial = batch.partial[id_]
             cached, growth = partial.cached_tokens, 0
             blocks = self.kv.held(cached, partial.remaining_tokens)
         else:
-            paused = lane.paused[id_]
-            cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(lane, paused)
+            paused = batch.paused[id_]
+            cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(batch, paused)
         state = self.state
         return _new(
             RunningSeq,
@@ -186,8 +186,8 @@ class Sequences:
             ),
         )  # fmt: skip
 
-    def paused_growth(self, lane: Lane, paused: Paused) -> int:
-        return max(0, self.kv.held(paused.cached + lane.decoding.query_tokens) - paused.blocks)
+    def paused_growth(self, batch: MicroBatch, paused: Paused) -> int:
+        return max(0, self.kv.held(paused.cached + batch.decoding.query_tokens) - paused.blocks)
 
     def refusal(self, id_: int) -> str | None:
         """The reason a request can never be served here; None if it can."""
@@ -216,10 +216,10 @@ class Sequences:
             what = "its prompt and what it has emitted" if carried else "its prompt"
         return f"needs {needed} KV blocks for {what} but the replica has {kv.total}"
 
-    def growth_of(self, lane: Lane) -> int:
-        """KV blocks that a decode step of all would take that a lane has."""
-        growth = lane.decoding.growth_blocks if lane.decoding.n else 0
-        return growth + sum(self.paused_growth(lane, paused) for paused in lane.paused.values())
+    def growth_of(self, batch: MicroBatch) -> int:
+        """KV blocks that a decode step of all would take that a micro-batch has."""
+        growth = batch.decoding.growth_blocks if batch.decoding.n else 0
+        return growth + sum(self.paused_growth(batch, paused) for paused in batch.paused.values())
 
     def reject(self, refused: Sequence[tuple[int, str]]) -> None:
         for id_, reason in refused:
@@ -235,9 +235,9 @@ class Sequences:
                 self.exchange.leave_the_queue(id_, seq.cached_tokens)
             self._outside.rejected(id_, reason)
 
-    def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
+    def choose_decodes(self, batch: MicroBatch, decode: Literal[True] | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause sequences that it leaves out, resume those it names again."""
-        decoding, paused = lane.decoding, lane.paused
+        decoding, paused = batch.decoding, batch.paused
         wanted = set(paused) | set(decoding) if decode is True else set(decode)
         unknown = [id_ for id_ in wanted if id_ not in decoding and id_ not in paused]
         if unknown:
@@ -246,22 +246,22 @@ class Sequences:
             )
         if decode is not True:
             for id_ in [id_ for id_ in decoding if id_ not in wanted]:
-                departure = self.leave(lane, id_)
-                paused[id_] = Paused(departure.cached_tokens, departure.blocks, _last_token_ns(lane, departure))
+                departure = self.leave(batch, id_)
+                paused[id_] = Paused(departure.cached_tokens, departure.blocks, _last_token_ns(batch, departure))
         for id_ in [id_ for id_ in paused if id_ in wanted]:
             seq = paused.pop(id_)
-            self._join(lane, id_, seq.cached, seq.token_ns, seq.blocks)
+            self._join(batch, id_, seq.cached, seq.token_ns, seq.blocks)
 
-    def start_anew(self, lane: Lane) -> None:
+    def start_anew(self, batch: MicroBatch) -> None:
         """The next round is planned when all is known of the last one: it takes no slots for tokens that may have been accepted."""
-        for id_ in list(lane.decoding):
-            departure = self.leave(lane, id_)
-            self._join(lane, id_, departure.cached_tokens, _last_token_ns(lane, departure), departure.blocks)
+        for id_ in list(batch.decoding):
+            departure = self.leave(batch, id_)
+            self._join(batch, id_, departure.cached_tokens, _last_token_ns(batch, departure), departure.blocks)
 
-    def leave(self, lane: Lane, id_: int) -> Departure:
-        """Take a sequence out of the decodes of its lane."""
-        departure = lane.decoding.leave(id_)
-        self._log_departure(lane, departure)
+    def leave(self, batch: MicroBatch, id_: int) -> Departure:
+        """Take a sequence out of the decodes of its micro-batch."""
+        departure = batch.decoding.leave(id_)
+        self._log_departure(batch, departure)
         self.state.left[id_] -= departure.emitted
         if self.kv.by_chunk:
             return departure
@@ -270,33 +270,33 @@ class Sequences:
         self.kv.give(departure.blocks - kept)
         return departure._replace(blocks=kept)
 
-    def _join(self, lane: Lane, id_: int, cached: int, token_ns: int, blocks: int | None = None) -> None:
+    def _join(self, batch: MicroBatch, id_: int, cached: int, token_ns: int, blocks: int | None = None) -> None:
         self.version.changes += 1
         held = self.kv.held(cached) if blocks is None else blocks
-        lane.decoding.join(id_, cached, self.state.left[id_], token_ns, held)
+        batch.decoding.join(id_, cached, self.state.left[id_], token_ns, held)
         if not self._alone:
-            lane.bubbles_at_join[id_] = lane.bubbles.copy()
+            batch.bubbles_at_join[id_] = batch.bubbles.copy()
 
-    def _log_departure(self, lane: Lane, departure: Departure) -> None:
+    def _log_departure(self, batch: MicroBatch, departure: Departure) -> None:
         if not self._alone:
-            before = lane.bubbles_at_join.pop(departure.id)
+            before = batch.bubbles_at_join.pop(departure.id)
             for kind, column in enumerate(self.state.bubbles):
-                column[departure.id] += lane.bubbles[kind] - before[kind]
+                column[departure.id] += batch.bubbles[kind] - before[kind]
         _, _, _, _, since, cached_before, token_ns, _ = departure
-        self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns, departure.id)
+        self._recorder.joins.add(batch.index, since, batch.decoding.round, cached_before, token_ns, departure.id)
 
-    def preempt(self, lane: Lane, id_: int, *, scheduled: bool = False, beside: int = 0) -> None:
+    def preempt(self, batch: MicroBatch, id_: int, *, scheduled: bool = False, beside: int = 0) -> None:
         """Give back a sequence's blocks; it returns to the queue, to its head unless asked otherwise, to be computed again.
 
         *scheduled*: its next step had been planned, and *beside* blocks been taken for it.
         """
         state = self.state
-        if id_ in lane.leaving:
+        if id_ in batch.leaving:
             state.preemptions[id_] += 1
-            self.prefix_lookup.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
+            self.prefix_lookup.free_one(id_, beside, batch.leaving[id_].emitted_last - scheduled)
             return
-        known = self.prefix_lookup.kept(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
-        cached, blocks, token_ns = self.take_out(lane, id_)
+        known = self.prefix_lookup.kept(batch, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
+        cached, blocks, token_ns = self.take_out(batch, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
         self.kv.release(id_, blocks + beside, known)
@@ -317,8 +317,8 @@ class Sequences:
         first = 0 if self.exchange is None else n_with_blocks(self)
         self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else first, seq)
 
-    def admit(self, lane: Lane, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
-        """Take a request from the queue into the lane, to compute *tokens* tokens; blocks that it lacks are its caller's."""
+    def admit(self, batch: MicroBatch, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
+        """Take a request from the queue into the micro-batch, to compute *tokens* tokens; blocks that it lacks are its caller's."""
         queue = self.queue
         if queue and queue[0].id == id_:
             seq = queue.popleft()
@@ -330,7 +330,7 @@ class Sequences:
                 )
             seq = found
             queue.remove(seq)
-        lane.admitted[id_] = None
+        batch.admitted[id_] = None
         self.n_admitted += 1
         self.version.changes += 1
         if self.state.scheduled[id_] < 0:
@@ -343,12 +343,14 @@ class Sequences:
         self.loaded_kv.admitted(seq)
         return self.prefix_lookup.find(seq, tokens) if self.kv.caches else seq
 
-    def join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
+    def join_the_decodes(
+        self, batch: MicroBatch, run: tuple[tuple[int, int], ...], ticks: int
+    ) -> tuple[tuple[int, int], ...]:
         """Admit the sequences of *run* that have nothing to compute; return the rest."""
         for id_, tokens in run:
             if tokens:
                 continue
-            seq = self.admit(lane, id_, ticks >> TICK_BITS, 0)
+            seq = self.admit(batch, id_, ticks >> TICK_BITS, 0)
             if seq.tokens:
                 raise PolicyError(
                     f"{self.scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
@@ -357,7 +359,7 @@ class Sequences:
             _take_what_lacks(self, seq, ticks)
             if self.kv.caches:
                 self.kv.cached(id_, seq.cached_tokens)
-            self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
+            self._join(batch, id_, seq.cached_tokens, self.state.token_ns[id_])
         return tuple(entry for entry in run if entry[1])
 
     def take(self, blocks: int, ticks: int) -> None:
@@ -375,32 +377,32 @@ class Sequences:
             short_of_memory=True,
         )
 
-    def end_rounds(self, lane: Lane, rounds: int, growth_first: int, end_ns: int) -> None:
-        """The decodes of a lane have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""
-        decoding = lane.decoding
+    def end_rounds(self, batch: MicroBatch, rounds: int, growth_first: int, end_ns: int) -> None:
+        """The decodes of a micro-batch have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""
+        decoding = batch.decoding
         self._in_vain = 0
         if rounds > 1:
             take_for_rounds(self.kv, decoding, rounds, growth_first)
-        lane.last_round_ns = end_ns
+        batch.last_round_ns = end_ns
         departures = decoding.advance(rounds)
         if not departures:
             return
         state = self.state
         for departure in departures:
-            self._log_departure(lane, departure)
+            self._log_departure(batch, departure)
             id_, cached, blocks, emitted, _, _, _, emitted_last = departure
             state.left[id_] -= emitted
             slots_before = cached - emitted_last + decoding.query_tokens
-            self._end(lane, id_, blocks, end_ns, cached, emitted_last, slots_before)
+            self._end(batch, id_, blocks, end_ns, cached, emitted_last, slots_before)
 
-    def complete_prompts(self, lane: Lane, end_ns: int) -> None:
+    def complete_prompts(self, batch: MicroBatch, end_ns: int) -> None:
         """The prompts that the iteration completed emit a token, and decode from there or have ended."""
         state = self.state
-        for id_ in lane.completing:
-            _, cached, _, _, _, _, _ = lane.partial.pop(id_)
+        for id_ in batch.completing:
+            _, cached, _, _, _, _, _ = batch.partial.pop(id_)
             if self.exchange is not None and self.exchange.leaves(id_):
                 self._in_vain = 0
-                self.exchange.depart(lane, id_, cached, end_ns)
+                self.exchange.depart(batch, id_, cached, end_ns)
                 continue
             left = state.left[id_]
             if left:
@@ -411,13 +413,13 @@ class Sequences:
                     self._recorder.resumed_gaps_ns.append(end_ns - state.token_ns[id_])
                 state.left[id_] = left = left - 1
             if left:
-                self._join(lane, id_, cached, end_ns)
+                self._join(batch, id_, cached, end_ns)
                 self.prefix_lookup.complete(id_, cached)
             else:
-                self._end(lane, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
+                self._end(batch, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
 
     def _end(
-        self, lane: Lane, id_: int, blocks: int, end_ns: int, cached: int, emitted_last: int, slots_before: int
+        self, batch: MicroBatch, id_: int, blocks: int, end_ns: int, cached: int, emitted_last: int, slots_before: int
     ) -> None:
         """*slots_before*: KV slots that it would have used if all that its last iteration submitted had been accepted."""
         if self.kv.caches:
@@ -428,7 +430,7 @@ class Sequences:
         if given_up_ns is not None and self.ahead is not None and given_up_ns <= self.ahead.seen_ns:
             # Its last iteration had been planned before its client went.
             self.prefix_lookup.free_one(id_, 0, emitted_last)
-            del lane.admitted[id_]
+            del batch.admitted[id_]
             self.n_admitted -= 1
             self.reservations.end(id_)
             self.version.changes += 1
@@ -438,10 +440,10 @@ class Sequences:
         if self.ahead is not None:
             # Each iteration emits one token at least: a sequence that has so few to go is known to end.
             sure = self.state.max_tokens[id_] - self.state.output[id_] + emitted_last <= 1
-            growth = max(self.kv.held(slots_before + lane.decoding.query_tokens) - blocks, 0)
-            lane.leaving[id_] = Ended(cached, blocks, growth, not sure, promised, emitted_last)
+            growth = max(self.kv.held(slots_before + batch.decoding.query_tokens) - blocks, 0)
+            batch.leaving[id_] = Ended(cached, blocks, growth, not sure, promised, emitted_last)
         else:
-            del lane.admitted[id_]
+            del batch.admitted[id_]
         self.n_admitted -= 1
         self.version.changes += 1
         state = self.state
@@ -450,24 +452,24 @@ class Sequences:
         self._outside.finished(id_, end_ns)
 
 
-def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
-    """Free all blocks and return the requests, lane by lane, running ones before waiting ones."""
+def hand_back(sequences: Sequences, batches: Sequence[MicroBatch]) -> list[int]:
+    """Free all blocks and return the requests, micro-batch by micro-batch, running ones before waiting ones."""
     ids: list[int] = []
     given_back: dict[int, int] = {}
-    for lane in lanes:
-        for id_ in list(lane.decoding):
-            departure = sequences.leave(lane, id_)
-            sequences.state.token_ns[id_] = _last_token_ns(lane, departure)
+    for batch in batches:
+        for id_ in list(batch.decoding):
+            departure = sequences.leave(batch, id_)
+            sequences.state.token_ns[id_] = _last_token_ns(batch, departure)
             given_back[id_] = departure.cached_tokens
-        for id_, paused in lane.paused.items():
+        for id_, paused in batch.paused.items():
             sequences.state.token_ns[id_] = paused.token_ns
             given_back[id_] = paused.cached
-        given_back |= {id_: partial.cached_tokens for id_, partial in lane.partial.items()}
-        lane.forget_the_leaving()
-        ids += lane.admitted
-        lane.admitted.clear()
-        lane.partial.clear()
-        lane.paused.clear()
+        given_back |= {id_: partial.cached_tokens for id_, partial in batch.partial.items()}
+        batch.forget_the_leaving()
+        ids += batch.admitted
+        batch.admitted.clear()
+        batch.partial.clear()
+        batch.paused.clear()
     given_back |= {seq.id: seq.cached_tokens for seq in sequences.queue if seq.kept_blocks}
     if sequences.exchange is not None:
         given_back |= sequences.exchange.landing()
@@ -522,17 +524,17 @@ def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -
     kv.take(decoding.blocks_for(rounds) - taken)
 
 
-def _last_token_ns(lane: Lane, departure: Departure) -> int:
-    return lane.last_round_ns if departure.emitted else departure.token_ns
+def _last_token_ns(batch: MicroBatch, departure: Departure) -> int:
+    return batch.last_round_ns if departure.emitted else departure.token_ns
 
 
-def let_go(sequences: Sequences, lane: Lane) -> None:
-    """Abort the requests in the queue or in *lane* whose clients are known to have gone."""
+def let_go(sequences: Sequences, batch: MicroBatch) -> None:
+    """Abort the requests in the queue or in *batch* whose clients are known to have gone."""
     state = sequences.state
     known_ns = ALWAYS_NS if sequences.ahead is None else sequences.ahead.seen_ns
     for id_ in [id_ for id_, at_ns in sequences.given_up.items() if at_ns <= known_ns]:
         waiting = next((seq for seq in sequences.queue if seq.id == id_), None)
-        if state.status[id_] == UNFINISHED and waiting is None and id_ not in lane.admitted:
+        if state.status[id_] == UNFINISHED and waiting is None and id_ not in batch.admitted:
             # In flight in another micro-batch.
             continue
         del sequences.given_up[id_]
@@ -549,5 +551,5 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
                 sequences.exchange.leave_the_queue(id_, waiting.cached_tokens)
             continue
         ahead = sequences.ahead
-        known = sequences.prefix_lookup.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)
-        sequences.kv.release(id_, sequences.take_out(lane, id_)[1], known)
+        known = sequences.prefix_lookup.known(batch, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)
+        sequences.kv.release(id_, sequences.take_out(batch, id_)[1], known)

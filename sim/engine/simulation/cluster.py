@@ -25,7 +25,7 @@ from sim.engine.record.columns import ABORTED, LOST, REJECTED, UNFINISHED, Colum
 from sim.engine.record.spill import Spill
 from sim.engine.requests.service_classes import terms_of
 from sim.engine.requests.state import RequestState
-from sim.engine.serve.tenant import InCommon, Tenant
+from sim.engine.serve.engine_core import EngineCore, InCommon
 from sim.engine.simulation.followers import Followers
 from sim.engine.simulation.front_end import FrontEnd
 from sim.engine.simulation.invariants import Watch
@@ -110,7 +110,7 @@ def _as_array(column: IntArray) -> array[int]:
 
 def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
     """The stores that machines share; None where no machine has a tier."""
-    kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
+    kinds = [tier.kind for spec in specs for core in spec.hosted for tier in core.tiers]
     return SharedStores(peers="peer" in kinds) if kinds else None
 
 
@@ -142,9 +142,9 @@ def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | N
             known = workload.arrival_ns
             arrival = _as_array(known if follows is None else np.where(follows.counts > 0, -1, known))
     pipelined = any(
-        len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1
+        len(spec.hosted) > 1 or core.cost.n_stages > 1 or (core.micro_batches or 1) > 1
         for spec in experiment.machines
-        for tenant in spec.tenants
+        for core in spec.hosted
     )
     state = RequestState(
         _as_array(workload.prompt_tokens),
@@ -180,13 +180,13 @@ class Cluster:
         self._prompt = self._state.prompt
         self._clock = Clock()
         self._machines: list[Machine] = []
-        spill = Spill(spill_to, sum(len(spec.tenants) * spec.ranks for spec in specs))
+        spill = Spill(spill_to, sum(len(spec.hosted) * spec.ranks for spec in specs))
         common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs), spill)
         first = 0
         for index, spec in enumerate(specs):
             self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
-            first += len(self._machines[-1].tenants)
-        self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
+            first += len(self._machines[-1].cores)
+        self._caching = any(core.sequences.kv.caches for machine in self._machines for core in machine.cores)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
         self._gate: Gateway | None = None
@@ -285,7 +285,7 @@ class Cluster:
         if not left:
             return
         ongoing = {} if handovers is None else handovers.ongoing
-        machine_of = [machine.index for machine in self._machines for _ in machine.tenants]
+        machine_of = [machine.index for machine in self._machines for _ in machine.cores]
         places = Counter(
             f"wait for room at machine {ongoing[id_].receiver.index}"
             if id_ in ongoing and not ongoing[id_].has_room
@@ -365,7 +365,7 @@ class Cluster:
             # It has not passed the front end yet.
             self._state.status[id_] = ABORTED
             return
-        next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
+        next(m for m in self._machines if m.cores[0].number <= number <= m.cores[-1].number).give_up(id_)
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
@@ -466,10 +466,10 @@ class Cluster:
     def columns(self) -> Columns:
         """The records of the run."""
         state = self._state
-        tenants = [tenant for machine in self._machines for tenant in machine.tenants]
-        for tenant in tenants:
-            tenant.recorder.close(tenant.sequences.kv.block_tokens)
-        replicas = tuple(tenant.columns() for tenant in tenants)
+        cores = [core for machine in self._machines for core in machine.cores]
+        for core in cores:
+            core.recorder.close(core.sequences.kv.block_tokens)
+        replicas = tuple(core.columns() for core in cores)
         requests = request_columns(state, self._experiment.workload, caching=self._caching)
         if self._handovers is not None:
             requests |= self._handovers.columns()
@@ -483,10 +483,10 @@ class Cluster:
             reasons=tuple(self._reasons),
             replicas=replicas,
             stream=self._experiment.stream,
-            meta=self._meta(tenants, replicas),
+            meta=self._meta(cores, replicas),
         )
 
-    def _meta(self, tenants: Sequence[Tenant], replicas: Sequence[ReplicaColumns]) -> dict[str, Any]:
+    def _meta(self, cores: Sequence[EngineCore], replicas: Sequence[ReplicaColumns]) -> dict[str, Any]:
         """Figures of the whole run."""
         state, machines = self._state, self._machines
         horizon_ns = self._experiment.horizon_ns
@@ -499,7 +499,7 @@ class Cluster:
             "preemptions": sum(state.preemptions),
         }
         if self._caching:
-            meta["prefix_evictions"] = sum(tenant.sequences.kv.evicted for tenant in tenants)
+            meta["prefix_evictions"] = sum(core.sequences.kv.evicted for core in cores)
         if self._handovers is not None:
             meta["links"] = self._handovers.links()
         if self._fleet is not None:
@@ -507,7 +507,7 @@ class Cluster:
         meta["n_machines"] = len(machines)
         meta["n_stages"] = sum(machine.n_stages for machine in machines)
         if state.tier_hits:
-            meta["tiers"] = tier_facts(tenants)
+            meta["tiers"] = tier_facts(cores)
         ranks = ranked(machines)
         if ranks:
             meta["ranks"] = ranks

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sim.engine.batch.lane import Lane
+from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.machine.machine import Machine
 from sim.engine.machine.ranks import RankedMachine
 from sim.engine.record.columns import FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
+from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.kv_exchange import ASK
-from sim.engine.serve.tenant import Tenant
 from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING
 from sim.engine.time.errors import InvariantError
 from sim.engine.time.events import Clock
 
 INVARIANTS = {
     "INV-1": "blocks held by sequences, each counted once, and blocks free are all the blocks of a pool",
-    "INV-2": "a request is in one place: one queue, or one lane once",
+    "INV-2": "a request is in one place: one queue, or one micro-batch once",
     "INV-3": "the clock never goes backwards",
     "INV-4": "a request that has finished has emitted what was asked",
     "INV-5": "tokens computed for a sequence are those whose KV exists: none are computed twice, none are skipped",
@@ -34,17 +34,17 @@ INVARIANTS = {
 }
 
 
-def _tokens_of(tenant: Tenant | None, id_: int, *, kept: bool) -> int:
-    """Tokens that the blocks hold which *tenant* has lent, or keeps, for a request."""
-    exchange = None if tenant is None else tenant.sequences.exchange
+def _tokens_of(core: EngineCore | None, id_: int, *, kept: bool) -> int:
+    """Tokens that the blocks hold which *core* has lent, or keeps, for a request."""
+    exchange = None if core is None else core.sequences.exchange
     if exchange is None:
         return 0
     return (exchange.kept if kept else exchange.lent).get(id_, 0) * exchange.sequences.kv.block_tokens
 
 
-def tenant_ids(tenant: Tenant) -> set[int]:
+def core_ids(core: EngineCore) -> set[int]:
     """Requests that wait or run there."""
-    return {seq.id for seq in tenant.sequences.queue}.union(*(lane.admitted for lane in tenant.lanes))
+    return {seq.id for seq in core.sequences.queue}.union(*(batch.admitted for batch in core.batches))
 
 
 class Watch:
@@ -81,7 +81,7 @@ class Watch:
         # Requests whose prompt no machine is left to decode.
         awaiting = set[int]() if self._handovers is None else set(self._handovers.awaiting)
         for machine in self._machines:
-            for exchange in [tenant.sequences.exchange for tenant in machine.tenants]:
+            for exchange in [core.sequences.exchange for core in machine.cores]:
                 left = set[int]() if exchange is None else {*exchange.asked, *exchange.kept, *exchange.lent} - awaiting
                 if left:
                     self._fail("INV-12", f"machine {machine.index} asks or holds blocks for requests {sorted(left)}")
@@ -91,8 +91,8 @@ class Watch:
         now_ns = self._clock.now_ns
         seen: set[int] = set()
         for machine in self._machines:
-            for tenant in machine.tenants:
-                self._check_tenant(machine, tenant, seen)
+            for core in machine.cores:
+                self._check_hosted(machine, core, seen)
             if isinstance(machine, RankedMachine):
                 self._check_steps(machine)
         if self._fleet is not None:
@@ -102,7 +102,7 @@ class Watch:
             self._check_handovers(self._handovers)
 
     def _check_steps(self, machine: RankedMachine) -> None:
-        spans = [lane.span for tenant in machine.tenants for lane in tenant.lanes if lane.span is not None]
+        spans = [batch.span for core in machine.cores for batch in core.batches if batch.span is not None]
         steps = {(span.start_ticks, span.n, span.end(span.n)) for span in spans}
         if len(steps) > 1:
             self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
@@ -141,10 +141,10 @@ class Watch:
         self._check_places(fleet, seen)
         serving = (READY, DRAINING)
         for machine, now in zip(self._machines, fleet.states, strict=True):
-            loads = any(tenant.n_loading for tenant in machine.tenants)
+            loads = any(core.n_loading for core in machine.cores)
             if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting or loads):
                 self._fail("INV-11", f"machine {machine.index} does not serve and has requests")
-            for exchange in [tenant.sequences.exchange for tenant in machine.tenants]:
+            for exchange in [core.sequences.exchange for core in machine.cores]:
                 if now not in serving and exchange is not None and (exchange.holds or exchange.mail):
                     self._fail("INV-11", f"machine {machine.index} does not serve and holds KV for others")
         for id_, leg in () if self._handovers is None else self._handovers.ongoing.items():
@@ -153,7 +153,7 @@ class Watch:
 
     def _check_places(self, fleet: Fleet, seen: set[int]) -> None:
         held = list(fleet.held)
-        exchanges = [tenant.sequences.exchange for machine in self._machines for tenant in machine.tenants]
+        exchanges = [core.sequences.exchange for machine in self._machines for core in machine.cores]
         landing = {id_ for exchange in exchanges if exchange is not None for id_ in exchange.landing()}
         for id_, status in enumerate(self._state.status):
             if status == UNFINISHED and fleet.came[id_]:
@@ -163,28 +163,28 @@ class Watch:
                 if places != 1:
                     self._fail("INV-11", f"request {id_} is in {places} places")
 
-    def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
-        sequences = tenant.sequences
-        held = self._check_queue(tenant, seen) + sum(
-            self._check_lane(machine, tenant, lane, seen) for lane in tenant.lanes
+    def _check_hosted(self, machine: Machine, core: EngineCore, seen: set[int]) -> None:
+        sequences = core.sequences
+        held = self._check_queue(core, seen) + sum(
+            self._check_batch(machine, core, batch, seen) for batch in core.batches
         )
-        held += self._check_exchange(machine, tenant) + self._check_loads(machine, tenant, seen)
+        held += self._check_exchange(machine, core) + self._check_loads(machine, core, seen)
         kv = sequences.kv
         if kv.caches:
             fault = kv.fault()
             if fault is not None:
                 self._fail("INV-1", f"machine {machine.index}: {fault}")
-            # Sequences that have ended and not freed their blocks yet are in no lane any more.
+            # Sequences that have ended and not freed their blocks yet are in no micro-batch any more.
             held += sum(blocks for _, _, blocks, _ in sequences.prefix_lookup.ended) - kv.held_again
         if held != kv.used:
             self._fail("INV-1", f"machine {machine.index}: {held} blocks held, {kv.used} of {kv.total} taken")
-        if sequences.n_admitted != sum(len(lane.admitted) for lane in tenant.lanes):
+        if sequences.n_admitted != sum(len(batch.admitted) for batch in core.batches):
             self._fail("INV-2", f"machine {machine.index} counts {sequences.n_admitted} admitted")
 
-    def _check_queue(self, tenant: Tenant, seen: set[int]) -> int:
+    def _check_queue(self, core: EngineCore, seen: set[int]) -> int:
         """The blocks that waiting requests hold."""
-        held = sum(each.blocks for each in tenant.sequences.loaded_kv.at_hand.values())
-        for seq in tenant.sequences.queue:
+        held = sum(each.blocks for each in core.sequences.loaded_kv.at_hand.values())
+        for seq in core.sequences.queue:
             self._once(seq.id, seen)
             held += seq.kept_blocks
             # A request with nothing to compute lacks the KV of its latest token, as all that decode do.
@@ -192,33 +192,33 @@ class Watch:
                 self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
         return held
 
-    def _check_lane(self, machine: Machine, tenant: Tenant, lane: Lane, seen: set[int]) -> int:
-        """The blocks that a lane's sequences hold."""
+    def _check_batch(self, machine: Machine, core: EngineCore, batch: MicroBatch, seen: set[int]) -> int:
+        """The blocks that a micro-batch's sequences hold."""
         held = 0
-        for id_ in lane.admitted:
+        for id_ in batch.admitted:
             self._once(id_, seen)
-            held += self._check_sequence(tenant, lane, id_)
-        if len(lane.admitted) != len(lane.partial) + len(lane.paused) + lane.decoding.n:
-            self._fail("INV-2", f"a lane of machine {machine.index} has sequences that were not admitted")
+            held += self._check_sequence(core, batch, id_)
+        if len(batch.admitted) != len(batch.partial) + len(batch.paused) + batch.decoding.n:
+            self._fail("INV-2", f"a micro-batch of machine {machine.index} has sequences that were not admitted")
         # A span in flight has taken the blocks of its first iteration, and no others.
-        return held + (lane.span.growth_first if lane.span is not None and lane.decodes else 0)
+        return held + (batch.span.growth_first if batch.span is not None and batch.decodes else 0)
 
-    def _check_exchange(self, machine: Machine, tenant: Tenant) -> int:
+    def _check_exchange(self, machine: Machine, core: EngineCore) -> int:
         """The blocks held for sequences of other machines."""
-        exchange = tenant.sequences.exchange
+        exchange = core.sequences.exchange
         if exchange is None:
             return 0
         told_to_go = exchange.told_to_go()
         if exchange.n_unread != sum(what == ASK for _, what, _, _ in exchange.mail):
             self._fail("INV-2", f"machine {machine.index} has not read of {exchange.n_unread} requests")
         for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
-            if id_ in tenant_ids(tenant) and id_ not in told_to_go:
+            if id_ in core_ids(core) and id_ not in told_to_go:
                 self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
         return sum(exchange.kept.values()) + sum(exchange.lent.values())
 
-    def _check_loads(self, machine: Machine, tenant: Tenant, seen: set[int]) -> int:
+    def _check_loads(self, machine: Machine, core: EngineCore, seen: set[int]) -> int:
         """The blocks that are held for KV on its way from tiers."""
-        loading = tenant.loading
+        loading = core.loading
         if loading is None:
             return 0
         fault = loading.tiers.fault()
@@ -228,23 +228,23 @@ class Watch:
             self._once(id_, seen)
         return sum(load.blocks for load in loading.in_flight.values())
 
-    def _check_sequence(self, tenant: Tenant, lane: Lane, id_: int) -> int:
+    def _check_sequence(self, core: EngineCore, batch: MicroBatch, id_: int) -> int:
         """The blocks that it holds."""
-        seq = tenant.sequences.running_seq(lane, id_)
-        if id_ in lane.partial:
-            partial = lane.partial[id_]
+        seq = core.sequences.running_seq(batch, id_)
+        if id_ in batch.partial:
+            partial = batch.partial[id_]
             if partial.cached_tokens + partial.remaining_tokens != self._context(id_):
                 self._fail(
                     "INV-5",
                     f"request {id_} is computed to {partial.cached_tokens}, {partial.remaining_tokens} are left",
                 )
             return seq.blocks
-        if id_ in lane.paused and seq.cached_tokens != self._context(id_) - 1:
+        if id_ in batch.paused and seq.cached_tokens != self._context(id_) - 1:
             self._fail("INV-5", f"request {id_} pauses with {seq.cached_tokens} tokens cached")
-        if id_ in lane.decoding and seq.cached_tokens < self._context(id_) - 1:
+        if id_ in batch.decoding and seq.cached_tokens < self._context(id_) - 1:
             # Tokens emitted since it joined are counted when it leaves.
             self._fail("INV-5", f"request {id_} decodes with {seq.cached_tokens} tokens cached")
-        if id_ in lane.decoding and seq.blocks < tenant.sequences.kv.blocks(seq.cached_tokens):
+        if id_ in batch.decoding and seq.blocks < core.sequences.kv.blocks(seq.cached_tokens):
             self._fail("INV-1", f"request {id_} holds {seq.blocks} blocks for {seq.cached_tokens} tokens")
         return seq.blocks
 

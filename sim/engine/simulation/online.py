@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.engine.batch.lane import Lane
+from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.kv.content import Contents
 from sim.engine.kv.growing_content import GrownContents
 from sim.engine.record.columns import REJECTED, UNFINISHED, Columns
@@ -219,14 +219,14 @@ class LiveRun(Cluster):
         states = None if self._fleet is None else self._fleet.states
         return [
             Load(
-                -1 if tenant.spec.model is None else tenant.spec.model,
-                tenant.sequences.n_admitted,
-                len(tenant.sequences.queue),
-                tenant.sequences.kv.used / tenant.sequences.kv.total,
+                -1 if core.spec.model is None else core.spec.model,
+                core.sequences.n_admitted,
+                len(core.sequences.queue),
+                core.sequences.kv.used / core.sequences.kv.total,
                 states is None or states[machine.index] in (READY, DRAINING),
             )
             for machine in self._machines
-            for tenant in machine.tenants
+            for core in machine.cores
         ]
 
     def refusal(self, prompt_tokens: int, output_tokens: int, model: int = 0) -> str | None:
@@ -246,7 +246,7 @@ class LiveRun(Cluster):
         for machines in stages:
             if not machines:
                 return "no machine hosts the model"
-            reasons = [each.tenant_of(model).sequences.never_fits(prompt_tokens, output_tokens) for each in machines]
+            reasons = [each.core_of(model).sequences.never_fits(prompt_tokens, output_tokens) for each in machines]
             if None not in reasons:
                 return reasons[0]
         return None
@@ -283,14 +283,14 @@ class LiveRun(Cluster):
 
     # Calls from machines.
 
-    def _tell(self, lane: Lane, now_ns: int) -> None:
-        """A step of *lane* has ended."""
-        listener, decoding = self._listener, lane.decoding
-        for id_ in lane.completing:
+    def _tell(self, batch: MicroBatch, now_ns: int) -> None:
+        """A step of *batch* has ended."""
+        listener, decoding = self._listener, batch.decoding
+        for id_ in batch.completing:
             # A sequence that ended with its prompt has been reported already.
             if id_ in decoding:
                 listener.emitted(id_, 1, now_ns)
-        if lane.decodes:
+        if batch.decodes:
             for id_ in decoding:
                 tokens = decoding.last_emitted(id_)
                 if tokens:

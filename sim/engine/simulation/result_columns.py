@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sim.engine.record.columns import BUBBLES, IntArray
 from sim.engine.requests.service_classes import class_columns
 from sim.engine.requests.state import RequestState
-from sim.engine.serve.tenant import Tenant
+from sim.engine.serve.engine_core import EngineCore
 from sim.engine.tiers.tiers import Tiers
 from workloads import ClosedLoop, Trace
 
@@ -92,11 +92,11 @@ def _loaded(state: RequestState) -> NDArray[Any]:
     return sum((as_column(hits) for kind, hits in state.tier_hits.items() if kind not in ("again", "swap")), none)
 
 
-def tier_facts(tenants: Sequence[Tenant]) -> dict[str, dict[str, int]]:
-    """Capacity, what was loaded and stored and how long it waited for its turn, by kind of tier, all *tenants* together."""
+def tier_facts(cores: Sequence[EngineCore]) -> dict[str, dict[str, int]]:
+    """Capacity, what was loaded and stored and how long it waited for its turn, by kind of tier, all *cores* together."""
     found: dict[str, dict[str, int]] = {}
     seen: set[int] = set()
-    for tiers in [tenant.loading.tiers for tenant in tenants if tenant.loading is not None]:
+    for tiers in [core.loading.tiers for core in cores if core.loading is not None]:
         for place, spec in enumerate(tiers.specs):
             mine = found.setdefault(spec.kind, {})
             for name, value in _facts_of(tiers, place, seen).items():

@@ -107,7 +107,7 @@ class ReplicaSpec:
 class MachineSpec:
     """A machine whose stages several models share. A `ReplicaSpec` by itself is a machine with one model."""
 
-    tenants: tuple[ReplicaSpec, ...]
+    hosted: tuple[ReplicaSpec, ...]
     turn: Turn = "rotation"
     """The order in which models plan when the first stage is free: in rotation, or the one whose queue has the oldest head."""
     ranks: int = 1
@@ -119,16 +119,16 @@ class MachineSpec:
     """The rule for the start of ranks' prompts; None: each rank's scheduler decides."""
 
     def __post_init__(self) -> None:
-        if not self.tenants:
-            raise ValueError("tenants needs at least one ReplicaSpec; got none")
+        if not self.hosted:
+            raise ValueError("hosted needs at least one ReplicaSpec; got none")
         self._check_ranks()
-        models = [spec.model for spec in self.tenants]
-        if len(self.tenants) > 1 and (None in models or len(set(models)) < len(models)):
-            raise ValueError(f"tenants of a machine serve a different model each; got {models!r}")
-        if len({spec.cost.n_stages for spec in self.tenants}) > 1:
+        models = [spec.model for spec in self.hosted]
+        if len(self.hosted) > 1 and (None in models or len(set(models)) < len(models)):
+            raise ValueError(f"models that a machine hosts are different ones; got {models!r}")
+        if len({spec.cost.n_stages for spec in self.hosted}) > 1:
             raise ValueError(
-                "tenants of a machine run on the same stages; got pipelines of "
-                f"{', '.join(str(spec.cost.n_stages) for spec in self.tenants)} stages"
+                "models that a machine hosts run on the same stages; got pipelines of "
+                f"{', '.join(str(spec.cost.n_stages) for spec in self.hosted)} stages"
             )
 
     def _check_ranks(self) -> None:
@@ -142,9 +142,9 @@ class MachineSpec:
             raise ValueError("prompt_balance is between ranks, and a machine without has nothing to balance")
         if self.ranks == 1:
             return
-        if len(self.tenants) > 1:
+        if len(self.hosted) > 1:
             raise ValueError("models that share a machine have no ranks; give one of the two")
-        spec = next(iter(self.tenants))
+        spec = next(iter(self.hosted))
         if spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1:
             raise ValueError(
                 "ranks step together in one stage with one batch each; pipelines and micro-batches of ranks are not modelled"
@@ -232,12 +232,12 @@ class Experiment:
         """Every replica as a machine."""
         # Thousands of machines are usually described by one object.
         made = {
-            key: spec if isinstance(spec, MachineSpec) else MachineSpec(tenants=(spec,))
+            key: spec if isinstance(spec, MachineSpec) else MachineSpec(hosted=(spec,))
             for key, spec in {id(spec): spec for spec in self.replicas}.items()
         }
         return tuple(made[id(spec)] for spec in self.replicas)
 
     @property
-    def tenants(self) -> tuple[ReplicaSpec, ...]:
-        """The models on machines, machine after machine, and rank after rank: row i of a result's replicas is tenant i."""
-        return tuple(tenant for machine in self.machines for tenant in machine.tenants * machine.ranks)
+    def hosted(self) -> tuple[ReplicaSpec, ...]:
+        """The models on machines, machine after machine, and rank after rank: row i of a result's replicas is engine core i."""
+        return tuple(core for machine in self.machines for core in machine.hosted * machine.ranks)

@@ -24,7 +24,7 @@ class AtHand(NamedTuple):
 
 
 class LoadedKv:
-    """KV that a tenant's waiting sequences have, or could have, beside prefix hits; idle without tiers."""
+    """KV that an engine core's waiting sequences have, or could have, beside prefix hits; idle without tiers."""
 
     __slots__ = ("_kv", "_state", "at_hand", "forgets", "kinds", "loaded_last", "moved", "moves_out")
 

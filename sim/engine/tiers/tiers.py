@@ -1,6 +1,6 @@
 """KV memory behind the device: host memory, disks, a store that machines share, and that of other machines.
 
-A `Tiers` is one tenant's: the blocks of a prompt in each tier, the time of a load, and what is written when. A load
+A `Tiers` is one engine core's: the blocks of a prompt in each tier, the time of a load, and what is written when. A load
 or a store takes its tier's link, first come first served and both directions together; iterations go on meanwhile. Sequences
 that are queued for a load are in `sim.engine.serve.loading`.
 """
@@ -98,7 +98,7 @@ class SharedStores:
         self.peers = peers
         """Whether machines read each other's host memory."""
         self.hosts: dict[int, SharedStore] = {}
-        """Host memory by tenant number, in order of machines."""
+        """Host memory by engine core number, in order of machines."""
         self._named: dict[str, SharedStore] = {}
 
     def host(self, number: int, capacity_bytes: int) -> Store:
@@ -140,14 +140,14 @@ class Segment(NamedTuple):
 
 
 class Tiers:
-    """The tiers of a tenant, nearest first."""
+    """The tiers of an engine core, nearest first."""
 
     def __init__(
         self, specs: Sequence[TierSpec], space: Space, contents: Contents | None, recorder: Recorder, shared: SharedStores, *,
         machine: int, number: int,
     ) -> None:  # fmt: skip
         """*contents*: what the workload names; None: nothing is found again, and sequences alone are moved. *machine*: its number;
-        *number*: the tenant's among all of the run."""
+        *number*: the engine core's among all of the run."""
         check_tiers(specs)
         self.specs = tuple(specs)
         self.block_tokens, self.block_bytes = space[1], space[2]
@@ -174,7 +174,7 @@ class Tiers:
             shared.hosts[number].passes_on = self._pass_on_at
         self.counts = [Counts() for _ in specs]
         self.now_ns = 0
-        """The present instant, set by the tenant when it acts."""
+        """The present instant, set by the engine core when it acts."""
         self.price_ns: Callable[[int, int], int] = _free
         """(tokens, cached tokens) -> ns for computing the tokens."""
         self._home = next((i for i, spec in enumerate(specs) if spec.kind == "host"), -1)

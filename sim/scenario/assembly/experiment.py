@@ -98,7 +98,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
 
 def _machine(pool: PoolOf, hosted: Sequence[Hosted]) -> ReplicaSpec | MachineSpec:
     if len(hosted) > 1:
-        return MachineSpec(tenants=tuple(each.spec for each in hosted))
+        return MachineSpec(hosted=tuple(each.spec for each in hosted))
     return with_ranks(pool.scenarios[0], hosted[0].spec)
 
 

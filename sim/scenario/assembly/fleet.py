@@ -144,17 +144,17 @@ def with_slow(scenario: Scenario, machines: Sequence[ReplicaSpec | MachineSpec])
                 f"{scenario.source}: failures.slow: there is no machine {each.machine}; they count from 0 to {len(found) - 1}"
             )
         spec = found[each.machine]
-        tenants = spec.tenants if isinstance(spec, MachineSpec) else (spec,)
+        specs = spec.hosted if isinstance(spec, MachineSpec) else (spec,)
         slower = tuple(
             replace(
-                tenant,
-                cost=slowed(cast("CostModel", tenant.cost), each.factor),
-                draft_cost=None if tenant.draft_cost is None else slowed(tenant.draft_cost, each.factor),
-                speculation_overhead_s=tenant.speculation_overhead_s * each.factor,
+                hosted,
+                cost=slowed(cast("CostModel", hosted.cost), each.factor),
+                draft_cost=None if hosted.draft_cost is None else slowed(hosted.draft_cost, each.factor),
+                speculation_overhead_s=hosted.speculation_overhead_s * each.factor,
             )
-            for tenant in tenants
+            for hosted in specs
         )
-        found[each.machine] = replace(spec, tenants=slower) if isinstance(spec, MachineSpec) else slower[0]
+        found[each.machine] = replace(spec, hosted=slower) if isinstance(spec, MachineSpec) else slower[0]
     return found
 
 

@@ -55,7 +55,7 @@ def with_ranks(scenario: Scenario, spec: ReplicaSpec) -> ReplicaSpec | MachineSp
     router = _router(scenario)
     with told_by(scenario, "rank_router"):
         return MachineSpec(
-            tenants=(spec,), ranks=scenario.parallel.data, rank_router=router, prompt_balance=_balance(scenario)
+            hosted=(spec,), ranks=scenario.parallel.data, rank_router=router, prompt_balance=_balance(scenario)
         )
 
 

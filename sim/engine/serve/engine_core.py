@@ -1,7 +1,7 @@
 """One model on a machine: its queue, its scheduler, its sequences, its KV memory and its prices.
 
-A tenant has one *lane* for each micro-batch that may be in flight. The machine decides when a lane may plan; `Tenant.begin` then
-reads what has arrived, shows the lane to the scheduler, carries its plan out and starts the iteration.
+An engine core has one `MicroBatch` for each that may be in flight. The machine decides when one may plan; `EngineCore.begin` then
+reads what has arrived, shows the micro-batch to the scheduler, carries its plan out and starts the iteration.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from hwmodels.totals import Totals, pairs_within
 from policies.view import ALWAYS_NS, Plan, ReplicaView, admits_in_turn, looks_itself
 from sim.engine.batch.async_scheduling import as_known
-from sim.engine.batch.decode_set import UniformSet
-from sim.engine.batch.lane import Elsewhere, Lane, LanePrice, RunningView
+from sim.engine.batch.decode_set import DecodeSet
+from sim.engine.batch.micro_batch import BatchPrice, Elsewhere, MicroBatch, RunningView
 from sim.engine.batch.prices import Prices, prices_of
-from sim.engine.batch.speculative_set import TapedSet
+from sim.engine.batch.speculative_set import SpeculativeSet
 from sim.engine.batch.stages import Stages
 from sim.engine.batch.version import HeldPlan
 from sim.engine.kv.block_runs import RunPool
@@ -39,16 +39,16 @@ from sim.engine.time.clock import TICK_BITS
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
 
 NOTHING: Final = -1
-"""`Tenant.begin` returns this where nothing was started."""
+"""`EngineCore.begin` returns this where nothing was started."""
 ASK_AGAIN: Final = -2
 """Nothing was started, and the scheduler would see something else now."""
 
-_LANES_AT_ONCE = 64
-"""More micro-batches than these get their lanes when they are needed."""
+_MADE_AT_ONCE = 64
+"""Where more may be in flight than these, each is made when it is needed."""
 
 
 class InCommon(NamedTuple):
-    """The machines of a run, and their tenants, share this."""
+    """The machines of a run, and their engine cores, share this."""
 
     clock: Clock
     state: RequestState
@@ -63,22 +63,23 @@ class InCommon(NamedTuple):
     """Takes the records of iterations that are more than memory should hold."""
 
 
-class Tenant:
+class EngineCore:
     """Serves the requests of one model that are routed to its machine."""
 
     def __init__(
         self, common: InCommon, number: int, spec: ReplicaSpec, stages: Stages, *,
         alone: bool, machine: int, prices: Prices | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*number*: of the run's tenants; *alone*: no pipeline and no other tenant, so that decodes may be held; *prices*: for a
-        rank, whose steps its machine starts together with others, and ends (`launch`); *part*: the machine's part in hand-over."""
+        """*number*: of the run's engine cores; *alone*: no pipeline and no other engine core, so that decodes may be held;
+        *prices*: for a rank, whose steps its machine starts together with others, and ends (`launch`); *part*: the machine's
+        part in hand-over."""
         state = common.state
         is_rank = prices is not None
         self.number = number
         self.spec = spec
-        self._max_lanes = spec.micro_batches or len(stages)
+        self._max_batches = spec.micro_batches or len(stages)
         self.recorder = recorder = Recorder(
-            common.spill, n_recent=0 if alone else self._max_lanes, n_stages=len(stages)
+            common.spill, n_recent=0 if alone else self._max_batches, n_stages=len(stages)
         )
         self.sequences = sequences = Sequences(spec, state, common.outside, recorder, alone=alone, part=part)
         if prices is None:
@@ -106,41 +107,41 @@ class Tenant:
         self._steps_singly = by_step or bool(iterations.pads_to)
         """Decodes are started one iteration after the other, and not as spans."""
         self._holds = by_step and common.fast_forward and not iterations.pads_to
-        """A lane holds plans of decodes alone, and carries them out one iteration after the other."""
+        """A micro-batch holds plans of decodes alone, and carries them out one iteration after the other."""
         self._hears = self._what_it_hears()
-        self.lanes: list[Lane] = []
-        sequences.prefix_lookup.lanes = self.lanes
-        self.ready: deque[Lane] = deque()
-        """Lanes that are not in flight, the longest idle first."""
-        for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
-            self._add_lane()
+        self.batches: list[MicroBatch] = []
+        sequences.prefix_lookup.batches = self.batches
+        self.ready: deque[MicroBatch] = deque()
+        """Micro-batches that are not in flight, the longest idle first."""
+        for _ in range(self._max_batches if self._max_batches <= _MADE_AT_ONCE else 1):
+            self._add_batch()
 
-    # Lanes.
+    # Micro-batches.
 
-    def next_lane(self) -> Lane | None:
-        """The lane that has been idle longest, taken from `ready`; None where all are in flight."""
-        if not self.ready and len(self.lanes) < self._max_lanes:
-            self._add_lane()
+    def next_batch(self) -> MicroBatch | None:
+        """The micro-batch that has been idle longest, taken from `ready`; None where all are in flight."""
+        if not self.ready and len(self.batches) < self._max_batches:
+            self._add_batch()
         return self.ready.popleft() if self.ready else None
 
-    def _add_lane(self) -> None:
+    def _add_batch(self) -> None:
         spec, kv, state, iterations = self.spec, self._kv, self.state, self.iterations
         decoding = (
-            UniformSet(spec.block_tokens, iterations.window)
+            DecodeSet(spec.block_tokens, iterations.window)
             if spec.decoding is None
-            else TapedSet(
+            else SpeculativeSet(
                 spec.block_tokens, iterations.window, spec.decoding, self._seed, state.rounds,
                 lookahead_tokens=kv.lookahead_tokens, max_model_len=spec.max_model_len, ahead=self._ahead is not None,
             )
         )  # fmt: skip
-        lane = Lane(len(self.lanes), decoding)
+        batch = MicroBatch(len(self.batches), decoding)
         looks_for_itself = looks_itself if self._late else admits_in_turn
-        lane.view = ReplicaView(
+        batch.view = ReplicaView(
             block_tokens=spec.block_tokens,
             total_blocks=kv.total,
-            running=RunningView(lane, self.sequences.running_seq),
-            price=LanePrice(lane, iterations.prices, self.stages, iterations.window, iterations.pads_to),
-            elsewhere=Elsewhere(self.lanes, lane),
+            running=RunningView(batch, self.sequences.running_seq),
+            price=BatchPrice(batch, iterations.prices, self.stages, iterations.window, iterations.pads_to),
+            elsewhere=Elsewhere(self.batches, batch),
             prompt_tokens=state.prompt,
             max_tokens=OneEach(state.carried) if self.sequences.hands_over else state.max_tokens,
             by_chunk=kv.by_chunk,
@@ -150,12 +151,12 @@ class Tenant:
             terms=state.terms,
             cache=kv if kv.caches and looks_for_itself(spec.scheduler) else None,
         )
-        self.lanes.append(lane)
-        self.ready.append(lane)
+        self.batches.append(batch)
+        self.ready.append(batch)
 
     # Planning.
 
-    def begin(self, lane: Lane, ticks: int) -> int:
+    def begin(self, batch: MicroBatch, ticks: int) -> int:
         """Ask the scheduler at *ticks* and start what it plans; return the tick at which that ends, or NOTHING.
 
         For a rank the tick is not known yet: any other answer than NOTHING means that an iteration is prepared, and the machine
@@ -164,110 +165,112 @@ class Tenant:
         planner = self.planner
         while True:
             if self._hears:
-                self._hear(lane, ticks)
-            if lane.held is not None:
-                if self._still_holds(lane, lane.held, ticks):
-                    return self._go_on(lane, lane.held, ticks)
-                lane.held = None
-            if not planner.show(lane, ticks):
+                self._hear(batch, ticks)
+            if batch.held is not None:
+                if self._still_holds(batch, batch.held, ticks):
+                    return self._go_on(batch, batch.held, ticks)
+                batch.held = None
+            if not planner.show(batch, ticks):
                 if planner.plans_now():
                     continue
-                lane.wake_ns = ALWAYS_NS
+                batch.wake_ns = ALWAYS_NS
                 return NOTHING
-            plan = planner.ask(lane)
-            end = self._carry_out(lane, plan, ticks)
+            plan = planner.ask(batch)
+            end = self._carry_out(batch, plan, ticks)
             if end >= 0:
                 return end
-            if not self._asks_again(lane, plan, ticks, changed=end == ASK_AGAIN):
-                lane.wake_ns = plan.until_ns
+            if not self._asks_again(batch, plan, ticks, changed=end == ASK_AGAIN):
+                batch.wake_ns = plan.until_ns
                 return NOTHING
 
-    def _still_holds(self, lane: Lane, held: HeldPlan, ticks: int) -> bool:
+    def _still_holds(self, batch: MicroBatch, held: HeldPlan, ticks: int) -> bool:
         """Whether nothing has happened that a held plan does not let pass, and there is memory for its next iteration."""
-        return held.holds(self._version, ticks >> TICK_BITS) and lane.decoding.growth_blocks <= self._kv.free
+        return held.holds(self._version, ticks >> TICK_BITS) and batch.decoding.growth_blocks <= self._kv.free
 
-    def _asks_again(self, lane: Lane, plan: Plan, ticks: int, *, changed: bool) -> bool:
+    def _asks_again(self, batch: MicroBatch, plan: Plan, ticks: int, *, changed: bool) -> bool:
         """Whether a plan that starts nothing was made ahead, has *changed* what the next one sees, or leaves sequences that block
         each other's memory, one of which gives it back."""
         planner = self.planner
-        if planner.knows_more_now(lane) or changed:
+        if planner.knows_more_now(batch) or changed:
             return True
-        return planner.takes_memory_back(lane, plan.until_ns, ticks >> TICK_BITS)
+        return planner.takes_memory_back(batch, plan.until_ns, ticks >> TICK_BITS)
 
-    def _go_on(self, lane: Lane, held: HeldPlan, ticks: int) -> int:
+    def _go_on(self, batch: MicroBatch, held: HeldPlan, ticks: int) -> int:
         """Carry a held plan out for one iteration more."""
         held.left -= 1
         # Routers that poll see it as a plan that is made now.
-        lane.view.now_ns = ticks >> TICK_BITS
-        return self.iterations.start(lane, NO_PROMPTS, lane.decoding.n, lane.decoding.growth_blocks, ticks)
+        batch.view.now_ns = ticks >> TICK_BITS
+        return self.iterations.start(batch, NO_PROMPTS, batch.decoding.n, batch.decoding.growth_blocks, ticks)
 
-    def _carry_out(self, lane: Lane, plan: Plan, ticks: int) -> int:
+    def _carry_out(self, batch: MicroBatch, plan: Plan, ticks: int) -> int:
         """Reject, preempt and pause as *plan* says, and start what it plans; return the tick at which that ends, or NOTHING."""
         sequences, iterations = self.sequences, self.iterations
         decode, run = plan.decode, plan.run
         wasted = None
-        if lane.leaving:
-            decode, wasted = as_known(lane.leaving, plan)
+        if batch.leaving:
+            decode, wasted = as_known(batch.leaving, plan)
         if plan.reject or plan.shorten:
             refuse(sequences, plan.reject, plan.shorten)
-        if plan.preempt or sequences.n_computed or lane.paused or (decode is not True and decode is not False):
-            run = self._move(lane, plan, decode, ticks)
-        n, growth = (lane.decoding.n, lane.growth) if decode else (0, 0)
+        if plan.preempt or sequences.n_computed or batch.paused or (decode is not True and decode is not False):
+            run = self._move(batch, plan, decode, ticks)
+        n, growth = (batch.decoding.n, batch.growth) if decode else (0, 0)
         if wasted is not None:
-            self._forget_the_leaving(lane)
+            self._forget_the_leaving(batch)
             if wasted:
-                return iterations.start(lane, run, n, growth, ticks, wasted)
+                return iterations.start(batch, run, n, growth, ticks, wasted)
         if run:
-            return iterations.start(lane, run, n, growth, ticks)
+            return iterations.start(batch, run, n, growth, ticks)
         if not n:
             # The next plan sees its changes.
             return ASK_AGAIN if plan.preempt or plan.reject or plan.run else NOTHING
         if not self._steps_singly:
-            return iterations.start_span(lane, plan, growth, ticks)
+            return iterations.start_span(batch, plan, growth, ticks)
         if self._holds and plan.hold > 1:
-            lane.held = HeldPlan(
+            batch.held = HeldPlan(
                 plan.hold - 1, self._version, through_arrivals=plan.through_arrivals, until_ns=plan.until_ns
             )
-        return iterations.start(lane, run, n, growth, ticks)
+        return iterations.start(batch, run, n, growth, ticks)
 
-    def _forget_the_leaving(self, lane: Lane) -> None:
+    def _forget_the_leaving(self, batch: MicroBatch) -> None:
         if self._kv.writes:
-            self._finding.note_the_leaving(lane)
-        lane.forget_the_leaving()
+            self._finding.note_the_leaving(batch)
+        batch.forget_the_leaving()
 
-    def _move(self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...], ticks: int) -> tuple[tuple[int, int], ...]:
+    def _move(
+        self, batch: MicroBatch, plan: Plan, decode: bool | tuple[int, ...], ticks: int
+    ) -> tuple[tuple[int, int], ...]:
         """Preempt, join and pause as *plan* says; return what is left of its prompts."""
-        sequences, decoding, run = self.sequences, lane.decoding, plan.run
+        sequences, decoding, run = self.sequences, batch.decoding, plan.run
         if plan.preempt:
-            self._preempt_for(lane, plan, decode)
+            self._preempt_for(batch, plan, decode)
         if sequences.n_computed:
-            run = sequences.join_the_decodes(lane, run, ticks)
+            run = sequences.join_the_decodes(batch, run, ticks)
         if decode is not False:
-            sequences.choose_decodes(lane, decode)
-        lane.growth = decoding.growth_blocks if decoding.n else 0
+            sequences.choose_decodes(batch, decode)
+        batch.growth = decoding.growth_blocks if decoding.n else 0
         return run
 
-    def _preempt_for(self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...]) -> None:
+    def _preempt_for(self, batch: MicroBatch, plan: Plan, decode: bool | tuple[int, ...]) -> None:
         """Preempt the sequences that *plan* names."""
         sequences, kv = self.sequences, self._kv
         if kv.caches and self._finding.in_turn:
-            preempt_in_turn(sequences, lane, decode, plan.run + plan.undone, plan.preempt)
+            preempt_in_turn(sequences, batch, decode, plan.run + plan.undone, plan.preempt)
             return
         if self._late:
             # Cached blocks are evicted before any sequence is preempted.
-            kv.make_room(sequences.growth_of(lane))
-        kept = lane.decoding.n + len(lane.paused) + len(lane.leaving)
+            kv.make_room(sequences.growth_of(batch))
+        kept = batch.decoding.n + len(batch.paused) + len(batch.leaving)
         for id_ in plan.preempt:
-            sequences.preempt(lane, id_)
+            sequences.preempt(batch, id_)
             kept -= 1
             kv.gave_way(kept)
 
     # Reading what has arrived.
 
-    def _what_it_hears(self) -> tuple[Callable[[Lane, int], None], ...]:
-        """The steps before a plan that this tenant needs, in order; none without a cache, tiers, other machines and aborted
+    def _what_it_hears(self) -> tuple[Callable[[MicroBatch, int], None], ...]:
+        """The steps before a plan that this engine core needs, in order; none without a cache, tiers, other machines and aborted
         requests."""
-        sequences, steps = self.sequences, list[Callable[[Lane, int], None]]()
+        sequences, steps = self.sequences, list[Callable[[MicroBatch, int], None]]()
         if self.loading is not None:
             steps.append(self._land_loads)
         if sequences.given_up:
@@ -280,10 +283,10 @@ class Tenant:
             steps.append(self._show_chunks)
         return tuple(steps)
 
-    def _hear(self, lane: Lane, ticks: int) -> None:
+    def _hear(self, batch: MicroBatch, ticks: int) -> None:
         """Take in what has arrived since the last plan, as far as the coming one knows it."""
         for step in self._hears:
-            step(lane, ticks)
+            step(batch, ticks)
 
     def give_up(self, id_: int, now_ns: int) -> None:
         """The client of a request that is here has gone."""
@@ -292,91 +295,91 @@ class Tenant:
         if first:
             self._hears = self._what_it_hears()
 
-    def _land_loads(self, lane: Lane, ticks: int) -> None:
+    def _land_loads(self, batch: MicroBatch, ticks: int) -> None:
         assert self.loading is not None
         self.loading.tiers.now_ns = ticks >> TICK_BITS
         self.loading.land(ALWAYS_NS if self._ahead is None else self._ahead.seen_ns)
 
-    def _let_go(self, lane: Lane, ticks: int) -> None:
+    def _let_go(self, batch: MicroBatch, ticks: int) -> None:
         if self.sequences.given_up:
-            let_go(self.sequences, lane)
+            let_go(self.sequences, batch)
         else:
             self._hears = self._what_it_hears()
 
-    def _free_the_ended(self, lane: Lane, ticks: int) -> None:
+    def _free_the_ended(self, batch: MicroBatch, ticks: int) -> None:
         assert self._ahead is not None
         if self._finding.ended and self._ahead.seen_ns == ALWAYS_NS:
             self._finding.free_the_ended()
 
-    def _read_news(self, lane: Lane, ticks: int) -> None:
+    def _read_news(self, batch: MicroBatch, ticks: int) -> None:
         exchange = self.sequences.exchange
         assert exchange is not None
         if exchange.mail or exchange.asked:
-            exchange.read(lane, ticks)
+            exchange.read(batch, ticks)
 
-    def _show_chunks(self, lane: Lane, ticks: int) -> None:
-        if lane.partial:
-            self._finding.go_on(lane)
+    def _show_chunks(self, batch: MicroBatch, ticks: int) -> None:
+        if batch.partial:
+            self._finding.go_on(batch)
 
     # Ending.
 
-    def commit(self, lane: Lane, done: int, end_ticks: int) -> None:
+    def commit(self, batch: MicroBatch, done: int, end_ticks: int) -> None:
         """Account for the first *done* iterations of the span in flight, which end at *end_ticks*: all of them, or fewer when
         the machine stops."""
-        span = lane.span
+        span = batch.span
         assert span is not None
-        lane.span = None
+        batch.span = None
         if done < span.n or not span.is_recorded:
             span.close(self.recorder, done)
             if not done:
-                lane.undo_prompts()
+                batch.undo_prompts()
                 return
         if self._ahead is not None:
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences = self.sequences
-        if lane.decodes:
-            sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
-        if self.loading is not None and lane.run:
-            self._write_prompts(self.loading.tiers, lane, end_ticks >> TICK_BITS)
-        if lane.completing:
-            sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
+        if batch.decodes:
+            sequences.end_rounds(batch, done, span.growth_first, end_ticks >> TICK_BITS)
+        if self.loading is not None and batch.run:
+            self._write_prompts(self.loading.tiers, batch, end_ticks >> TICK_BITS)
+        if batch.completing:
+            sequences.complete_prompts(batch, end_ticks >> TICK_BITS)
         if self.state.told is not None:
-            self.state.told(lane, end_ticks >> TICK_BITS)
+            self.state.told(batch, end_ticks >> TICK_BITS)
         if self._frees_at_the_end and self._finding.ended:
             self._finding.free_the_ended()
 
-    def _write_prompts(self, tiers: Tiers, lane: Lane, end_ns: int) -> None:
+    def _write_prompts(self, tiers: Tiers, batch: MicroBatch, end_ns: int) -> None:
         """Tell the tiers which prompt blocks a step has computed."""
         tiers.now_ns = end_ns
-        for id_, _ in lane.run:
-            computed = min(lane.partial[id_].cached_tokens, self.state.prompt[id_])
+        for id_, _ in batch.run:
+            computed = min(batch.partial[id_].cached_tokens, self.state.prompt[id_])
             tiers.computed(id_, computed // self._kv.block_tokens)
 
-    def stop(self, lane: Lane, done: int, end_ticks: int) -> None:
+    def stop(self, batch: MicroBatch, done: int, end_ticks: int) -> None:
         """Commit the first *done* iterations of the span in flight, in the middle of which the machine stops."""
-        n = 0 if lane.span is None else lane.span.n
-        self.commit(lane, done, end_ticks)
+        n = 0 if batch.span is None else batch.span.n
+        self.commit(batch, done, end_ticks)
         if 0 < done < n:
             # The step in flight had taken its blocks, and what was evicted for them is gone.
-            take_for_rounds(self._kv, lane.decoding, 1, 0)
+            take_for_rounds(self._kv, batch.decoding, 1, 0)
 
     def drop_in_flight(self) -> None:
         """Forget the micro-batches that have not left the last stage."""
-        n_in_flight = sum(lane.span is not None for lane in self.lanes)
+        n_in_flight = sum(batch.span is not None for batch in self.batches)
         self.recorder.spans.drop_last(n_in_flight)
         self.recorder.stages.drop_last(n_in_flight * len(self.stages))
-        for lane in self.lanes:
-            if lane.span is not None:
-                lane.undo_prompts()
-            lane.span = None
-            lane.held = lane.view.memo = None
-            lane.wake_ns = ALWAYS_NS
+        for batch in self.batches:
+            if batch.span is not None:
+                batch.undo_prompts()
+            batch.span = None
+            batch.held = batch.view.memo = None
+            batch.wake_ns = ALWAYS_NS
         self.ready.clear()
-        self.ready.extend(self.lanes)
+        self.ready.extend(self.batches)
 
     def hand_back(self) -> list[int]:
         """Give up everything; see `sim.engine.serve.sequences.hand_back`."""
-        ids = give_all_back(self.sequences, self.lanes)
+        ids = give_all_back(self.sequences, self.batches)
         return ids if self.loading is None else ids + self.loading.reset()
 
     # KV from elsewhere.
@@ -399,12 +402,12 @@ class Tenant:
         totals = Totals(tokens, tokens, 1, pairs, cached + tokens, 0, 0, 1, within, 0)
         return sum(self.iterations.prices.stages(totals, 0)[0]) >> TICK_BITS
 
-    def ring_when_loaded(self, clock: Clock, callback: Callable[[Tenant], None]) -> None:
+    def ring_when_loaded(self, clock: Clock, callback: Callable[[EngineCore], None]) -> None:
         """Have *callback* called whenever a load from a tier ends."""
         if self.loading is not None:
             self.loading.rings_at = partial(self._ring_at, clock, callback)
 
-    def _ring_at(self, clock: Clock, callback: Callable[[Tenant], None], at_ns: int) -> None:
+    def _ring_at(self, clock: Clock, callback: Callable[[EngineCore], None], at_ns: int) -> None:
         Alarm(clock, ARRIVALS, lambda _event: callback(self)).set(at_ns)
 
     @property
@@ -438,11 +441,11 @@ class Tenant:
             block_tokens=kv.block_tokens,
             n_stages=len(self.stages),
             transfers=recorder.transfers.array() if self.loading is not None else None,
-            emitted=_emitted(self.lanes) if speculates else None,
-            speculation=sum_rounds(lane.decoding.speculation() for lane in self.lanes) if speculates else None,
+            emitted=_emitted(self.batches) if speculates else None,
+            speculation=sum_rounds(batch.decoding.speculation() for batch in self.batches) if speculates else None,
         )
 
 
-def _emitted(lanes: Sequence[Lane]) -> dict[int, IntArray]:
-    found = {lane.index: lane.decoding.emitted() for lane in lanes}
+def _emitted(batches: Sequence[MicroBatch]) -> dict[int, IntArray]:
+    found = {batch.index: batch.decoding.emitted() for batch in batches}
     return {index: tokens for index, tokens in found.items() if tokens is not None}

@@ -1,4 +1,4 @@
-"""A micro-batch slot of a tenant: its sequences, their iteration in flight, and their view for policies."""
+"""A micro-batch of an engine core: its sequences, their iteration in flight, and their view for policies."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Ended(NamedTuple):
     """Tokens of its last iteration."""
 
 
-class Lane:
-    """A micro-batch slot: sequences that iterate together. Without a pipeline there is one."""
+class MicroBatch:
+    """Sequences that iterate together. Without a pipeline there is one micro-batch."""
 
     __slots__ = (
         "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "growth", "held", "index",
@@ -80,7 +80,7 @@ class Lane:
         """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
         self.bubbles_at_join: dict[int, list[int]] = {}
         self.view = ReplicaView()
-        """The tenant makes it and sets what changed before each plan."""
+        """The engine core makes it and sets what changed before each plan."""
         self.growth = 0
         """KV blocks that its decodes need for their next step, as shown last."""
         self.wake_ns = ALWAYS_NS
@@ -144,16 +144,16 @@ class QueueView(Sequence[WaitingSeq]):
 
 
 class RunningView(Sequence[RunningSeq]):
-    """A lane's admitted sequences, oldest first, built on access."""
+    """A micro-batch's admitted sequences, oldest first, built on access."""
 
-    __slots__ = ("_describe", "_lane")
+    __slots__ = ("_batch", "_describe")
 
-    def __init__(self, lane: Lane, describe: Callable[[Lane, int], RunningSeq]) -> None:
-        self._lane = lane
+    def __init__(self, batch: MicroBatch, describe: Callable[[MicroBatch, int], RunningSeq]) -> None:
+        self._batch = batch
         self._describe = describe
 
     def __len__(self) -> int:
-        return len(self._lane.admitted)
+        return len(self._batch.admitted)
 
     @overload
     def __getitem__(self, index: int) -> RunningSeq: ...
@@ -162,27 +162,27 @@ class RunningView(Sequence[RunningSeq]):
     def __getitem__(self, index: slice) -> tuple[RunningSeq, ...]: ...
 
     def __getitem__(self, index: int | slice) -> RunningSeq | tuple[RunningSeq, ...]:
-        ids = list(self._lane.admitted)
+        ids = list(self._batch.admitted)
         if isinstance(index, slice):
-            return tuple(self._describe(self._lane, id_) for id_ in ids[index])
-        return self._describe(self._lane, ids[index])
+            return tuple(self._describe(self._batch, id_) for id_ in ids[index])
+        return self._describe(self._batch, ids[index])
 
     def __reversed__(self) -> Iterator[RunningSeq]:
-        for id_ in reversed(self._lane.admitted):
-            yield self._describe(self._lane, id_)
+        for id_ in reversed(self._batch.admitted):
+            yield self._describe(self._batch, id_)
 
 
 class Elsewhere(Sequence[int]):
     """Ids of sequences admitted to the other micro-batches, built on access."""
 
-    __slots__ = ("_lane", "_lanes")
+    __slots__ = ("_batch", "_batches")
 
-    def __init__(self, lanes: Sequence[Lane], lane: Lane) -> None:
-        self._lanes = lanes
-        self._lane = lane
+    def __init__(self, batches: Sequence[MicroBatch], batch: MicroBatch) -> None:
+        self._batches = batches
+        self._batch = batch
 
     def __len__(self) -> int:
-        return sum(len(lane.admitted) for lane in self._lanes if lane is not self._lane)
+        return sum(len(batch.admitted) for batch in self._batches if batch is not self._batch)
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -191,38 +191,38 @@ class Elsewhere(Sequence[int]):
     def __getitem__(self, index: slice) -> list[int]: ...
 
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        return [id_ for lane in self._lanes if lane is not self._lane for id_ in lane.admitted][index]
+        return [id_ for batch in self._batches if batch is not self._batch for id_ in batch.admitted][index]
 
     def __iter__(self) -> Iterator[int]:
-        return (id_ for lane in self._lanes if lane is not self._lane for id_ in lane.admitted)
+        return (id_ for batch in self._batches if batch is not self._batch for id_ in batch.admitted)
 
 
-class LanePrice:
-    """The price of a lane's next iteration; see `policies.view.StepPrice`."""
+class BatchPrice:
+    """The price of a micro-batch's next iteration; see `policies.view.StepPrice`."""
 
-    __slots__ = ("_lane", "_pads_to", "_prices", "_stages", "_window")
+    __slots__ = ("_batch", "_pads_to", "_prices", "_stages", "_window")
 
-    def __init__(self, lane: Lane, prices: Prices, stages: Stages, window: Window, pads_to: int) -> None:
-        self._lane = lane
+    def __init__(self, batch: MicroBatch, prices: Prices, stages: Stages, window: Window, pads_to: int) -> None:
+        self._batch = batch
         self._prices = prices
         self._stages = stages
         self._window = window
         self._pads_to = pads_to
 
     def done_ns(self, prompts: Sequence[int], /) -> int:
-        lane, decoding = self._lane, self._lane.decoding
-        n = decoding.n + len(lane.paused)
+        batch, decoding = self._batch, self._batch.decoding
+        n = decoding.n + len(batch.paused)
         queries = n * decoding.query_tokens
-        kv = decoding.cached + sum(paused.cached for paused in lane.paused.values()) + queries if n else 0
+        kv = decoding.cached + sum(paused.cached for paused in batch.paused.values()) + queries if n else 0
         tokens = sum(prompts)
         pairs = sum(prompt * (prompt + 1) // 2 for prompt in prompts)
         totals = Totals(queries + tokens, tokens, len(prompts), pairs, tokens, n, kv, queries + len(prompts), pairs, kv)
         if self._pads_to:
-            context = max((seq.cached_tokens for seq in lane.view.running), default=0)
+            context = max((seq.cached_tokens for seq in batch.view.running), default=0)
             run = [(0, prompt) for prompt in prompts]
             totals = padded(totals, run, decoding.query_tokens, context, self._pads_to, self._window)
         durations, handover = self._prices.stages(totals, decoding.draft_steps if n else 0)
         # Iterations of decodes alone are priced on lines, a little beside the cost model.
         durations = [ticks + (ticks >> _LINE_ERROR_BITS) for ticks in durations] if n and not prompts else durations
-        ends = self._stages.through(lane.view.now_ns << TICK_BITS, durations, handover=handover)
+        ends = self._stages.through(batch.view.now_ns << TICK_BITS, durations, handover=handover)
         return -(-ends[-1] >> TICK_BITS)
