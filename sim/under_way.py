@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 from sim.text import seconds_text
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.console import RenderableType
+    from rich.progress import Progress, TaskID
 
 SILENT_S = 2.0
 """Work that ends sooner shows nothing, and neither does a part of it."""
@@ -68,7 +69,7 @@ class _Display:
     """The lines that are shown, on standard error, each from `SILENT_S` after it began on."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[TaskID, Line] = {}
         self._progress = self._drawn()
         self._timer = Timer(SILENT_S, self._progress.start)
         self._timer.daemon = True
@@ -83,12 +84,12 @@ class _Display:
         class Asked(Progress):
             """A display that asks each line how far it is when it draws it."""
 
-            def get_renderables(self) -> Generator[object]:  # type: ignore[override]
+            def get_renderables(self) -> Iterable[RenderableType]:
                 now_s = time.monotonic()
                 for id_, line in list(lines.items()):
                     done, total = line.done, line.total()
                     self.update(
-                        id_,  # type: ignore[arg-type]
+                        id_,
                         completed=0 if done is None else done(),
                         total=total,
                         visible=now_s - line.began_s >= SILENT_S,

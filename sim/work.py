@@ -132,7 +132,7 @@ def _joined(held: list[tuple[int, np.ndarray]]) -> _Bulk:
 
 
 def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | None, bulk: _Bulk) -> None:
-    """What a model did on some machines, by their records."""
+    """Add the work (FLOPs, bytes, seconds) of one model's iterations on some machines to *done*."""
     spans = bulk.spans
     span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
     queries = span["decode_seqs"] * span["query_tokens"]

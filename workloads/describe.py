@@ -64,7 +64,7 @@ def _by_name(requests: Requests) -> dict[str, Any]:
 
 
 def _more(requests: Requests) -> dict[str, Any]:
-    """What the columns say that a trace need not have."""
+    """Describe the optional columns of a trace: deadlines, prefixes, sessions and others that it has."""
     out: dict[str, Any] = {}
     if requests.deadline_ns is not None:
         out["with_deadline"] = int(np.count_nonzero(requests.deadline_ns >= 0))

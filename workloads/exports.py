@@ -126,7 +126,7 @@ class _Part:
     scale: float | None
     origin_ns: int | None = None
     span: str = ""
-    """What a window was cut out of, in words."""
+    """The requests or rows from which a window was cut, in words."""
 
 
 def _part_within(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part:

@@ -158,7 +158,7 @@ _Records = list[tuple[int, dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """What is read of a file at once: cells, or the objects of JSON lines."""
+    """One batch of rows of a file: cells of a table, or objects of JSON lines."""
 
     source: Table | _Records
     is_all: bool

@@ -104,7 +104,7 @@ class Requests:
         self._check_follows()
 
     def _check_rows(self) -> None:
-        """What a request says of itself, and their order."""
+        """ValueError where the values of one row contradict each other, or rows are not in order of arrival."""
         if self.max_tokens is not None and (row := first_row(self.max_tokens < self.output_tokens)) is not None:
             raise ValueError(
                 f"row {row}: a request emits no more than its max_tokens; got {self.output_tokens[row]} output tokens and "

@@ -66,7 +66,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
 
 
 def _scheduling(reading: Reading, given: _File) -> None:
-    """What the file says of the order of work, and of graphs."""
+    """Read the settings of scheduling and of CUDA graphs."""
     reading.put("scheduler.disable_overlap_scheduler", given.take("disable_overlap_scheduler"))
     reading.put("scheduler.batch_wait_timeout_iters", given.take("batch_wait_timeout_iters"))
     reading.put("scheduler.batch_wait_max_tokens_ratio", given.take("batch_wait_max_tokens_ratio"))

@@ -13,17 +13,7 @@ import yaml
 
 from sim.plots import run_figures, sweep_figures
 from sim.plots.style import svg_bytes
-from sim.results import (
-    GROUP_HEADS,
-    INTERVAL_HEADS,
-    LATENCY_HEADS,
-    STAGE_HEADS,
-    fact_rows,
-    group_rows,
-    interval_rows,
-    latency_rows,
-    stage_rows,
-)
+from sim.results import fact_rows, tables
 from sim.results.trust import interval_text
 from sim.study.sweep import SweepResult, expected_facts, short_table
 from sim.text import seconds_text
@@ -89,18 +79,7 @@ def write_run_report(result: Result, path: str | os.PathLike[str]) -> Path:
     body += [_note(note) for note in manifest.get("notes", ())]
     if summary["saturated"]:
         body.append(_note("The queue still grows when arrivals end: latencies tell how long the run was.", bad=True))
-    body.append(
-        "<h2>Latency</h2>" + _table(("", *LATENCY_HEADS), [(name, *row) for name, row in latency_rows(summary)])
-    )
-    if stages := stage_rows(summary):
-        body.append(
-            "<h2>Where the time went</h2>" + _table(("", *STAGE_HEADS), [(name, *cells) for name, cells in stages])
-        )
-    if intervals := interval_rows(summary):
-        body.append("<h2>90 % intervals</h2>" + _table(("", *INTERVAL_HEADS), intervals))
-    if groups := group_rows(summary):
-        rows = [(name, total, *cells) for name, total, cells in groups]
-        body.append("<h2>Classes and tenants</h2>" + _table(("", "requests", *GROUP_HEADS), rows))
+    body += [f"<h2>{title}</h2>" + _table(("", *heads), rows) for title, heads, rows in tables(summary)]
     body.append("<h2>The run</h2>" + _facts(fact_rows(summary)))
     if result.rejections:
         rows = sorted(result.rejections.items(), key=lambda item: -item[1])

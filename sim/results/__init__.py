@@ -5,35 +5,31 @@
 
 from sim.results.folder import FILES, SOMETIMES, staging
 from sim.results.result import Result
-from sim.results.trust import INTERVAL_HEADS, figure_text, interval_rows, interval_text
+from sim.results.trust import figure_text, interval_text
 from sim.results.words import (
-    GROUP_HEADS,
     LATENCY_HEADS,
-    STAGE_HEADS,
     fact_rows,
     group_rows,
     latency_rows,
     over,
     stage_rows,
+    tables,
     window_text,
 )
 
 __all__ = [
     "FILES",
-    "GROUP_HEADS",
-    "INTERVAL_HEADS",
     "LATENCY_HEADS",
     "SOMETIMES",
-    "STAGE_HEADS",
     "Result",
     "fact_rows",
     "figure_text",
     "group_rows",
-    "interval_rows",
     "interval_text",
     "latency_rows",
     "over",
     "stage_rows",
     "staging",
+    "tables",
     "window_text",
 ]

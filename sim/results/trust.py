@@ -1,7 +1,7 @@
 """Statements of a summary about how far its figures can be trusted: intervals, what prices come from, memory, what a protocol
 reports.
 
-All of it is made of the manifest and of the other figures, once, for whoever shows or writes a summary.
+They are derived once, from the manifest and the other figures, for everything that shows or writes a summary.
 
 `intervals` has `level` (the share of measured means that intervals hold), `basis` (whose errors they are from) and `figures`: by
 the dotted name of a figure its `low` and `high`. They are those of `hwmodels.serving_intervals`, or of replays (`--intervals`),

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sim.metrics as metrics
-from sim.results.trust import trust_rows
+from sim.results.trust import INTERVAL_HEADS, interval_rows, trust_rows
 from sim.text import seconds_text
 
-LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
-
-
 _J_PER_KWH = 3.6e6
+
+
+class TextTable(NamedTuple):
+    """A table for people: its title, which heads the first column, the heads of the others, and texts in rows."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def tables(summary: Mapping[str, Any]) -> list[TextTable]:
+    """The tables of a run in the order in which a terminal and a report show them; those without rows are left out."""
+    found = [
+        TextTable("Latency", LATENCY_HEADS, [(name, *cells) for name, cells in latency_rows(summary)]),
+        TextTable("Where the time went", STAGE_HEADS, [(name, *cells) for name, cells in stage_rows(summary)]),
+        TextTable(
+            "Classes and tenants",
+            ("requests", *GROUP_HEADS),
+            [(name, n, *cells) for name, n, cells in group_rows(summary)],
+        ),
+        TextTable("90 % intervals", INTERVAL_HEADS, interval_rows(summary)),
+    ]
+    return [table for table in found if table.rows]
+
+
+LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:

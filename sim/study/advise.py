@@ -290,7 +290,7 @@ class _Found:
         self.refused: list[Refused] = []
         self.said: list[str] = []
         self.sources: dict[str, str] = {}
-        """Of candidates that draft tokens, by name, where their acceptance was read."""
+        """Where the acceptance of each candidate that drafts tokens comes from, by the candidate's name."""
 
     def propose(self, name: str, **settings: Any) -> None:
         """*settings* with `__` for each dot."""

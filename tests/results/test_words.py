@@ -3,7 +3,7 @@
 import pytest
 
 from sim import Scenario, simulate
-from sim.results import LATENCY_HEADS, fact_rows, figure_text, latency_rows
+from sim.results import LATENCY_HEADS, fact_rows, figure_text, latency_rows, tables
 from sim.results.trust import interval_text, trust_rows
 from sim.results.words import limits_text
 from sim.text import seconds_text
@@ -74,3 +74,9 @@ def test_limits_are_said_by_the_names_of_the_table():
 )
 def test_figures_are_written_out(name, value, said):
     assert figure_text(name, value) == said
+
+
+def test_tables_leave_out_those_without_rows_and_give_every_row_a_text_for_each_head(summary):
+    shown = tables(summary)
+    assert [table.title for table in shown] == ["Latency"]
+    assert all(len(row) == 1 + len(table.heads) for table in shown for row in table.rows)

@@ -598,7 +598,8 @@ def test_what_is_no_acceptance_process_is_refused_in_one_sentence(own, acceptanc
 @pytest.mark.parametrize("n", [5, -1])
 def test_counts_that_no_round_can_accept_end_the_run_in_one_sentence(own, n):
     with pytest.raises(
-        ScenarioError, match=r"drafts_of_mine:Always answered accepted\(.*; expected \d+ whole numbers from 0 to 4"
+        ScenarioError,
+        match=r"^decoding.acceptance: drafts_of_mine:Always answered accepted\(.*; expected \d+ whole numbers from 0 to 4",
     ):
         simulate(scenario(drafted(acceptance=own(n=n))))
 
@@ -622,7 +623,10 @@ def test_answers_of_a_process_of_ones_own_that_cannot_be_are_refused_in_one_sent
     def ask():
         getattr(resolve(made).experiment.replicas[0].decoding.acceptance, asked)(4)
 
-    with pytest.raises(ScenarioError, match=rf"drafts_of_mine:Answering answered {asked}\(4\) with .*; expected "):
+    with pytest.raises(
+        ScenarioError,
+        match=rf"^(my.yaml: )?decoding.acceptance: drafts_of_mine:Answering answered {asked}\(4\) with .*; expected ",
+    ):
         ask()
 
 

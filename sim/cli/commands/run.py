@@ -110,28 +110,11 @@ def _write_events(result: Any, path: Path) -> None:
 
 
 def _print(result: Any, folder: Path, timeline: Path | None) -> None:
-    from sim.results import (
-        GROUP_HEADS,
-        INTERVAL_HEADS,
-        LATENCY_HEADS,
-        STAGE_HEADS,
-        fact_rows,
-        group_rows,
-        interval_rows,
-        latency_rows,
-        stage_rows,
-    )  # fmt: skip
+    from sim.results import fact_rows, tables
 
     console().print(result.label, style="bold", markup=False)
-    rows = [(name, *cells) for name, cells in latency_rows(result.summary)]
-    print_table(("Latency", *LATENCY_HEADS), rows)
-    if stages := stage_rows(result.summary):
-        print_table(("Where the time went", *STAGE_HEADS), [(name, *cells) for name, cells in stages])
-    groups = group_rows(result.summary)
-    if groups:
-        print_table(("Who", "requests", *GROUP_HEADS), [(name, total, *cells) for name, total, cells in groups])
-    if intervals := interval_rows(result.summary):
-        print_table(("90 % intervals", *INTERVAL_HEADS), intervals)
+    for title, heads, rows in tables(result.summary):
+        print_table((title, *heads), rows)
     facts = fact_rows(result.summary)
     rejections = result.rejections
     if rejections:

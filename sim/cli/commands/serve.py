@@ -114,13 +114,14 @@ def serve(
     if result is None:
         typer.echo("No request came; nothing was written.", err=True)
         return
-    from sim.results import LATENCY_HEADS, fact_rows, latency_rows
+    from sim.results import fact_rows, tables
 
     if as_json:
         print_json(result.summary)
         return
     console().print(result.label, style="bold", markup=False)
-    print_table(("Latency", *LATENCY_HEADS), [(name, *cells) for name, cells in latency_rows(result.summary)])
+    for title, heads, rows in tables(result.summary):
+        print_table((title, *heads), rows)
     print_facts([*fact_rows(result.summary), *_lags(result.manifest), *written(folder, *seen_by(folder))])
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hwmodels.totals import Totals, seen
 from policies.acceptance import PUBLISHED
 from policies.decoding import Speculative, best_table
+from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.acceptance import acceptance_of, check_recording, largest_k
 from sim.scenario.assembly.draft import Drafting, drafting_by_own_layers, drafting_of
@@ -80,6 +81,8 @@ def build_decoding(
     assert not isinstance(k, str)
     try:
         decoding = Speculative(method=method, num_speculative_tokens=k, acceptance=acceptance)
+    except ScenarioError:
+        raise
     except ValueError as error:
         raise ValueError(f"decoding: {error}") from None
     _check_table(decoding, most)
