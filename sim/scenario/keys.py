@@ -722,9 +722,8 @@ class Settings(Section):
     `trtllm_ranks`, or for the others `round_robin`."""
     prompt_balance: PromptBalance | None = None
     """Prompts of ranks start together; where it is left out, each when its rank's scheduler says so."""
-    scheduler: Policy = Policy(policy="sarathi")
-    """Name it: a file that names no scheduler runs under `sarathi`, while `rooftrace run` without a file is the default scenario,
-    which asks for `vllm`, the serving stack's own."""
+    scheduler: Policy = Policy(policy="vllm")
+    """Where it is left out, the serving stack's own: `vllm`, `sglang` or `trtllm`; `vllm` for the stack `ideal`."""
     decoding: DecodingSettings = DecodingSettings()
     stream_interval: Annotated[int, Field(ge=1)] = 1
     """Clients get the first token at once, then this many together, and the last: every so many tokens, or for serving_stack trtllm

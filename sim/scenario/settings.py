@@ -20,8 +20,9 @@ from sim.errors import ScenarioError
 from sim.scenario import explain
 from sim.scenario.keys import Settings, Slo
 from sim.scenario.modules import source_digest
+from sim.scenario.named import SCHEDULERS
 from sim.scenario.placement_file import placed_groups
-from sim.scenario.section import Mark, MayBeFile, content_of
+from sim.scenario.section import Mark, MayBeFile, Policy, content_of
 from sim.scenario.yaml import parse_yaml
 from sim.text import unknown
 from workloads.sources import trace_files
@@ -29,7 +30,6 @@ from workloads.sources import trace_files
 DEFAULT_SCENARIO = """\
 model: llama-3.1-8b
 hardware: h100-sxm
-scheduler: {policy: vllm}
 workload: {trace: conversation}
 slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
@@ -37,6 +37,8 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 
 _OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
+_SCHEDULER = "vllm"
+"""The scheduler of a serving stack that has none of its own."""
 _POLICIES = ("scheduler", "router", "rank_router", "inner")
 """Settings that may be the name of a policy alone; so may `policy` of `autoscale`."""
 
@@ -62,6 +64,16 @@ class Scenario(Settings):
             raise ScenarioError(explain.sentence(error, Settings, source)) from None
         self._source = source
         self._folder = folder
+        if "scheduler" not in self.model_fields_set:
+            # As a default is: what was given stays what was given.
+            self.__dict__["scheduler"] = Policy(policy=self._scheduler_of_the_stack())
+
+    def _scheduler_of_the_stack(self) -> str:
+        try:
+            name = self.stack_name
+        except ScenarioError:  # which is raised again where the stack is read
+            return _SCHEDULER
+        return name if name in SCHEDULERS else _SCHEDULER
 
     @classmethod
     def from_mapping(cls, settings: Any, *, source: str = "scenario", folder: Path | None = None) -> Scenario:
@@ -151,6 +163,9 @@ class Scenario(Settings):
                 return copy.deepcopy(settings[name])
         elif len(path) > 1:
             return {}
+        if name == "scheduler":
+            stack = {key: settings[key] for key in ("serving_stack",) if key in settings}
+            return {"policy": Scenario.from_mapping(stack, source=self._source, folder=self._folder).scheduler.policy}
         default = Settings.model_fields[name].default if name in Settings.model_fields else None
         return default.model_dump(exclude_unset=True) if isinstance(default, BaseModel) else {}
 

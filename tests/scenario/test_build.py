@@ -140,6 +140,7 @@ def test_settings_of_an_inner_policy_can_be_set_and_chosen():
 
 def test_running_out_of_memory_names_the_setting_that_preempts():
     tight = {
+        "scheduler": "sarathi",
         "memory": {"preemption": "none", "kv_blocks": 595},
         "workload": {"trace": "conversation", "limit": 400},
     }

@@ -126,7 +126,7 @@ def test_a_section_that_makes_no_sense_is_refused_in_one_sentence(decoding, expe
 
 
 def test_a_draft_larger_than_the_memory_left_is_refused():
-    text = refusal(drafted(draft={"model": "llama-3.1-70b"}))
+    text = refusal(drafted(draft={"model": "llama-3.1-70b"}), scheduler="sarathi")
     assert "llama-3.1-70b takes 141.1 GB on each of its 1 GPUs, but only 60.6 GB is left" in text
     assert "take a smaller draft" in text
 
@@ -302,7 +302,9 @@ def test_a_sequence_holds_slots_for_the_tokens_it_drafts():
     alone = {**WORKLOAD, "arrivals": {"process": "closed_loop", "concurrency": 1}, "requests": 1, "prompt_tokens": 30}
 
     def most_blocks(**settings):
-        made = scenario(drafted(acceptance={"alpha": 0.0}, **settings), workload={**alone, "output_tokens": 12})
+        made = scenario(
+            drafted(acceptance={"alpha": 0.0}, **settings), workload={**alone, "output_tokens": 12}, scheduler="sarathi"
+        )
         return simulate(made).columns.iterations()["kv_blocks_used"].max()
 
     # 40 tokens are cached before the last of eleven rounds, which submits K + 1 more: 48 slots are three blocks of 16.

@@ -182,9 +182,14 @@ def test_a_scheduler_on_the_stack_of_another_engine_is_noted() -> None:
         "The scheduler sglang plans here for the serving stack vllm, whose host work, memory and pages the run has; "
         "scheduler: {policy: vllm} plans as vllm does, and serving_stack: sglang has what else is sglang's."
     ]
-    (note,) = notes("serving_stack=trtllm")
+    (note,) = notes("scheduler=vllm", "serving_stack=trtllm")
     assert "scheduler: {policy: trtllm} plans as trtllm does" in note
-    for alike in ("scheduler={policy: vllm-v0}", "scheduler={policy: sarathi}", "serving_stack=ideal"):
+    for alike in (
+        "scheduler={policy: vllm-v0}",
+        "scheduler={policy: sarathi}",
+        "serving_stack=ideal",
+        "serving_stack=trtllm",
+    ):
         assert not notes(alike)
     assert not notes("scheduler={policy: trtllm}", "serving_stack=trtllm")
 

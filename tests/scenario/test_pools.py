@@ -186,9 +186,9 @@ def test_an_order_by_priority_without_priorities_is_said_to_change_nothing():
 
 def test_settings_of_the_top_level_that_every_pool_replaces_are_said_not_to_be_used():
     both = {"small": {"model": SMALL}, "large": {"model": LARGE, "parallel": {"tensor": 2}}}
-    (note,) = resolve(pools(pools=both, model=LARGE)).manifest["notes"]
+    (note,) = resolve(pools(pools=both, model=LARGE, scheduler="vllm")).manifest["notes"]
     assert note == "The top level's model is not used: every pool has its own."
-    assert resolve(pools(model=LARGE)).manifest["notes"] == []
+    assert resolve(pools(model=LARGE, scheduler="vllm")).manifest["notes"] == []
 
 
 def test_closed_loop_clients_keep_deadlines_of_a_trace_and_say_what_they_leave_out(tmp_path):
@@ -252,6 +252,7 @@ def test_closed_loop_clients_keep_deadlines_of_a_trace_and_say_what_they_leave_o
         ),
         (
             {
+                "scheduler": "sarathi",
                 "pools": {"a": {"models": ["llama-2-13b", "llama-2-70b"]}},
                 "workload": {"trace": "conversation", "models": {"llama-2-13b": 1}},
             },
@@ -301,6 +302,8 @@ def test_a_placement_is_replayed_as_it_was_scored(tmp_path):
     result = simulate(
         Scenario(
             placement=str(tmp_path / "placement.json"),
+            # The scheduler of a placement's score.
+            scheduler="sarathi",
             router="least_outstanding",
             # What `rooftrace place` prices generative models by, and the memory that it gave them.
             cost_model="roofline",
@@ -369,7 +372,7 @@ def test_the_command_line_runs_and_compares_pools(tmp_path, monkeypatch):
         app, ["run", "my.yaml", "--out", str(out), "--no-plots", "--html", "--timeline", str(tmp_path / "t.json")]
     )
     assert done.exit_code == 0, done.output
-    assert f"{SMALL} on 2 x l40s + {LARGE} on 2 x h100-sxm, sarathi" in done.stdout
+    assert f"{SMALL} on 2 x l40s + {LARGE} on 2 x h100-sxm, vllm" in done.stdout
     assert LARGE in (out / "report.html").read_text()
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     stored = Result.load(out)

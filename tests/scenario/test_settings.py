@@ -1,6 +1,5 @@
 import pickle
 import typing
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,6 @@ from sim.errors import ScenarioError
 from sim.scenario import Scenario, named
 from sim.scenario.assembly import resolve
 from sim.scenario.keys import KvPrecision, TraceFormat, WeightPrecision
-from sim.scenario.schema import json_schema
 from sim.scenario.yaml import parse_yaml
 from sim.study.points import Sweep, read_axis
 from workloads import FORMATS
@@ -145,7 +143,8 @@ def test_a_policy_can_be_set_in_three_ways(assignment):
 
 def test_set_below_a_default_keeps_the_rest_of_it():
     scenario = Scenario()
-    assert scenario.with_set("scheduler.token_budget=64").scheduler.policy == "sarathi"
+    assert scenario.with_set("scheduler.max_num_seqs=64").scheduler.policy == "vllm"
+    assert scenario.with_set("serving_stack=sglang", "scheduler.chunked_prefill_size=64").scheduler.policy == "sglang"
     assert scenario.with_set("workload.limit=5").workload.trace == "conversation"
     assert Scenario.from_yaml("router: random").with_set("router.x=1").router.settings == {"x": 1}
 
@@ -315,11 +314,29 @@ def test_scenarios_without_a_protocol_or_a_release_keep_their_names():
     assert Scenario(serving_release="0.12").hash != Scenario().hash
 
 
-def test_what_runs_without_a_scheduler_is_written_where_one_looks():
-    assert (Scenario().scheduler.policy, Scenario.default().scheduler.policy) == ("sarathi", "vllm")
-    written = json_schema()["properties"]["scheduler"]["description"]
-    assert "`sarathi`" in written
-    assert "`vllm`" in written
-    assert "names no scheduler runs under `sarathi`" in (Path(__file__).parents[2] / "README.md").read_text(
-        encoding="utf-8"
-    )
+@pytest.mark.parametrize(
+    ("stack", "scheduler"), [("vllm", "vllm"), ("sglang", "sglang"), ("trtllm", "trtllm"), ("ideal", "vllm")]
+)
+def test_a_scenario_without_a_scheduler_has_that_of_its_serving_stack(stack, scheduler):
+    left_out, named = Scenario(serving_stack=stack), Scenario(serving_stack=stack, scheduler=scheduler)
+    assert left_out.scheduler == named.scheduler
+    assert left_out.hash == named.hash
+    assert "scheduler" not in left_out.settings()
+    # It follows the stack as long as nobody names another.
+    assert Scenario().with_set(f"serving_stack={stack}").scheduler.policy == scheduler
+
+
+def test_with_and_without_a_file_the_scheduler_is_the_same():
+    assert Scenario.from_yaml("{}").scheduler == Scenario.default().scheduler
+
+
+def test_a_file_that_names_no_scheduler_is_told_what_it_had_before(tmp_path):
+    def notes(text):
+        (tmp_path / "mine.yaml").write_text(text)
+        found = resolve(Scenario.load(tmp_path / "mine.yaml")).manifest["notes"]
+        return [note for note in found if "names no scheduler" in note]
+
+    (note,) = notes("serving_stack: sglang")
+    assert "it is the serving stack's (sglang)" in note
+    assert "scheduler: sarathi gives what they gave" in note
+    assert not notes("scheduler: vllm")

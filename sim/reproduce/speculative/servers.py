@@ -229,6 +229,7 @@ def draft_model_latency_reduction(alpha: float) -> float:
         model="llama-2-13b",
         hardware="a100-80gb-sxm",
         parallel={"tensor": 4},
+        scheduler="sarathi",
         workload={
             "arrivals": {"process": "poisson", "rate_per_s": 2.0},
             "prompt_tokens": 200,

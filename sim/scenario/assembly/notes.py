@@ -66,6 +66,7 @@ def notes_of(
         note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload, machines)
     )
     notes += dict.fromkeys(about_fleet(pools))
+    notes += _scheduler_left_out(scenario.source, pools)
     notes += _router(scenario, router, pools, workload)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
@@ -73,6 +74,18 @@ def notes_of(
     notes += about_prices(scenario, [each.device for pool in pools for each in pool.deployments])
     notes += about_classes(schedulers, workload, router, sum(pool.replicas for pool in pools))
     return notes
+
+
+def _scheduler_left_out(source: str, pools: Sequence[PoolOf]) -> Iterator[str]:
+    """A note where the file *source* names no scheduler: such a file had another before."""
+    if not source.endswith((".yaml", ".yml")):
+        return
+    left_out = [each for pool in pools for each in pool.scenarios if "scheduler" not in each.model_fields_set]
+    for name in dict.fromkeys(each.scheduler.policy for each in left_out):
+        yield (
+            f"{source} names no scheduler, so that it is the serving stack's ({name}); versions before 0.1 took sarathi: "
+            f"scheduler: sarathi gives what they gave, scheduler: {name} leaves this note out."
+        )
 
 
 def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
