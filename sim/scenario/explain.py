@@ -62,7 +62,9 @@ def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         return _unknown_key([str(part) for part in details["loc"]], model)
     if kind == "missing":
-        return f"{key} is missing"
+        meant = misspelt(str(details["loc"][-1]), value)
+        instead = "" if meant is None else f"; {meant} is not a setting there, did you mean {details['loc'][-1]}?"
+        return f"{key} is missing{instead}"
     if kind in ("model_type", "model_attributes_type"):
         inner = _section(model, [str(part) for part in details["loc"]])
         names = "" if inner is None else f" ({', '.join(inner.model_fields)})"
@@ -86,10 +88,18 @@ def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
     return f"{key}: {details['msg'][0].lower()}{details['msg'][1:]}; got {shown(value)}"
 
 
+def misspelt(missing: str, given: object) -> str | None:
+    """The key among those *given* that may have been meant for the one that is *missing*; None where none is near."""
+    return nearest(missing, [str(key) for key in given]) if isinstance(given, Mapping) else None
+
+
 def _unknown_key(path: list[str], model: type[BaseModel]) -> str:
     section = _section(model, path[:-1])
     key = path[-1]
-    dotted = ".".join(path)
+    # Where a setting may be one of several sections, pydantic puts the name of the one that was tried into the path.
+    dotted = ".".join(
+        part for i, part in enumerate(path) if not (i == len(path) - 2 and section and part == section.__name__)
+    )
     if "." in key:
         first, _, rest = key.partition(".")
         return f"{dotted} is not a setting; in a file, write it nested: '{first}: {{{rest}: ...}}'"
@@ -111,6 +121,8 @@ def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
             continue
         if part.isdecimal():
             # The place of an entry in a list, whose section it has.
+            continue
+        if at is not None and part == at.__name__:
             continue
         if at is None or part not in at.model_fields:
             return None

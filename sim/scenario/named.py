@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sim.errors import ScenarioError
-from sim.scenario.explain import describe
+from sim.scenario.explain import describe, misspelt
 from sim.text import shown, unknown
 
 SCHEDULERS: Mapping[str, str] = {
@@ -159,7 +159,9 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
         inner = {"policy": inner} if isinstance(inner, str) else inner
         within = f"{key}.{INNER}"
         if not isinstance(inner, Mapping) or not isinstance(inner.get("policy"), str):
-            raise ScenarioError(f"{within} is a policy, such as {{policy: {next(iter(table))}}}; got {shown(inner)}")
+            meant = misspelt("policy", inner)
+            got = f"got {shown(inner)}" if meant is None else f"{meant} is not a setting there, did you mean policy?"
+            raise ScenarioError(f"{within} is a policy, such as {{policy: {next(iter(table))}}}; {got}")
         rest = {setting: value for setting, value in inner.items() if setting != "policy"}
         made = policy(inner["policy"], rest, table, key=within, method=method)
         return make(factory, settings, key=key, name=name, made={INNER: made})
@@ -232,8 +234,11 @@ def shown_policy(policy: Any) -> str:
     return re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", repr(policy))
 
 
-def choice(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, key: str, what: str) -> Any:
-    """The arrival process or distribution called *name* in *table*, made from *settings*."""
+def choice(
+    name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, key: str, what: str, also: tuple[str, ...] = ()
+) -> Any:
+    """The arrival process or distribution called *name* in *table*, made from *settings*; *also*: settings that it has beside those
+    of the class, for whoever misspelt one."""
     if name not in table:
         raise ScenarioError(unknown(f"{key}: {name!r} is not {what}", name, table))
     variants = [load(path) for path in table[name].split("|")]
@@ -242,7 +247,7 @@ def choice(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
         if all(setting in settings for setting, (_, required) in parameters(variant).items() if required):
             return make(variant, settings, key=key, name=name)
     if not fitting:
-        known = list(dict.fromkeys(setting for variant in variants for setting in parameters(variant)))
+        known = list(dict.fromkeys([*also, *(setting for variant in variants for setting in parameters(variant))]))
         stranger = next((setting for setting in settings if setting not in known), None)
         if stranger is not None:
             raise ScenarioError(unknown(f"{key}.{stranger} is not a setting of {name}", stranger, known))
@@ -279,7 +284,7 @@ def make(
         if made is not None and setting in made:
             values[setting] = made[setting]
         elif setting in settings:
-            values[setting] = _checked(settings[setting], hint, f"{key}.{setting}")
+            values[setting] = checked(settings[setting], hint, f"{key}.{setting}")
         elif required:
             raise ScenarioError(f"{key}.{setting} is missing; {name} needs it")
     try:
@@ -318,7 +323,8 @@ def schema(factory: Callable[..., Any], inner: str = "Scheduler") -> dict[str, A
     return out
 
 
-def _checked(value: Any, hint: Any, key: str) -> Any:
+def checked(value: Any, hint: Any, key: str) -> Any:
+    """*value* as the type *hint* has it; ScenarioError that names the *key* where it is of another."""
     try:
         adapter = TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
     except Exception:

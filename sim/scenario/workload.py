@@ -10,7 +10,7 @@ import numpy as np
 
 import workloads
 from sim.errors import ScenarioError
-from sim.protocols import protocol
+from sim.protocols import Protocol, protocol
 from sim.scenario import keys, named
 from sim.scenario.explain import told_by
 from sim.scenario.keys import BUILT_IN_TRACES, Process, Workload
@@ -147,7 +147,20 @@ def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:
         lengths[name] = named.choice(
             given.distribution, given.settings, named.DISTRIBUTIONS, key=f"workload.{name}", what="a distribution"
         ).tokens
-    return protocol(settings.protocol).workload(concurrency=settings.concurrency, seed=seed, **lengths)
+    return _protocol_of(settings.protocol).workload(concurrency=settings.concurrency, seed=seed, **lengths)
+
+
+def _protocol_of(given: str | dict[str, Any]) -> Protocol:
+    """The protocol by its name or keys, each of the type that it has in `Protocol`."""
+    if isinstance(given, str):
+        return protocol(given)
+    kinds = {name: kind for name, (kind, _) in named.parameters(Protocol).items()} | {"like": str}
+    return protocol(
+        {
+            key: named.checked(value, kinds[key], f"workload.protocol.{key}") if key in kinds else value
+            for key, value in given.items()
+        }
+    )
 
 
 def _process(scenario: Scenario, arrivals: Process) -> Any:
@@ -159,7 +172,10 @@ def _process(scenario: Scenario, arrivals: Process) -> Any:
             raise ScenarioError(f"workload.arrivals.file is the path of a file; got {shown(settings['file'])}")
         file = _file(scenario, settings["file"], "workload.arrivals.file")
         settings = {key: value for key, value in settings.items() if key != "file"} | read_rates(file)
-    return named.choice(arrivals.process, settings, named.PROCESSES, key="workload.arrivals", what="an arrival process")
+    also = ("file",) if arrivals.process == "piecewise" else ()
+    return named.choice(
+        arrivals.process, settings, named.PROCESSES, key="workload.arrivals", what="an arrival process", also=also
+    )
 
 
 def _read(scenario: Scenario, settings: Workload) -> Trace:

@@ -65,9 +65,7 @@ def _of_sglang(around: _Around, at: str, settings: Mapping[str, Any]) -> dict[st
         found["chunked_prefill_size"] = max(around.defaults("sglang").max_num_batched_tokens // share, 1)
     if around.no_overlap is not None:
         # arg_groups/overrides.py of SGLang 0.5.23, _pipeline_parallel_overlap_disable.
-        if settings.get("disable_overlap_schedule") is False:
-            raise around.refused(f"{at}.disable_overlap_schedule", around.no_overlap)
-        found["disable_overlap_schedule"] = True
+        found |= _without_overlap(around, at, settings, "disable_overlap_schedule")
     return found
 
 
@@ -75,9 +73,14 @@ def _of_trtllm(around: _Around, at: str, settings: Mapping[str, Any]) -> dict[st
     if around.no_overlap is None:
         return {}
     # Its loop for pipelines has no overlap (py_executor.py, `_executor_loop_pp`).
-    if settings.get("disable_overlap_scheduler") is False:
-        raise around.refused(f"{at}.disable_overlap_scheduler", around.no_overlap)
-    return {"disable_overlap_scheduler": True}
+    return _without_overlap(around, at, settings, "disable_overlap_scheduler")
+
+
+def _without_overlap(around: _Around, at: str, settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The setting *name*, which disables overlap, where it is left out; one that is neither true nor false the policy refuses."""
+    if settings.get(name) is False:
+        raise around.refused(f"{at}.{name}", str(around.no_overlap))
+    return {} if name in settings else {name: True}
 
 
 def _of_vllm(around: _Around, at: str, settings: Mapping[str, Any]) -> dict[str, Any]:
