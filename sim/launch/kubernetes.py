@@ -228,10 +228,10 @@ def _scaler(pool: _Pool) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     behaviour = _behaviour(autoscale.down_window_s, autoscale.up_window_s)
     if policy == "target_tracking" and metric is not None:
+        metric = metric.replace(":", "_")
         rest.append(f"the metric {metric}: set up an adapter that gives it to Kubernetes")
         if autoscale.min == 0:
             rest.append("autoscale.min: 0; a HorizontalPodAutoscaler keeps one pod, KEDA does not")
-        metric = metric.replace(":", "_")
         documents.append(_hpa(pool.called, max(autoscale.min, 1), autoscale.max, metric, target, behaviour))
     elif policy == "concurrency" and engine in ("vllm", "sglang"):
         rest.append("the address of Prometheus in the ScaledObject: give your own")

@@ -751,6 +751,15 @@ class Settings(Section):
     """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, given: Any) -> Any:
+        """A section that is null is as left out: `slo=null` takes the limits away."""
+        if not isinstance(given, Mapping):
+            return given
+        sections = {name for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
+        return {key: value for key, value in given.items() if value is not None or key not in sections}
+
     @model_validator(mode="after")
     def _one_fleet(self) -> Self:
         if self.pools is not None and self.placement is not None:

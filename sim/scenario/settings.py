@@ -66,7 +66,7 @@ class Scenario(Settings):
         self._folder = folder
         if "scheduler" not in self.model_fields_set:
             # As a default is: what was given stays what was given.
-            self.__dict__["scheduler"] = Policy(policy=self._scheduler_of_the_stack())
+            object.__setattr__(self, "scheduler", Policy(policy=self._scheduler_of_the_stack()))
 
     def _scheduler_of_the_stack(self) -> str:
         try:

@@ -33,6 +33,14 @@ GOALS: Mapping[str, str] = {
     "latency": "e2el_s.p50",
 }
 """The goals that `cheapest` can minimise, and the column of each."""
+UNITS: Mapping[str, str] = {
+    "cost": "$ per M tokens",
+    "gpu-seconds": "GPU s per M tokens",
+    "energy": "J per M tokens",
+    "devices": "GPUs",
+    "latency": "E2EL p50, s",
+}
+"""What the column of each goal holds, for people."""
 _TIES = 3
 """Candidates that are named beside one that has as little."""
 
@@ -144,7 +152,7 @@ class Choice:
         if best is None:
             return f"none of {len(self.table)} candidates keeps {self.asked}"
         places = [", ".join(f"{key}={row[key]}" for key in self.axes) for row in self.least]
-        said = f"least {self.goal}: {places[0]} at {best[self.column]:,.4g} ({self.column})"
+        said = f"least {self.goal}: {places[0]} at {best[self.column]:,.4g} {UNITS[self.goal]}"
         if len(places) == 1:
             return said
         more = f" and {len(places) - 1 - _TIES} more" if len(places) - 1 > _TIES else ""

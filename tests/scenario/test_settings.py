@@ -340,3 +340,9 @@ def test_a_file_that_names_no_scheduler_is_told_what_it_had_before(tmp_path):
     assert "it is the serving stack's (sglang)" in note
     assert "scheduler: sarathi gives what they gave" in note
     assert not notes("scheduler: vllm")
+
+
+@pytest.mark.parametrize("section", ["slo", "memory", "window", "parallel", "decoding"])
+def test_a_section_that_is_null_is_as_left_out(section):
+    assert Scenario.from_mapping({section: None}) == Scenario()
+    assert Scenario.default().with_set(f"{section}=null").settings().get(section) is None

@@ -101,7 +101,7 @@ def optimize(
         if as_json:
             print_json(_facts(choice, kept, part))
         else:
-            _print(choice, out, part)
+            _print(choice, chosen, target, out, part)
             print_facts(kept_facts(kept))
         print_notes(choice.notes)
         keeps = best is not None
@@ -230,8 +230,27 @@ def _print_rates(found: _Rates) -> None:
     else:
         cells = [(*map(str, found.settings_of(row).values()), f"{row['rate_per_s']:.4g}") for row in rows]
         print_table((*axes, "requests/s within the SLO"), cells, left=len(axes), fold_left=True)
-    facts = [("Highest", _highest(found)), *kept_facts(best.get("kept")), ("Figures over", found.figures_over)]
+    facts = [
+        *_slo_rows(found.scenario, found.target),
+        ("Highest", _highest(found)),
+        *kept_facts(best.get("kept")),
+        ("Figures over", found.figures_over),
+    ]
     print_facts(facts)
+
+
+def _slo_rows(scenario: Scenario, target: Target) -> list[tuple[str, str]]:
+    """The limits that a candidate has to keep, of all requests and of each class."""
+    from sim.results.words import limits_text
+
+    share = "" if target.attainment is None else f" for {100 * target.attainment:g} % of requests"
+    rows = []
+    slos = {"SLO": scenario.slo, **{f"SLO of {name}": each.slo for name, each in (scenario.classes or {}).items()}}
+    for name, slo in slos.items():
+        texts = [limits_text(slo.of_each) + share] if slo.of_each else []
+        texts += [limits_text(slo.of_all)] if slo.of_all else []
+        rows += [(name, "; ".join(texts))] if texts else []
+    return rows
 
 
 def _highest(found: _Rates) -> str:
@@ -285,8 +304,9 @@ def _where(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
-def _print(found: Choice, out: Path | None, part: str) -> None:
+def _print(found: Choice, scenario: Scenario, target: Target, out: Path | None, part: str) -> None:
     from sim.results import figure_text
+    from sim.study.optimize import UNITS
     from sim.text import short_keys
 
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
@@ -302,7 +322,7 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
     ]
     heads = (
         *short_keys(found.axes),
-        found.column,
+        UNITS[found.goal],
         "$/month",
         "attained",
         "tok/s/GPU",
@@ -312,6 +332,7 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
     )
     print_table(heads, rows, left=len(found.axes), fold_left=True)
     facts = [
+        *_slo_rows(scenario, target),
         ("Candidates", f"{len(found.table)}, {int(found.table['keeps'].sum())} keep the SLO"),
         ("Best" if len(found.least) < 2 else "Equal", str(found)),
         ("Figures over", part),
