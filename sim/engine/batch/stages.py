@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from sim.engine.record.columns import BUBBLES
 from sim.engine.time.clock import TICK_BITS
 
 _PB1, _PB2, _PB3, _DEPTH = range(len(BUBBLES))
 
-StageRecord = Callable[[int, int, int, int, int, int], None]
-"""Takes micro-batch, stage, begin_ns, duration_ns, bubble_ns and the bubble's kind."""
+
+class Passed(NamedTuple):
+    """What a stage does for a micro-batch, and for how long it has waited before."""
+
+    stage: int
+    begin_ns: int
+    duration_ns: int
+    bubble_ns: int
+    kind: int
+    """Of the bubble."""
 
 
 class Stages:
@@ -58,15 +67,10 @@ class Stages:
         return ends
 
     def send(
-        self,
-        start_ticks: int,
-        durations: Sequence[int],
-        handover: int,
-        prefills: bool,
-        micro_batch: int,
-        record: StageRecord,
-    ) -> tuple[int, list[int]]:
-        """Sends a micro-batch through; returns the tick at which it is done, and the bubbles ahead of it in ns by kind."""
+        self, start_ticks: int, durations: Sequence[int], handover: int, prefills: bool
+    ) -> tuple[int, list[int], list[Passed]]:
+        """Sends a micro-batch through; returns the tick at which it is done, the bubbles ahead of it in ns by kind, and how it
+        passes each stage."""
         prefilled, before = self._sent
         self._sent = prefills, durations
         self.in_flight += 1
@@ -74,6 +78,7 @@ class Stages:
         if self.in_flight < len(durations):
             kind = _DEPTH
         bubbles = [0] * len(BUBBLES)
+        passed: list[Passed] = []
         ends = self.through(start_ticks, durations, handover=handover)
         for stage, (duration, end) in enumerate(zip(durations, ends, strict=True)):
             begin_ns = (end - duration) >> TICK_BITS
@@ -81,6 +86,6 @@ class Stages:
             of_kind = kind if duration != before[stage] else _DEPTH
             bubbles[of_kind] += bubble_ns
             self._used[stage] = True
-            record(micro_batch, stage, begin_ns, (end >> TICK_BITS) - begin_ns, bubble_ns, of_kind)
+            passed.append(Passed(stage, begin_ns, (end >> TICK_BITS) - begin_ns, bubble_ns, of_kind))
         self.free = ends
-        return ends[-1], bubbles
+        return ends[-1], bubbles, passed

@@ -1,0 +1,145 @@
+"""The engine cores of one model on a machine, whose micro-batches run together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from hwmodels.totals import Totals
+from policies.ranks import PromptBalance, RankWork, Waited
+from policies.view import ALWAYS_NS
+from sim.engine.batch.micro_batch import MicroBatch
+from sim.engine.batch.rank_prices import IDLE, CommonPrices
+from sim.engine.batch.stages import Stages
+from sim.engine.serve.engine_core import NOTHING, EngineCore
+
+
+class Group:
+    """One engine core, or those of the ranks of one model: their i-th micro-batches begin and end together.
+
+    A rank whose scheduler plans nothing for its micro-batch is idle in it.
+    """
+
+    def __init__(
+        self, cores: Sequence[EngineCore], stages: Stages, prices: CommonPrices | None, balance: PromptBalance | None
+    ) -> None:
+        """*prices*: of the micro-batches of ranks; None for one engine core."""
+        self.cores = cores
+        self._stages = stages
+        self.prices = prices
+        self._balance = balance
+        self._waited = Waited()
+        self._ready = deque(zip(*(core.batches for core in cores), strict=True))
+        """Micro-batches that are not in flight, one of each engine core; the longest idle first."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is there, or on its way from a tier."""
+        return any([core.sequences.busy or core.n_loading for core in self.cores])
+
+    @property
+    def balances(self) -> bool:
+        """Whether prompts may have to wait for those of other ranks."""
+        return self._balance is not None
+
+    @property
+    def oldest(self) -> int:
+        """The waiting request that came first, ALWAYS_NS where none waits. Requests are numbered in order of arrival."""
+        return min([core.sequences.queue[0].id if core.sequences.queue else ALWAYS_NS for core in self.cores])
+
+    # Micro-batches that take turns on the stages.
+
+    def send_next(self, ticks: int) -> tuple[int, tuple[MicroBatch, ...]] | None:
+        """Send those micro-batches off that have been idle longest and have work; return the tick at which they leave the last
+        stage, and themselves."""
+        refused: set[int] = set()
+        for _ in range(max(len(self._ready), 1)):
+            batches = self._next_batches()
+            if batches is None:
+                return None
+            self.let_prompts_start(batches)
+            taking = self.prepare(batches, ticks, refused)
+            if taking:
+                return self._send(batches, taking, ticks), batches
+            self._ready.append(batches)
+        return None
+
+    def _next_batches(self) -> tuple[MicroBatch, ...] | None:
+        """The micro-batches that have been idle longest; None where all are in flight."""
+        if not self._ready and self.cores[0].may_add_batch:
+            return tuple([core.add_batch() for core in self.cores])
+        return self._ready.popleft() if self._ready else None
+
+    def prepare(self, batches: Sequence[MicroBatch], ticks: int, refused: set[int]) -> list[int]:
+        """Have the scheduler of each engine core plan at *ticks*; return which of them take part. *refused*: those that have
+        planned nothing at this instant for an empty micro-batch, and would plan the same for another."""
+        taking: list[int] = []
+        for rank, core in enumerate(self.cores):
+            batch = batches[rank]
+            batch.wake_ns = ALWAYS_NS
+            if rank in refused and not batch.admitted:
+                continue
+            if core.begin(batch, ticks) != NOTHING:
+                taking.append(rank)
+            elif not batch.admitted:
+                refused.add(rank)
+        return taking
+
+    def _send(self, batches: Sequence[MicroBatch], taking: Sequence[int], ticks: int) -> int:
+        """Send what was prepared through the stages; return the tick at which it leaves the last."""
+        if self.prices is None:
+            prepared = batches[0].prepared
+            assert prepared is not None
+            durations, handover = self.cores[0].iterations.prices.stages(prepared.priced, prepared.draft_steps)
+        else:
+            durations, handover = self.prices.common_stages(*self.works_of(batches))
+        prefills = any([batches[rank].run for rank in taking])
+        end, bubbles, passed = self._stages.send(ticks, durations, handover, prefills)
+        for rank in taking:
+            self.cores[rank].iterations.launch(batches[rank], ticks, end, bubbles, passed)
+        return end
+
+    def works_of(self, batches: Sequence[MicroBatch]) -> tuple[list[Totals], list[int]]:
+        """The totals of what was prepared and its draft steps, rank by rank."""
+        totals, draft_steps = [IDLE] * len(batches), [0] * len(batches)
+        for rank, batch in enumerate(batches):
+            if batch.prepared is not None:
+                totals[rank], draft_steps[rank] = batch.prepared.priced, batch.prepared.draft_steps
+        return totals, draft_steps
+
+    def end(self, batches: tuple[MicroBatch, ...]) -> None:
+        """They have left the last stage."""
+        for core, batch in zip(self.cores, batches, strict=True):
+            span = batch.span
+            if span is not None:
+                core.commit(batch, 1, span.end(1))
+        self._ready.append(batches)
+
+    def stop(self) -> None:
+        """Forget what has not left the last stage, and what prompts have waited for."""
+        for core in self.cores:
+            core.drop_in_flight()
+        self._waited = Waited()
+        self._ready = deque(zip(*(core.batches for core in self.cores), strict=True))
+
+    # Prompts that wait for each other.
+
+    def let_prompts_start(self, batches: Sequence[MicroBatch]) -> None:
+        """Let prompts start in the coming micro-batches, or have them wait."""
+        if self._balance is not None:
+            starts, self._waited = self._balance.start(self.rank_works(batches), self._waited)
+            for core in self.cores:
+                core.planner.let_prompts_start(starts)
+
+    def pass_steps(self, works: Sequence[RankWork], n: int) -> None:
+        """Count *n* steps in which the ranks had *works* to do."""
+        if self._balance is not None:
+            for _ in range(n):
+                _, self._waited = self._balance.start(works, self._waited)
+
+    def rank_works(self, batches: Sequence[MicroBatch]) -> list[RankWork]:
+        """The work that each rank has now for its micro-batch."""
+        return [
+            RankWork(bool(core.sequences.queue or batch.partial), bool(batch.decoding.n or batch.paused))
+            for core, batch in zip(self.cores, batches, strict=True)
+        ]
