@@ -32,7 +32,7 @@ class Paused(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """An iteration that is still to be priced: with those of other ranks, or by stage."""
+    """A rank's iteration, priced together with those of the other ranks."""
 
     priced: Totals
     totals: Totals
@@ -87,7 +87,7 @@ class MicroBatch:
         """The instant at which an empty latest plan expires."""
         self.held: HeldPlan | None = None
         self.prepared: Prepared | None = None
-        """The iteration that is about to start, where the machine starts it."""
+        """A rank's iteration that is about to start."""
         # In flight, or as it was when the latest span ended:
         self.span: Span | None = None
         self.decodes = False

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from sim.engine.record.columns import BUBBLES
 from sim.engine.time.clock import TICK_BITS
 
 _PB1, _PB2, _PB3, _DEPTH = range(len(BUBBLES))
 
-
-class Passed(NamedTuple):
-    """What a stage does for a micro-batch, and for how long it has waited before."""
-
-    stage: int
-    begin_ns: int
-    duration_ns: int
-    bubble_ns: int
-    kind: int
-    """Of the bubble."""
+StageRecord = Callable[[int, int, int, int, int, int], None]
+"""Takes micro-batch, stage, begin_ns, duration_ns, bubble_ns and the bubble's kind."""
 
 
 class Stages:
@@ -67,10 +58,15 @@ class Stages:
         return ends
 
     def send(
-        self, start_ticks: int, durations: Sequence[int], handover: int, prefills: bool
-    ) -> tuple[int, list[int], list[Passed]]:
-        """Sends a micro-batch through; returns the tick at which it is done, the bubbles ahead of it in ns by kind, and how it
-        passes each stage."""
+        self,
+        start_ticks: int,
+        durations: Sequence[int],
+        handover: int,
+        prefills: bool,
+        micro_batch: int,
+        record: StageRecord,
+    ) -> tuple[int, list[int]]:
+        """Sends a micro-batch through; returns the tick at which it is done, and the bubbles ahead of it in ns by kind."""
         prefilled, before = self._sent
         self._sent = prefills, durations
         self.in_flight += 1
@@ -78,7 +74,6 @@ class Stages:
         if self.in_flight < len(durations):
             kind = _DEPTH
         bubbles = [0] * len(BUBBLES)
-        passed: list[Passed] = []
         ends = self.through(start_ticks, durations, handover=handover)
         for stage, (duration, end) in enumerate(zip(durations, ends, strict=True)):
             begin_ns = (end - duration) >> TICK_BITS
@@ -86,6 +81,6 @@ class Stages:
             of_kind = kind if duration != before[stage] else _DEPTH
             bubbles[of_kind] += bubble_ns
             self._used[stage] = True
-            passed.append(Passed(stage, begin_ns, (end >> TICK_BITS) - begin_ns, bubble_ns, of_kind))
+            record(micro_batch, stage, begin_ns, (end >> TICK_BITS) - begin_ns, bubble_ns, of_kind)
         self.free = ends
-        return ends[-1], bubbles, passed
+        return ends[-1], bubbles

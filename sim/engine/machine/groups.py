@@ -57,10 +57,9 @@ class Group:
             batches = self._next_batches()
             if batches is None:
                 return None
-            self.let_prompts_start(batches)
-            taking = self.prepare(batches, ticks, refused)
-            if taking:
-                return self._send(batches, taking, ticks), batches
+            end = self._begin(batches, ticks, refused)
+            if end != NOTHING:
+                return end, batches
             self._ready.append(batches)
         return None
 
@@ -70,33 +69,40 @@ class Group:
             return tuple([core.add_batch() for core in self.cores])
         return self._ready.popleft() if self._ready else None
 
-    def prepare(self, batches: Sequence[MicroBatch], ticks: int, refused: set[int]) -> list[int]:
-        """Have the scheduler of each engine core plan at *ticks*; return which of them take part. *refused*: those that have
-        planned nothing at this instant for an empty micro-batch, and would plan the same for another."""
-        taking: list[int] = []
-        for rank, core in enumerate(self.cores):
-            batch = batches[rank]
-            batch.wake_ns = ALWAYS_NS
-            if rank in refused and not batch.admitted:
-                continue
-            if core.begin(batch, ticks) != NOTHING:
-                taking.append(rank)
-            elif not batch.admitted:
-                refused.add(rank)
-        return taking
-
-    def _send(self, batches: Sequence[MicroBatch], taking: Sequence[int], ticks: int) -> int:
-        """Send what was prepared through the stages; return the tick at which it leaves the last."""
+    def _begin(self, batches: Sequence[MicroBatch], ticks: int, refused: set[int]) -> int:
+        """Send what the schedulers plan at *ticks*; return the tick at which it leaves the last stage, or NOTHING."""
         if self.prices is None:
-            prepared = batches[0].prepared
-            assert prepared is not None
-            durations, handover = self.cores[0].iterations.prices.stages(prepared.priced, prepared.draft_steps)
-        else:
-            durations, handover = self.prices.common_stages(*self.works_of(batches))
+            # One engine core sends its micro-batches itself.
+            return self._ask(0, batches[0], ticks, refused)
+        self.let_prompts_start(batches)
+        taking = self.prepare(batches, ticks, refused)
+        if not taking:
+            return NOTHING
+        iterations = [self.cores[rank].iterations for rank in taking]
+
+        def record(_: int, stage: int, begin_ns: int, duration_ns: int, bubble_ns: int, kind: int) -> None:
+            for each in iterations:
+                each.add_stage(stage, begin_ns, duration_ns, bubble_ns, kind)
+
+        durations, handover = self.prices.common_stages(*self.works_of(batches))
         prefills = any([batches[rank].run for rank in taking])
-        end, bubbles, passed = self._stages.send(ticks, durations, handover, prefills)
+        end, bubbles = self._stages.send(ticks, durations, handover, prefills, 0, record)
         for rank in taking:
-            self.cores[rank].iterations.launch(batches[rank], ticks, end, bubbles, passed)
+            self.cores[rank].iterations.launch(batches[rank], ticks, end, bubbles)
+        return end
+
+    def prepare(self, batches: Sequence[MicroBatch], ticks: int, refused: set[int]) -> list[int]:
+        """Have the scheduler of each rank plan at *ticks*; return which of them take part. *refused*: those that have planned
+        nothing at this instant for an empty micro-batch, and would plan the same for another."""
+        return [rank for rank, batch in enumerate(batches) if self._ask(rank, batch, ticks, refused) != NOTHING]
+
+    def _ask(self, rank: int, batch: MicroBatch, ticks: int, refused: set[int]) -> int:
+        batch.wake_ns = ALWAYS_NS
+        if refused and rank in refused and not batch.admitted:
+            return NOTHING
+        end = self.cores[rank].begin(batch, ticks)
+        if end == NOTHING and not batch.admitted:
+            refused.add(rank)
         return end
 
     def works_of(self, batches: Sequence[MicroBatch]) -> tuple[list[Totals], list[int]]:

@@ -98,7 +98,7 @@ class EngineCore:
         if spec.tiers and (sequences.kv.caches or spec.swaps):
             self.loading = self._loading_of(machine, common.stores or SharedStores(peers=False))
         self.iterations = iterations = Iterations(
-            spec, sequences, recorder, prices, launched=is_rank or not alone, fast_forward=common.fast_forward
+            spec, sequences, recorder, prices, stages, alone=alone, is_rank=is_rank, fast_forward=common.fast_forward
         )
         self.planner = Planner(spec, sequences, self.loading, alone=alone, is_rank=is_rank)
         by_step = is_rank or not alone
@@ -155,8 +155,8 @@ class EngineCore:
     def begin(self, batch: MicroBatch, ticks: int) -> int:
         """Ask the scheduler at *ticks* and start what it plans; return the tick at which that ends, or NOTHING.
 
-        Where it is not alone with its machine the tick is not known yet: any other answer than NOTHING means that an iteration is
-        prepared, and the machine launches it (`sim.engine.machine.groups`).
+        For a rank the tick is not known yet: any other answer than NOTHING means that an iteration is prepared, and the machine
+        launches it (`sim.engine.machine.groups`).
         """
         planner = self.planner
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from hwmodels.reach import Window
@@ -12,7 +12,7 @@ from sim.engine.batch.micro_batch import Ended, MicroBatch, Prepared
 from sim.engine.batch.padding import padded
 from sim.engine.batch.prices import Prices
 from sim.engine.batch.span import Step
-from sim.engine.batch.stages import Passed
+from sim.engine.batch.stages import Stages
 from sim.engine.kv.pool import OutOfBlocks
 from sim.engine.record.columns import Recorder, Standing, Tally
 from sim.engine.serve.sequences import Sequences
@@ -50,16 +50,9 @@ class Iterations:
     """Starts the iterations of one model on a machine."""
 
     def __init__(
-        self,
-        spec: ReplicaSpec,
-        sequences: Sequences,
-        recorder: Recorder,
-        prices: Prices,
-        *,
-        launched: bool,
-        fast_forward: bool,
-    ) -> None:
-        """*launched*: iterations that are prepared here are priced and started by the machine (`launch`)."""
+        self, spec: ReplicaSpec, sequences: Sequences, recorder: Recorder, prices: Prices, stages: Stages, *,
+        alone: bool, is_rank: bool, fast_forward: bool,
+    ) -> None:  # fmt: skip
         self.prices = prices
         self.pads_to = pads_to(spec.scheduler)
         self.window: Window = spec.cost.window_tokens
@@ -71,6 +64,7 @@ class Iterations:
         self._left = sequences.state.left
         self._bubbles = sequences.state.bubbles
         self._recorder = recorder
+        self._stages = stages
         self._fast_forward = fast_forward
         self._by_chunk = sequences.kv.by_chunk
         self._caches = sequences.kv.caches
@@ -80,7 +74,10 @@ class Iterations:
         self._drops_token = exchange is not None and exchange.drops_token
         self._n_sent = 0
         self._speculates = spec.decoding is not None
-        self._launched = launched
+        self._price: Callable[[MicroBatch, Totals, int, int], int] | None = (
+            self._price_later if is_rank else None if alone else self._price_stages
+        )
+        """Prices and starts an iteration that is not on the only stage of a machine."""
         self._work = Work()
 
     # An iteration of its own.
@@ -126,12 +123,10 @@ class Iterations:
         batch.completing = completing
         batch.decodes = n > 0
         batch.through_arrivals = True
-        priced = self._padded(batch, totals) if self.pads_to else totals
-        if self._launched:
-            batch.prepared = Prepared(priced, totals, decoding.draft_steps, growth)
-            return ticks
+        if self._price is not None:
+            return self._price(batch, totals, growth, ticks)
         kv = self._kv
-        duration = self.prices.iteration(priced, decoding.draft_steps)
+        duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, decoding.draft_steps)
         batch.span = Step(ticks, ticks + duration, growth)
         standing: Standing = _new(
             Standing, (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
@@ -159,16 +154,22 @@ class Iterations:
             decode_kv_window=totals.decode_kv_window + in_window,
         )
 
-    def launch(
-        self, batch: MicroBatch, ticks: int, end: int, bubbles: Sequence[int] = (), passed: Sequence[Passed] = ()
+    # Prices.
+
+    def _price_stages(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
+        """Send it through the machine's stages; the tick at which it has left the last."""
+        priced = totals if not self.pads_to else self._padded(batch, totals)
+        durations, handover = self.prices.stages(priced, batch.decoding.draft_steps)
+        end, bubbles = self._stages.send(
+            ticks, durations, handover, bool(batch.run), self._n_sent, self._recorder.stages.add
+        )
+        self._leave_with(batch, totals, growth, ticks, end, bubbles)
+        return end
+
+    def _leave_with(
+        self, batch: MicroBatch, totals: Totals, growth: int, ticks: int, end: int, bubbles: Sequence[int]
     ) -> None:
-        """Start at *ticks* what was prepared, now that it is known to end at *end*; *bubbles* and *passed*: what the stages of a
-        pipeline do for it."""
-        prepared = batch.prepared
-        assert prepared is not None
-        batch.prepared = None
-        for stage in passed:
-            self._recorder.stages.add(self._n_sent, *stage)
+        """Record an iteration that was sent off at *ticks* and leaves the last stage at *end*, with the *bubbles* ahead of it."""
         self._n_sent += 1
         for kind, bubble_ns in enumerate(bubbles):
             if bubble_ns:
@@ -176,9 +177,26 @@ class Iterations:
                     batch.bubbles[kind] += bubble_ns
                 for id_, _ in batch.run:
                     self._bubbles[kind][id_] += bubble_ns
-        batch.span = Step(ticks, end, prepared.growth)
+        batch.span = Step(ticks, end, growth)
         self._work.bubble_ns = sum(bubbles)
-        self._recorder.add_iteration(ticks, end - ticks, prepared.totals, self._work, self.standing(batch))
+        self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(batch))
+
+    def _price_later(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
+        """Leave it to `launch`: how long a rank takes is known when all ranks have planned."""
+        priced = totals if not self.pads_to else self._padded(batch, totals)
+        batch.prepared = Prepared(priced, totals, batch.decoding.draft_steps, growth)
+        return ticks
+
+    def launch(self, batch: MicroBatch, ticks: int, end: int, bubbles: Sequence[int] = ()) -> None:
+        """Start what was prepared at *ticks* for a rank, now that all that start together are known to end at *end*."""
+        prepared = batch.prepared
+        assert prepared is not None
+        batch.prepared = None
+        self._leave_with(batch, prepared.totals, prepared.growth, ticks, end, bubbles)
+
+    def add_stage(self, stage: int, begin_ns: int, duration_ns: int, bubble_ns: int, kind: int) -> None:
+        """Record how what is about to be launched passes a stage."""
+        self._recorder.stages.add(self._n_sent, stage, begin_ns, duration_ns, bubble_ns, kind)
 
     def standing(self, batch: MicroBatch) -> Standing:
         """State of *batch* and the model now."""
