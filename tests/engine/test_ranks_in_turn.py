@@ -116,6 +116,15 @@ def test_each_rank_has_memory_of_its_own_for_all_of_its_micro_batches() -> None:
     assert scheduled[2] == scheduled[3] == in_us(columns, "finish_ns")[0]
 
 
+def test_of_many_micro_batches_ranks_make_those_that_are_needed() -> None:
+    machine = a_machine(replace(COST, n_stages=2), micro_batches=1000)
+    machine = replace(machine, hosted=(replace(machine.hosted[0], scheduler=OrcaPaged(1)),))
+    columns = serve(machine, [0] * 6, [40] * 6, [3] * 6)
+    # At 3,081 us the first has begun to decode, and the second is on the last stage.
+    assert in_us(columns, "scheduled_ns") == [0, 0, 1040, 1040, 3081, 3081]
+    assert [set(replica.spans["lane"]) for replica in columns.replicas] == [{0, 1, 2}] * 2
+
+
 def test_a_stage_is_recorded_for_each_rank_that_it_works_for() -> None:
     columns = serve(a_machine(replace(COST, n_stages=2)), [0, 0, 0], [40, 100, 20], [1, 1, 1])
     found = [replica.stages for replica in columns.replicas]

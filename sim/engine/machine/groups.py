@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from hwmodels.totals import Totals
 from policies.ranks import PromptBalance, RankWork, Waited
@@ -35,7 +35,10 @@ class Group:
     @property
     def has_work(self) -> bool:
         """Whether any sequence is there, or on its way from a tier."""
-        return any([core.sequences.busy or core.n_loading for core in self.cores])
+        first = self.cores[0]
+        if first.sequences.busy or first.n_loading:
+            return True
+        return any([core.sequences.busy or core.n_loading for core in self.cores[1:]])
 
     @property
     def balances(self) -> bool:
@@ -52,57 +55,60 @@ class Group:
     def send_next(self, ticks: int) -> tuple[int, tuple[MicroBatch, ...]] | None:
         """Send those micro-batches off that have been idle longest and have work; return the tick at which they leave the last
         stage, and themselves."""
+        ready = self._ready
         refused: set[int] = set()
-        for _ in range(max(len(self._ready), 1)):
-            batches = self._next_batches()
+        for _ in range(max(len(ready), 1)):
+            batches = ready.popleft() if ready else self._more_batches()
             if batches is None:
                 return None
             end = self._begin(batches, ticks, refused)
             if end != NOTHING:
                 return end, batches
-            self._ready.append(batches)
+            ready.append(batches)
+            # A policy plans the same for an empty micro-batch as for the one before.
+            refused.update([rank for rank, batch in enumerate(batches) if not batch.admitted])
         return None
 
-    def _next_batches(self) -> tuple[MicroBatch, ...] | None:
-        """The micro-batches that have been idle longest; None where all are in flight."""
-        if not self._ready and self.cores[0].may_add_batch:
-            return tuple([core.add_batch() for core in self.cores])
-        return self._ready.popleft() if self._ready else None
+    def _more_batches(self) -> tuple[MicroBatch, ...] | None:
+        """One more micro-batch of each engine core; None where no more may be in flight."""
+        return tuple([core.add_batch() for core in self.cores]) if self.cores[0].may_add_batch else None
 
-    def _begin(self, batches: Sequence[MicroBatch], ticks: int, refused: set[int]) -> int:
-        """Send what the schedulers plan at *ticks*; return the tick at which it leaves the last stage, or NOTHING."""
+    def _begin(self, batches: Sequence[MicroBatch], ticks: int, refused: Container[int]) -> int:
+        """Send what is planned at *ticks* through the stages; return the tick at which it leaves the last, or NOTHING. *refused*:
+        ranks that plan nothing for an empty micro-batch."""
         if self.prices is None:
-            # One engine core sends its micro-batches itself.
-            return self._ask(0, batches[0], ticks, refused)
+            # One engine core sends its micro-batch itself.
+            batch = batches[0]
+            batch.wake_ns = ALWAYS_NS
+            return NOTHING if 0 in refused and not batch.admitted else self.cores[0].begin(batch, ticks)
         self.let_prompts_start(batches)
         taking = self.prepare(batches, ticks, refused)
-        if not taking:
-            return NOTHING
+        return self._send(self.prices, batches, taking, ticks) if taking else NOTHING
+
+    def prepare(self, batches: Sequence[MicroBatch], ticks: int, refused: Container[int] = ()) -> list[int]:
+        """Have the scheduler of each rank plan at *ticks*; return the numbers of those that take part. *refused*: ranks that plan
+        nothing for an empty micro-batch."""
+        taking: list[int] = []
+        for rank, core in enumerate(self.cores):
+            batch = batches[rank]
+            batch.wake_ns = ALWAYS_NS
+            if not (rank in refused and not batch.admitted) and core.begin(batch, ticks) != NOTHING:
+                taking.append(rank)
+        return taking
+
+    def _send(self, prices: CommonPrices, batches: Sequence[MicroBatch], taking: Sequence[int], ticks: int) -> int:
+        """Send what was prepared through the stages; return the tick at which it leaves the last."""
         iterations = [self.cores[rank].iterations for rank in taking]
 
         def record(_: int, stage: int, begin_ns: int, duration_ns: int, bubble_ns: int, kind: int) -> None:
             for each in iterations:
                 each.add_stage(stage, begin_ns, duration_ns, bubble_ns, kind)
 
-        durations, handover = self.prices.common_stages(*self.works_of(batches))
+        durations, handover = prices.common_stages(*self.works_of(batches))
         prefills = any([batches[rank].run for rank in taking])
         end, bubbles = self._stages.send(ticks, durations, handover, prefills, 0, record)
         for rank in taking:
             self.cores[rank].iterations.launch(batches[rank], ticks, end, bubbles)
-        return end
-
-    def prepare(self, batches: Sequence[MicroBatch], ticks: int, refused: set[int]) -> list[int]:
-        """Have the scheduler of each rank plan at *ticks*; return which of them take part. *refused*: those that have planned
-        nothing at this instant for an empty micro-batch, and would plan the same for another."""
-        return [rank for rank, batch in enumerate(batches) if self._ask(rank, batch, ticks, refused) != NOTHING]
-
-    def _ask(self, rank: int, batch: MicroBatch, ticks: int, refused: set[int]) -> int:
-        batch.wake_ns = ALWAYS_NS
-        if refused and rank in refused and not batch.admitted:
-            return NOTHING
-        end = self.cores[rank].begin(batch, ticks)
-        if end == NOTHING and not batch.admitted:
-            refused.add(rank)
         return end
 
     def works_of(self, batches: Sequence[MicroBatch]) -> tuple[list[Totals], list[int]]:
@@ -115,10 +121,10 @@ class Group:
 
     def end(self, batches: tuple[MicroBatch, ...]) -> None:
         """They have left the last stage."""
-        for core, batch in zip(self.cores, batches, strict=True):
-            span = batch.span
+        for rank, core in enumerate(self.cores):
+            span = batches[rank].span
             if span is not None:
-                core.commit(batch, 1, span.end(1))
+                core.commit(batches[rank], 1, span.end(1))
         self._ready.append(batches)
 
     def stop(self) -> None:

@@ -33,6 +33,7 @@ class Together(Turns):
         super().__init__((group,), clock, fast_forward=fast_forward)
         self._group = group
         self._prices = prices
+        self._balances = group.balances
         self._batches = [core.batches[0] for core in group.cores]
         # Speculating sequences emit different numbers each step, and loads from tiers end at any time: steps are single.
         first = group.cores[0]
@@ -64,7 +65,8 @@ class Together(Turns):
         """The steps in flight have ended, on all ranks."""
         n, self._n_steps = self._n_steps, 0
         self.events += 1
-        self._group.pass_steps(self._works, n - 1)
+        if self._balances:
+            self._group.pass_steps(self._works, n - 1)
         for core, batch in zip(self._cores, self._batches, strict=True):
             if batch.span is not None:
                 if batch.held is not None:
@@ -73,8 +75,9 @@ class Together(Turns):
 
     def _start(self, ticks: int) -> int:
         """Ask every rank at *ticks* and start what they plan, together; return the tick at which that ends, or NOTHING."""
-        self._group.let_prompts_start(self._batches)
-        taking = self._group.prepare(self._batches, ticks, set())
+        if self._balances:
+            self._group.let_prompts_start(self._batches)
+        taking = self._group.prepare(self._batches, ticks)
         if not taking:
             return NOTHING
         totals, draft_steps = self._group.works_of(self._batches)
@@ -93,7 +96,7 @@ class Together(Turns):
         """The number of steps in which all ranks do the same if nothing arrives: decodes, and nothing else."""
         if any(core.sequences.busy for rank, core in enumerate(self._cores) if rank not in taking):
             return 1
-        if self._group.balances:
+        if self._balances:
             # Messages may have brought prompts since the last check of whether prompts may start, which precedes every step.
             self._works = self._group.rank_works(self._batches)
             if self._cores[0].planner.prompts_wait and any(work.prompts for work in self._works):
@@ -144,7 +147,7 @@ class Together(Turns):
 
     def arrive(self, core: EngineCore, now_ns: int, /) -> None:
         held = core.batches[0].held
-        if self._n_steps > 1 and held is not None and held.through_arrivals and not self._group.balances:
+        if self._n_steps > 1 and held is not None and held.through_arrivals and not self._balances:
             # Its plan is the same whatever waits.
             core.recorder.queued_ns.append(now_ns)
         else:
