@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 
 from hwmodels.totals import Totals
 from policies.ranks import PromptBalance, RankWork, Waited
@@ -73,7 +73,7 @@ class Group:
         """One more micro-batch of each engine core; None where no more may be in flight."""
         return tuple([core.add_batch() for core in self.cores]) if self.cores[0].may_add_batch else None
 
-    def _begin(self, batches: Sequence[MicroBatch], ticks: int, refused: Container[int]) -> int:
+    def _begin(self, batches: Sequence[MicroBatch], ticks: int, refused: Collection[int]) -> int:
         """Send what is planned at *ticks* through the stages; return the tick at which it leaves the last, or NOTHING. *refused*:
         ranks that plan nothing for an empty micro-batch."""
         if self.prices is None:
@@ -82,42 +82,40 @@ class Group:
             batch.wake_ns = ALWAYS_NS
             return NOTHING if 0 in refused and not batch.admitted else self.cores[0].begin(batch, ticks)
         self.let_prompts_start(batches)
-        taking = self.prepare(batches, ticks, refused)
-        return self._send(self.prices, batches, taking, ticks) if taking else NOTHING
-
-    def prepare(self, batches: Sequence[MicroBatch], ticks: int, refused: Container[int] = ()) -> list[int]:
-        """Have the scheduler of each rank plan at *ticks*; return the numbers of those that take part. *refused*: ranks that plan
-        nothing for an empty micro-batch."""
-        taking: list[int] = []
-        for rank, core in enumerate(self.cores):
-            batch = batches[rank]
-            batch.wake_ns = ALWAYS_NS
-            if not (rank in refused and not batch.admitted) and core.begin(batch, ticks) != NOTHING:
-                taking.append(rank)
-        return taking
-
-    def _send(self, prices: CommonPrices, batches: Sequence[MicroBatch], taking: Sequence[int], ticks: int) -> int:
-        """Send what was prepared through the stages; return the tick at which it leaves the last."""
+        taking, totals, draft_steps = self.prepare(batches, ticks, refused)
+        if not taking:
+            return NOTHING
         iterations = [self.cores[rank].iterations for rank in taking]
 
         def record(_: int, stage: int, begin_ns: int, duration_ns: int, bubble_ns: int, kind: int) -> None:
             for each in iterations:
                 each.add_stage(stage, begin_ns, duration_ns, bubble_ns, kind)
 
-        durations, handover = prices.common_stages(*self.works_of(batches))
+        durations, handover = self.prices.common_stages(totals, draft_steps)
         prefills = any([batches[rank].run for rank in taking])
         end, bubbles = self._stages.send(ticks, durations, handover, prefills, 0, record)
         for rank in taking:
             self.cores[rank].iterations.launch(batches[rank], ticks, end, bubbles)
         return end
 
-    def works_of(self, batches: Sequence[MicroBatch]) -> tuple[list[Totals], list[int]]:
-        """The totals of what was prepared and its draft steps, rank by rank."""
+    def prepare(
+        self, batches: Sequence[MicroBatch], ticks: int, refused: Collection[int] = ()
+    ) -> tuple[list[int], list[Totals], list[int]]:
+        """Have the scheduler of each rank plan at *ticks*; return the numbers of those that take part, and rank by rank the totals
+        and the draft steps. *refused*: ranks that plan nothing for an empty micro-batch."""
+        taking: list[int] = []
         totals, draft_steps = [IDLE] * len(batches), [0] * len(batches)
-        for rank, batch in enumerate(batches):
-            if batch.prepared is not None:
-                totals[rank], draft_steps[rank] = batch.prepared.priced, batch.prepared.draft_steps
-        return totals, draft_steps
+        for rank, core in enumerate(self.cores):
+            batch = batches[rank]
+            batch.wake_ns = ALWAYS_NS
+            if refused and rank in refused and not batch.admitted:
+                continue
+            if core.begin(batch, ticks) != NOTHING:
+                taking.append(rank)
+                prepared = batch.prepared
+                assert prepared is not None
+                totals[rank], draft_steps[rank] = prepared.priced, prepared.draft_steps
+        return taking, totals, draft_steps
 
     def end(self, batches: tuple[MicroBatch, ...]) -> None:
         """They have left the last stage."""

@@ -77,10 +77,9 @@ class Together(Turns):
         """Ask every rank at *ticks* and start what they plan, together; return the tick at which that ends, or NOTHING."""
         if self._balances:
             self._group.let_prompts_start(self._batches)
-        taking = self._group.prepare(self._batches, ticks)
+        taking, totals, draft_steps = self._group.prepare(self._batches, ticks)
         if not taking:
             return NOTHING
-        totals, draft_steps = self._group.works_of(self._batches)
         n = self._steps_alike(taking) if self._joins else 1
         if n >= _FEWEST:
             return self._start_several(taking, totals, n, ticks)

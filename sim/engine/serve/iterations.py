@@ -169,16 +169,18 @@ class Iterations:
     def _leave_with(
         self, batch: MicroBatch, totals: Totals, growth: int, ticks: int, end: int, bubbles: Sequence[int]
     ) -> None:
-        """Record an iteration that was sent off at *ticks* and leaves the last stage at *end*, with the *bubbles* ahead of it."""
+        """Record an iteration that was sent off at *ticks* and leaves the last stage at *end*; *bubbles*: ahead of it, none where it
+        is alone with its stage."""
         self._n_sent += 1
-        for kind, bubble_ns in enumerate(bubbles):
-            if bubble_ns:
-                if batch.decodes:
-                    batch.bubbles[kind] += bubble_ns
-                for id_, _ in batch.run:
-                    self._bubbles[kind][id_] += bubble_ns
+        if bubbles:
+            self._work.bubble_ns = sum(bubbles)
+            for kind, bubble_ns in enumerate(bubbles):
+                if bubble_ns:
+                    if batch.decodes:
+                        batch.bubbles[kind] += bubble_ns
+                    for id_, _ in batch.run:
+                        self._bubbles[kind][id_] += bubble_ns
         batch.span = Step(ticks, end, growth)
-        self._work.bubble_ns = sum(bubbles)
         self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(batch))
 
     def _price_later(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
