@@ -169,8 +169,8 @@ class Iterations:
     def _leave_with(
         self, batch: MicroBatch, totals: Totals, growth: int, ticks: int, end: int, bubbles: Sequence[int]
     ) -> None:
-        """Record an iteration that was sent off at *ticks* and leaves the last stage at *end*; *bubbles*: ahead of it, none where it
-        is alone with its stage."""
+        """Record an iteration that was sent off at *ticks* and leaves the last stage at *end*; *bubbles*: ahead of it, none
+        where it is alone with its stage."""
         self._n_sent += 1
         if bubbles:
             self._work.bubble_ns = sum(bubbles)
