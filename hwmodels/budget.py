@@ -62,7 +62,7 @@ def tokens_within(cost: CostModel, *, tbt_s: float, decodes: int, context_tokens
             decodes * seen(context_tokens, window) if window else 0,
         )  # fmt: skip
         seconds = sum(_step_s(cost, totals, stage, ranks) for stage in range(cost.n_stages))
-        seconds += (cost.n_stages - 1) * float(cost.handover_s(budget))
+        seconds += (cost.n_stages - 1) * float(cost.handover_s(ranks * budget))
         if seconds > tbt_s:
             break
         best = budget

@@ -47,10 +47,14 @@ class CostModel(Protocol):
 
 
 class RankedCostModel(CostModel, Protocol):
-    """A cost model that also knows the ranks of data-parallel attention apart."""
+    """A cost model that also knows the ranks of data-parallel attention apart.
+
+    `handover_s` takes the rows of all ranks, which go from stage to stage side by side: an even share on each rank.
+    """
 
     def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
-        """Seconds of the step that all ranks take together: the slowest rank's own part, and what they do with all tokens.
+        """Seconds of one stage in the step that all ranks take together: the slowest rank's own part, and what they do with all
+        tokens.
 
         One Totals a rank, all of ints (float out) or of int64 arrays (float64 out), equal bit for bit; a rank without
         tokens has zeros. With one rank it is `iteration_s`.

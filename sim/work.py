@@ -44,7 +44,7 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     peaks: list[tuple[float, float]] = []
     alike: dict[tuple[int, int, bool], _Alike] = {}
     for index, machine in enumerate(machines):
-        spans = [next(rows).spans for _ in range(len(machine.hosted) * machine.ranks)]
+        of_ranks = [[next(rows).spans for _ in range(machine.ranks)] for _ in machine.hosted]
         costs = [spec.cost for spec in machine.hosted if not isinstance(spec.cost, StageTable)]
         if len(costs) < len(machine.hosted):
             return {}
@@ -52,8 +52,7 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
         peaks.append((max(cost.peak_flops_per_s for cost in costs), max(cost.peak_bytes_per_s for cost in costs)))
         done["peak_flops_per_s"] += peaks[-1][0]
         done["peak_bytes_per_s"] += peaks[-1][1]
-        if machine.ranks > 1:
-            spans = [_together(spans)]
+        spans = [_together(each) if machine.ranks > 1 else each[0] for each in of_ranks]
         for cost, spec, of_it in zip(costs, machine.hosted, spans, strict=True):
             key = (id(cost), id(spec.draft_cost), machine.ranks > 1)
             alike.setdefault(key, _Alike(cost, spec.draft_cost, [])).parts.append((index, of_it))

@@ -88,7 +88,7 @@ class Parallel(Section):
     """Stages of consecutive layers."""
     data: Annotated[int, Field(ge=1)] = 1
     """Ranks of data-parallel attention, for mixtures of experts: each with sequences, a queue, a scheduler and KV memory of its
-    own, on `tensor` GPUs. All step together, and the experts are spread over all their GPUs."""
+    own, on `tensor` GPUs of each stage. All step together, and a stage's experts are spread over the GPUs of all its ranks."""
     expert: Annotated[int, Field(ge=1)] = 1
     """Groups of the tensor x data GPUs that hold different experts; within a group each expert is split by columns. 1: every expert
     is split over all."""
@@ -96,15 +96,6 @@ class Parallel(Section):
     @property
     def gpus(self) -> int:
         return self.tensor * self.pipeline * self.data
-
-    @model_validator(mode="after")
-    def _no_pipelines_of_ranks(self) -> Self:
-        if self.data > 1 and self.pipeline > 1:
-            raise ValueError(
-                f"data {self.data} beside pipeline {self.pipeline}: pipelines whose stages have ranks are not modelled; give one "
-                "of the two as 1"
-            )
-        return self
 
 
 class PromptBalance(Section):

@@ -49,6 +49,10 @@ class Ranked(Linear):
 
     shared_s: float = 0.0
     shared_row_s: float = 0.0
+    transfer_row_s: float = 0.0
+
+    def handover_s(self, rows: Any, /) -> Any:
+        return Linear.handover_s(self, rows) + self.transfer_row_s * rows
 
     def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
         slowest = self.iteration_s(ranks[0])

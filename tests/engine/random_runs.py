@@ -205,37 +205,43 @@ def a_machine(rng: random.Random, *, speculative: bool, n_models: int) -> Machin
     )
 
 
-def with_ranks(experiment: Experiment, seed: int) -> Experiment:
-    """The same with ranks in the machines that can have them."""
-    rng = random.Random(f"ranks of {seed}")
+def with_ranks(experiment: Experiment, seed: int, *, in_turn: bool = False) -> Experiment:
+    """The same with ranks in the machines that have one stage, one micro-batch and one model; *in_turn*: in all others, too."""
+    rng, of_others = random.Random(f"ranks of {seed}"), random.Random(f"ranks in turn of {seed}")
     machines: list[MachineSpec] = []
     for spec in experiment.machines:
-        (tenant,) = spec.hosted[:1]
-        if len(spec.hosted) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1:
-            machines.append(spec)
-            continue
-        assert isinstance(tenant.cost, Linear)
-        cost = Ranked(
-            **{field.name: getattr(tenant.cost, field.name) for field in fields(Linear)},
-            shared_s=rng.choice([0.0, 1e-4]),
-            shared_row_s=rng.choice([0.0, 1e-5]),
-        )
-        ranks = rng.randrange(2, 5)
-        router = rng.choice(
-            [RoundRobin(), Random(), LeastOutstanding(), LeastKv(), Prefix(), VllmRanks(), TrtLlmRanks()]
-        )
-        machines.append(
+        first = spec.hosted[0]
+        alone = len(spec.hosted) == first.cost.n_stages == (first.micro_batches or 1) == 1
+        if alone:
+            machines.append(_with_ranks(spec, rng))
+        else:
+            machines.append(_with_ranks(spec, of_others) if in_turn else spec)
+    return replace(experiment, replicas=tuple(machines))
+
+
+def _with_ranks(spec: MachineSpec, rng: random.Random) -> MachineSpec:
+    """The same machine with a few ranks."""
+    shared_s, shared_row_s = rng.choice([0.0, 1e-4]), rng.choice([0.0, 1e-5])
+    ranks = rng.randrange(2, 5)
+    router = rng.choice([RoundRobin(), Random(), LeastOutstanding(), LeastKv(), Prefix(), VllmRanks(), TrtLlmRanks()])
+    return replace(
+        spec,
+        hosted=tuple(
             replace(
-                spec,
-                hosted=(replace(tenant, cost=cost, micro_batches=None),),
-                ranks=ranks,
-                rank_router=router,
-                prompt_balance=rng.choice(
-                    [None, None, PromptBalance(), PromptBalance(timeout_iters=5, batching_wait_iters=1)]
+                tenant,
+                cost=Ranked(
+                    **{field.name: getattr(tenant.cost, field.name) for field in fields(Linear)},
+                    shared_s=shared_s,
+                    shared_row_s=shared_row_s,
+                    transfer_row_s=shared_row_s if tenant.cost.n_stages > 1 else 0.0,
                 ),
             )
-        )
-    return replace(experiment, replicas=tuple(machines))
+            for tenant in spec.hosted
+        ),
+        ranks=ranks,
+        rank_router=router,
+        prompt_balance=rng.choice([None, None, PromptBalance(), PromptBalance(timeout_iters=5, batching_wait_iters=1)]),
+    )
 
 
 def an_experiment(seed: int, *, speculative: bool) -> Experiment:

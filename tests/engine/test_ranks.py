@@ -20,7 +20,7 @@ from sim.engine import Columns, Experiment, InvariantError, MachineSpec, PolicyE
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.pricing import Pricing
 from sim.engine.batch.rank_prices import IDLE, CommonPrices
-from sim.engine.machine import ranks
+from sim.engine.machine import together
 from sim.engine.record.columns import FINISHED, LOST
 from sim.engine.serve.iterations import Iterations
 from sim.engine.spec.lifecycle import FleetSpec, Outage
@@ -318,7 +318,7 @@ def random_ranks(cases: range) -> list[Experiment]:
 
 @pytest.mark.parametrize("first", [0, 40])
 def test_plans_that_are_held_give_what_plans_of_each_step_give(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_FEWEST", 2)  # small runs have few steps alike
+    monkeypatch.setattr(together, "_FEWEST", 2)  # small runs have few steps alike
     for experiment in random_ranks(range(first, first + 40)):
         assert_same(run(experiment), run(experiment, fast_forward=False))
 
@@ -328,7 +328,7 @@ def test_plans_that_are_held_give_what_plans_of_each_step_give(first: int, monke
 def test_plans_that_are_held_give_what_plans_of_each_step_give_over_many_runs(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "_FEWEST", 2)
+    monkeypatch.setattr(together, "_FEWEST", 2)
     for experiment in random_ranks(some(range(first, first + 500))):
         assert_same(run(experiment), run(experiment, fast_forward=False, check_invariants=True))
 
@@ -361,8 +361,8 @@ def test_a_policy_that_lies_about_how_long_its_plan_holds_is_caught_on_ranks() -
 def test_ranks_that_do_not_end_together_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     launch, lengths = Iterations.launch, count()
 
-    def longer(iterations: Iterations, batch: MicroBatch, ticks: int, duration: int) -> None:
-        launch(iterations, batch, ticks, duration + next(lengths))
+    def longer(iterations: Iterations, batch: MicroBatch, ticks: int, end: int) -> None:
+        launch(iterations, batch, ticks, end + next(lengths))
 
     monkeypatch.setattr(Iterations, "launch", longer)
     spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
@@ -400,22 +400,14 @@ def test_a_horizon_drops_the_step_in_flight_on_every_rank() -> None:
         ({"ranks": 1, "rank_router": None, "prompt_balance": PromptBalance()}, "has nothing to balance"),
         ({"rank_router": LlmD()}, "which no router inside a machine is told"),
         ({"cost": Linear()}, "does not say what a step of 2 ranks takes"),
-        ({"cost": Ranked(n_stages=2)}, "pipelines and micro-batches of ranks are not modelled"),
-        ({"micro_batches": 2}, "pipelines and micro-batches of ranks are not modelled"),
         ({"cost": StageTable(batch_sizes=(1,), stage_ns=((5,),))}, "does not say what a step of 2 ranks takes"),
     ],
 )
 def test_what_ranks_cannot_be_is_refused(changes: dict[str, object], sentence: str) -> None:
     spec = replace(
         ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100),
-        **{key: value for key, value in changes.items() if key in ("cost", "micro_batches")},  # type: ignore[arg-type]
+        **{key: value for key, value in changes.items() if key == "cost"},  # type: ignore[arg-type]
     )
-    rest = {key: value for key, value in changes.items() if key not in ("cost", "micro_batches")}
+    rest = {key: value for key, value in changes.items() if key != "cost"}
     with pytest.raises(ValueError, match=sentence):
         MachineSpec(**{"hosted": (spec,), "ranks": 2, "rank_router": RoundRobin(), **rest})  # type: ignore[arg-type]
-
-
-def test_models_that_share_a_machine_have_no_ranks() -> None:
-    spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
-    with pytest.raises(ValueError, match="models that share a machine have no ranks"):
-        MachineSpec(hosted=(replace(spec, model=0), replace(spec, model=1)), ranks=2, rank_router=RoundRobin())

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hwmodels.budget import BUDGET_STEP, tokens_within
 from hwmodels.calibrated import Calibrated
 from hwmodels.device import load_device
 from hwmodels.kernels.exchange import distinct_devices
@@ -10,6 +11,7 @@ from hwmodels.model import load_model
 from hwmodels.parallel import ParallelConfig
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
+from tests.engine.costs import Ranked
 
 QWEN, H200 = load_model("qwen3-235b-a22b"), load_device("h200")
 FOUR = ParallelConfig(data=4, expert=4)
@@ -125,3 +127,44 @@ def test_one_rank_is_an_iteration():
 def test_there_is_one_totals_a_rank(roofline):
     with pytest.raises(ValueError, match="a common step takes one Totals for each of 4 ranks; got 2"):
         roofline.common_step([IDLE, IDLE])
+
+
+# Pipelines of ranks.
+
+PIPELINE = ParallelConfig(data=4, expert=4, pipeline=2)
+UNEVEN = [decodes(8, 8000), IDLE, prompt(700), decodes(3, 100)]
+
+
+def test_the_stages_of_a_pipeline_share_what_ranks_take_together(roofline):
+    """94 layers are 47 and 47, the last stage has the head; no layer is computed twice and none is left out."""
+    stages = Roofline(QWEN, H200, PIPELINE)
+    first, last = (stages.common_step(UNEVEN, stage) for stage in (0, 1))
+    assert first + last == pytest.approx(roofline.common_step(UNEVEN), rel=1e-9)
+    head_s = 2 * 4096 * 151_936 / H200.hbm_bytes_per_s
+    assert last - first == pytest.approx(head_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("stack", ["vllm", "sglang", "eager"])
+def test_even_ranks_of_a_pipeline_take_what_the_replica_takes_on_each_stage(stack):
+    cost = Calibrated.for_stack(stack)(QWEN, H200, PIPELINE)
+    for stage in (0, 1):
+        assert cost.common_step([decodes(16, 16 * 900)] * 4, stage) == pytest.approx(
+            cost.iteration_s(decodes(64, 64 * 900), stage), rel=1e-12
+        )
+        columns = [Totals(*(np.array([column], np.int64) for column in totals)) for totals in UNEVEN]
+        assert cost.common_step(columns, stage).tolist() == [cost.common_step(UNEVEN, stage)]
+
+
+def test_ranks_hand_their_rows_over_side_by_side():
+    cost = Roofline(QWEN, H200, PIPELINE)
+    # 700 rows of 4096 16-bit numbers on each rank.
+    assert cost.handover_s(4 * 700) == pytest.approx(
+        H200.link.latency_s + 700 * 4096 * 2 / H200.link.bytes_per_s, rel=1e-9
+    )
+
+
+def test_a_token_budget_leaves_time_for_the_rows_of_all_ranks_to_be_handed_over():
+    """A stage takes 1 ms and 1 us for each row of a rank, a hand-over 1 us for each row of four ranks: 2 ms and 6 us a row."""
+    cost = Ranked(fixed_s=1e-3, row_s=1e-6, n_stages=2, transfer_row_s=1e-6)
+    found = tokens_within(cost, tbt_s=10e-3, decodes=8, context_tokens=2000, ranks=4)
+    assert found == 8000 // 6 // BUDGET_STEP * BUDGET_STEP

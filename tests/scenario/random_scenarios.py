@@ -375,6 +375,13 @@ class _Around:
         pipelined = parallel.get("pipeline", 1) > 1
         if ranks == 1 and not shared and rng.random() < (0.4 if pipelined else 0.05):
             found["micro_batches"] = rng.choice([1, 2, 3, 5])
+        if ranks > 1:
+            # Draws of their own leave all others as they are.
+            turns = Random(str(rng.getstate()))
+            parallel["pipeline"] = turns.choice([1, 1, 1, 2])
+            if turns.random() < (0.4 if parallel["pipeline"] > 1 else 0.1):
+                found["micro_batches"] = turns.choice([1, 2, 3])
+            pipelined = parallel["pipeline"] > 1
         pipelined = pipelined or found.get("micro_batches", 1) > 1
         if ranks > 1:
             if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Ticks of steps that the ranks of a machine take together."""
+"""Ticks of steps and micro-batches that the ranks of a machine take together."""
 
 from __future__ import annotations
 
@@ -28,10 +28,20 @@ class CommonPrices(Prices):
         spread = getattr(getattr(pricing.draft, "parallel", None), "data", 1) == n_ranks
         self._draft = cast("RankedCostModel | None", pricing.draft if spread else None)
 
-    def step(self, ranks: Sequence[Totals], draft_steps: Sequence[int]) -> int:
-        """Ticks of one step of all *ranks*; an idle one has `IDLE`."""
-        ticks = to_ticks(float(self._cost.common_step(ranks)))
-        return ticks + self._draft_ticks(ranks, draft_steps) if self._pricing.speculative else ticks
+    def step(self, ranks: Sequence[Totals], draft_steps: Sequence[int], stage: int = 0) -> int:
+        """Ticks of one step of all *ranks* on one stage, the drafts' with the first; an idle rank has `IDLE`."""
+        ticks = to_ticks(float(self._cost.common_step(ranks, stage)))
+        return ticks + self._draft_ticks(ranks, draft_steps) if self._pricing.speculative and not stage else ticks
+
+    def common_stages(self, ranks: Sequence[Totals], draft_steps: Sequence[int]) -> tuple[list[int], int]:
+        """Ticks of each stage for a micro-batch of all *ranks*, and of a hand-over between two.
+
+        Ranks hand their rows over at the same time, each from its own devices to its own devices, so that all have those of the
+        fullest when the next stage begins: as long as a micro-batch takes in which every rank has as many.
+        """
+        fullest = max([totals.rows for totals in ranks])
+        handover = to_ticks(float(self._cost.handover_s(len(ranks) * fullest)))
+        return [self.step(ranks, draft_steps, stage) for stage in range(self._cost.n_stages)], handover
 
     def steps(self, ranks: Sequence[Totals], growth: Sequence[tuple[int, int]], n: int) -> IntArray:
         """Ticks of *n* steps of decodes alone, without drafts, from *ranks* on: the same as one by one. Shape [n]. *growth*: KV
@@ -68,12 +78,12 @@ class CommonPrices(Prices):
     # Prices of a single rank's steps.
 
     def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
-        """Ticks of a step with the other ranks idle: no step of it takes less."""
-        return [self.iteration(totals, draft_steps)], 0
+        """Ticks of a micro-batch with the other ranks idle: none of it takes less."""
+        others = self._n_ranks - 1
+        return self.common_stages([totals, *(IDLE,) * others], [draft_steps, *(0,) * others])
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
-        others = self._n_ranks - 1
-        return self.step([totals, *(IDLE,) * others], [draft_steps, *(0,) * others])
+        raise ValueError("steps of ranks are priced together")
 
     def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
         raise ValueError("steps of ranks are priced together, one by one")

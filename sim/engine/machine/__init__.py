@@ -1,6 +1,6 @@
 """A machine: stages, the models on them, the order in which they run, and what routers see of it.
 
-The room owns the one run loop (`turns`): a micro-batch alone with its stage, several that take turns,
-or ranks that step together. It must not
-know other machines. Read `machine` first, then `turns`.
+The room owns the one run loop (`turns`): what takes a turn is a group (`groups`), the engine cores of one model, which are its
+ranks where it has any. A group is alone with its stage, or several micro-batches and groups take turns. The room must not know
+other machines. Read `machine` first, then `groups` and `turns`.
 """

@@ -1,4 +1,4 @@
-"""A machine: stages, and the engine cores that share them.
+"""A machine: stages, and the engine cores that share them, in groups: those of a model, one for each of its ranks.
 
 Four methods are called from outside: `deliver`, when a request arrives; `post`, when another machine has a message; `give_up`, when
 a client has gone; and `abort`, which stops everything and hands the requests back. All else happens in the machine's own turns
@@ -7,10 +7,16 @@ a client has gone; and `abort`, which stops everything and hands the requests ba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from policies.routers import RoutedRequest
 from sim.engine.batch.prices import StageTable
+from sim.engine.batch.pricing import Pricing
+from sim.engine.batch.rank_prices import CommonPrices
 from sim.engine.batch.stages import Stages
+from sim.engine.machine.groups import Group
 from sim.engine.machine.loads import CoreLoad
+from sim.engine.machine.together import Together
 from sim.engine.machine.turns import Alone, InTurn, Turns
 from sim.engine.serve.engine_core import EngineCore, InCommon
 from sim.engine.spec.experiment import MachineSpec
@@ -35,35 +41,27 @@ class Machine:
         self._state = common.state
         self._outside = common.outside
         self.stages = Stages(spec.hosted[0].cost.n_stages)
-        self.cores = self._made(common, spec, first_number, part)
+        self.groups = [_group(common, spec, i, first_number, self.stages, part, index) for i in range(len(spec.hosted))]
+        """The engine cores of each model that it hosts."""
+        self.cores = [core for group in self.groups for core in group.cores]
         self._loads = [CoreLoad(core, common.clock) for core in self.cores]
         self._load = self._loads[0]
         for core in self.cores:
             core.ring_when_loaded(common.clock, self._on_loaded)
-        self._hosting = {core.spec.model: core for core in self.cores}
+        self._hosting = {group.cores[0].spec.model: group for group in self.groups}
         self._only = self.cores[0] if len(self.cores) == 1 else None
         self._promised = [0] * len(self.stages) if isinstance(spec.hosted[0].cost, StageTable) else []
         self.turns = self._turns_of(common, spec)
 
-    def _made(self, common: InCommon, spec: MachineSpec, first_number: int, part: Part | None) -> list[EngineCore]:
-        """The engine cores, in order."""
-        alone = _is_alone(spec)
-        return [
-            EngineCore(common, first_number + i, each, self.stages, alone=alone, machine=self.index, part=part)
-            for i, each in enumerate(spec.hosted)
-        ]
-
     def _turns_of(self, common: InCommon, spec: MachineSpec) -> Turns:
         """The way in which its micro-batches share the stages."""
-        if _is_alone(spec):
-            return Alone(self.cores[0], common.clock, fast_forward=common.fast_forward)
-        return InTurn(
-            self.cores,
-            self.stages,
-            common.clock,
-            fast_forward=common.fast_forward,
-            oldest_first=spec.turn == "oldest",
-        )
+        first, fast_forward = self.groups[0], common.fast_forward
+        if not _is_alone(spec):
+            oldest_first = spec.turn == "oldest"
+            return InTurn(self.groups, self.stages, common.clock, fast_forward=fast_forward, oldest_first=oldest_first)
+        if first.prices is None:
+            return Alone(first, common.clock, fast_forward=fast_forward)
+        return Together(first, first.prices, common.clock, fast_forward=fast_forward)
 
     @property
     def events(self) -> int:
@@ -102,11 +100,19 @@ class Machine:
 
     @property
     def n_stages(self) -> int:
-        return len(self.stages)
+        """Stages of all ranks: one that has no work idles while others step, as a machine would."""
+        return len(self.stages) * len(self.groups[0].cores)
 
     def found_tokens(self, request: RoutedRequest) -> int:
-        """Tokens of the prompt, in full blocks, that are cached here."""
-        return self._loads[self.cores.index(self.core_of(request.model))].found_tokens(request)
+        """Tokens of the prompt, in full blocks, that are cached here, on the rank that has most of it; the router inside may choose
+        another."""
+        return max([load.found_tokens(request) for load in self._loads_of(request.model)])
+
+    def _loads_of(self, model: int) -> Sequence[CoreLoad]:
+        """The loads of the engine cores that serve a model."""
+        group = self._group_of(model)
+        first = group.cores[0].number - self.cores[0].number
+        return self._loads[first : first + len(group.cores)]
 
     @property
     def promised_ns(self) -> int:
@@ -129,6 +135,10 @@ class Machine:
         return model in self._hosting or None in self._hosting
 
     def core_of(self, model: int) -> EngineCore:
+        """The engine core of a model; with ranks the first of them."""
+        return self._group_of(model).cores[0]
+
+    def _group_of(self, model: int) -> Group:
         return self._hosting.get(model) or self._hosting[None]
 
     # Called from outside.
@@ -186,15 +196,32 @@ class Machine:
         """Stop at *now_ns*: iterations that have ended by then count, others are dropped. All memory is free afterwards; the
         requests are returned, running ones before waiting ones."""
         self.turns.stop(now_ns)
-        for core in self.cores:
-            core.drop_in_flight()
+        for group in self.groups:
+            group.stop()
         ticks = now_ns << TICK_BITS
         self._promised = [ticks] * len(self._promised)
         self.stages.stop(ticks)
         return [id_ for core in self.cores for id_ in core.hand_back()]
 
 
+def _group(
+    common: InCommon, spec: MachineSpec, i: int, first_number: int, stages: Stages, part: Part | None, index: int
+) -> Group:
+    """The engine cores of model *i* of machine *index*, the first of which is number *first_number* of the run."""
+    hosted, prices = spec.hosted[i], None
+    if spec.ranks > 1:
+        assert not isinstance(hosted.cost, StageTable)
+        prices = CommonPrices(Pricing(hosted.cost, hosted.draft_cost, hosted.speculation_overhead_s), spec.ranks)
+    first = first_number + i * spec.ranks
+    alone = _is_alone(spec)
+    cores = [
+        EngineCore(common, first + rank, hosted, stages, alone=alone, machine=index, prices=prices, part=part)
+        for rank in range(spec.ranks)
+    ]
+    return Group(cores, stages, prices, spec.prompt_balance)
+
+
 def _is_alone(spec: MachineSpec) -> bool:
-    """Whether a machine has one micro-batch and one stage."""
+    """Whether a machine has one micro-batch of each rank, and one stage."""
     first = spec.hosted[0]
     return len(spec.hosted) == 1 and first.cost.n_stages == 1 and (first.micro_batches or 1) == 1

@@ -1,7 +1,8 @@
 """The one run loop of a machine: what has ended is committed, what may start is started, and the clock moves to what is due next.
 
 Three kinds of turns differ in which micro-batch may start when: one that is alone with its stage (`Alone`), several that take turns
-on the first stage (`InTurn`), and those of ranks, which step together (`sim.engine.machine.ranks.Together`).
+on the first stage (`InTurn`), and those of ranks that are alone with their stage (`sim.engine.machine.together.Together`). What
+takes a turn is a group (`sim.engine.machine.groups`): micro-batches of the ranks of a model, or the one of a model without.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from heapq import heappop, heappush
 from policies.view import ALWAYS_NS
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.stages import Stages
+from sim.engine.machine.groups import Group
 from sim.engine.serve.engine_core import NOTHING, EngineCore
 from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.time.errors import PolicyError
@@ -23,9 +25,10 @@ class Turns:
 
     # A base class and not a protocol: compiled, its methods are found without a look-up by name.
 
-    def __init__(self, cores: Sequence[EngineCore], clock: Clock, *, fast_forward: bool) -> None:
-        self.cores = cores
+    def __init__(self, groups: Sequence[Group], clock: Clock, *, fast_forward: bool) -> None:
         self.events = 0
+        self._groups = groups
+        self._cores = [core for group in groups for core in group.cores]
         self._clock = clock
         self._fast_forward = fast_forward
         self._ticks = 0
@@ -71,7 +74,7 @@ class Turns:
         An empty plan is an error when there is work and nothing that could change what the policy sees.
         """
         wake_ns = ALWAYS_NS
-        for core in self.cores:
+        for core in self._cores:
             for batch in core.batches:
                 if now_ns < batch.wake_ns < wake_ns:
                     wake_ns = batch.wake_ns
@@ -86,11 +89,14 @@ class Turns:
 
     def _stuck(self) -> list[EngineCore]:
         """The engine cores that have work, while nothing is on its way that could change what their policy sees."""
-        if any(core.awaits_kv for core in self.cores):
+        if any([core.n_loading for core in self._cores]):
             return []
-        return [core for core in self.cores if core.sequences.busy]
+        # One that waits for other machines waits alone: engine cores have no memory in common.
+        return [core for core in self._cores if core.sequences.busy and not core.sequences.awaits()]
 
-    def _planned_nothing(self, core: EngineCore, ticks: int, where: str = "") -> PolicyError:
+    def _planned_nothing(self, core: EngineCore, ticks: int) -> PolicyError:
+        (group,) = [group for group in self._groups if core in group.cores]
+        where = f" on rank {group.cores.index(core)}" if len(group.cores) > 1 else ""
         prefilling = sum(len(batch.partial) for batch in core.batches)
         decoding = sum(batch.decoding.n + len(batch.paused) for batch in core.batches)
         return PolicyError(
@@ -104,8 +110,9 @@ class Alone(Turns):
     """One micro-batch on one stage: decode iterations between which nothing can change are one event, a span, which other events
     cut short."""
 
-    def __init__(self, core: EngineCore, clock: Clock, *, fast_forward: bool) -> None:
-        super().__init__((core,), clock, fast_forward=fast_forward)
+    def __init__(self, group: Group, clock: Clock, *, fast_forward: bool) -> None:
+        super().__init__((group,), clock, fast_forward=fast_forward)
+        (core,) = group.cores
         self._core = core
         self._batch = core.batches[0]
         self._ahead = int(core.sequences.ahead is not None)
@@ -167,18 +174,18 @@ class Alone(Turns):
 
 
 class InTurn(Turns):
-    """Micro-batches of one or several engine cores, one of which enters the stages whenever the first is free."""
+    """Micro-batches of one or several groups, one of which enters the stages whenever the first is free."""
 
     def __init__(
-        self, cores: Sequence[EngineCore], stages: Stages, clock: Clock, *, fast_forward: bool, oldest_first: bool
+        self, groups: Sequence[Group], stages: Stages, clock: Clock, *, fast_forward: bool, oldest_first: bool
     ) -> None:
-        """*oldest_first*: the engine core with the oldest waiting request plans first, and not each in rotation."""
-        super().__init__(cores, clock, fast_forward=fast_forward)
+        """*oldest_first*: the group with the oldest waiting request plans first, and not each in rotation."""
+        super().__init__(groups, clock, fast_forward=fast_forward)
         self._stages = stages
         self._oldest_first = oldest_first
         self._first = 0
-        """The engine core that is first in rotation."""
-        self._ends: list[tuple[int, int, EngineCore, MicroBatch]] = []
+        """The group that is first in rotation."""
+        self._ends: list[tuple[int, int, Group, tuple[MicroBatch, ...]]] = []
         """Micro-batches in flight: the instant at which they leave the last stage, and their number, which breaks ties."""
         self._n_sent = 0
         self._look_ns = ALWAYS_NS
@@ -195,57 +202,36 @@ class InTurn(Turns):
         return min(self._look_ns, ends[0][0] if ends else ALWAYS_NS)
 
     def _end(self, now_ns: int) -> None:
-        """The micro-batch that is first to leave the last stage has left it."""
-        _, _, core, batch = heappop(self._ends)
+        """The micro-batches that are first to leave the last stage have left it."""
+        _, _, group, batches = heappop(self._ends)
         self.events += 1
         self._stages.in_flight -= 1
-        assert batch.span is not None
-        core.commit(batch, 1, batch.span.end(1))
-        core.ready.append(batch)
-        if not self._stages.in_flight and not any(core.sequences.busy for core in self.cores):
+        group.end(batches)
+        if not self._stages.in_flight and not any(core.sequences.busy for core in self._cores):
             self._stages.idle()
         if self._stages.first_free_ns <= now_ns:
             self._look_ns = now_ns
 
     def _send_next(self, now_ns: int) -> int:
-        """Send off the next micro-batch, if any has something to do; when to look again."""
+        """Send off the next micro-batches, if any have something to do; when to look again."""
         self._ticks = ticks = max(self._stages.free[0], now_ns << TICK_BITS)
-        for core in self._in_order():
-            if not core.sequences.busy and not core.n_loading:
+        for group in self._in_order():
+            if not group.has_work:
                 continue
-            sent = self._send_one_of(core, ticks)
+            sent = group.send_next(ticks)
             if sent is not None:
-                end, batch = sent
-                self._first = (self.cores.index(core) + 1) % len(self.cores)
+                end, batches = sent
+                self._first = (self._groups.index(group) + 1) % len(self._groups)
                 self._n_sent += 1
-                heappush(self._ends, (end >> TICK_BITS, self._n_sent, core, batch))
+                heappush(self._ends, (end >> TICK_BITS, self._n_sent, group, batches))
                 return self._stages.first_free_ns
         return self._rest(now_ns, ticks)
 
-    def _in_order(self) -> Sequence[EngineCore]:
-        """The engine cores in the order in which they may plan."""
+    def _in_order(self) -> Sequence[Group]:
+        """The groups in the order in which they may plan."""
         if self._oldest_first:
-            # Requests are numbered in order of arrival.
-            return sorted(
-                self.cores, key=lambda core: core.sequences.queue[0].id if core.sequences.queue else ALWAYS_NS
-            )
-        return (*self.cores[self._first :], *self.cores[: self._first])
-
-    def _send_one_of(self, core: EngineCore, ticks: int) -> tuple[int, MicroBatch] | None:
-        """Start that micro-batch of *core* with work that has been idle longest; return it and the time at which it ends."""
-        refused = False
-        for _ in range(max(len(core.ready), 1)):
-            batch = core.next_batch()
-            if batch is None:
-                break
-            batch.wake_ns = ALWAYS_NS
-            # A policy plans the same for an empty micro-batch as for the one before.
-            end = NOTHING if refused and not batch.admitted else core.begin(batch, ticks)
-            if end != NOTHING:
-                return end, batch
-            refused = refused or not batch.admitted
-            core.ready.append(batch)
-        return None
+            return sorted(self._groups, key=lambda group: group.oldest)
+        return (*self._groups[self._first :], *self._groups[: self._first])
 
     def _stuck(self) -> list[EngineCore]:
         return [] if self._stages.in_flight else super()._stuck()

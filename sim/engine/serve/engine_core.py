@@ -6,7 +6,6 @@ reads what has arrived, shows the micro-batch to the scheduler, carries its plan
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -71,8 +70,7 @@ class EngineCore:
         alone: bool, machine: int, prices: Prices | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
         """*number*: of the run's engine cores; *alone*: no pipeline and no other engine core, so that decodes may be held;
-        *prices*: for a rank, whose steps its machine starts together with others, and ends (`launch`); *part*: the machine's
-        part in hand-over."""
+        *prices*: for a rank, whose iterations begin and end with those of others; *part*: the machine's part in hand-over."""
         state = common.state
         is_rank = prices is not None
         self.number = number
@@ -111,20 +109,18 @@ class EngineCore:
         self._hears = self._what_it_hears()
         self.batches: list[MicroBatch] = []
         sequences.prefix_lookup.batches = self.batches
-        self.ready: deque[MicroBatch] = deque()
-        """Micro-batches that are not in flight, the longest idle first."""
         for _ in range(self._max_batches if self._max_batches <= _MADE_AT_ONCE else 1):
-            self._add_batch()
+            self.add_batch()
 
     # Micro-batches.
 
-    def next_batch(self) -> MicroBatch | None:
-        """The micro-batch that has been idle longest, taken from `ready`; None where all are in flight."""
-        if not self.ready and len(self.batches) < self._max_batches:
-            self._add_batch()
-        return self.ready.popleft() if self.ready else None
+    @property
+    def may_add_batch(self) -> bool:
+        """Whether more micro-batches may be in flight than there are."""
+        return len(self.batches) < self._max_batches
 
-    def _add_batch(self) -> None:
+    def add_batch(self) -> MicroBatch:
+        """Make one micro-batch more."""
         spec, kv, state, iterations = self.spec, self._kv, self.state, self.iterations
         decoding = (
             DecodeSet(spec.block_tokens, iterations.window)
@@ -152,7 +148,7 @@ class EngineCore:
             cache=kv if kv.caches and looks_for_itself(spec.scheduler) else None,
         )
         self.batches.append(batch)
-        self.ready.append(batch)
+        return batch
 
     # Planning.
 
@@ -160,7 +156,7 @@ class EngineCore:
         """Ask the scheduler at *ticks* and start what it plans; return the tick at which that ends, or NOTHING.
 
         For a rank the tick is not known yet: any other answer than NOTHING means that an iteration is prepared, and the machine
-        launches it.
+        launches it (`sim.engine.machine.groups`).
         """
         planner = self.planner
         while True:
@@ -374,8 +370,6 @@ class EngineCore:
             batch.span = None
             batch.held = batch.view.memo = None
             batch.wake_ns = ALWAYS_NS
-        self.ready.clear()
-        self.ready.extend(self.batches)
 
     def hand_back(self) -> list[int]:
         """Give up everything; see `sim.engine.serve.sequences.hand_back`."""

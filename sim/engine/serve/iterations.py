@@ -163,17 +163,25 @@ class Iterations:
         end, bubbles = self._stages.send(
             ticks, durations, handover, bool(batch.run), self._n_sent, self._recorder.stages.add
         )
-        self._n_sent += 1
-        for kind, bubble_ns in enumerate(bubbles):
-            if bubble_ns:
-                if batch.decodes:
-                    batch.bubbles[kind] += bubble_ns
-                for id_, _ in batch.run:
-                    self._bubbles[kind][id_] += bubble_ns
-        batch.span = Step(ticks, end, growth)
-        self._work.bubble_ns = sum(bubbles)
-        self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(batch))
+        self._leave_with(batch, totals, growth, ticks, end, bubbles)
         return end
+
+    def _leave_with(
+        self, batch: MicroBatch, totals: Totals, growth: int, ticks: int, end: int, bubbles: Sequence[int]
+    ) -> None:
+        """Record an iteration that was sent off at *ticks* and leaves the last stage at *end*; *bubbles*: ahead of it, none
+        where it is alone with its stage."""
+        self._n_sent += 1
+        if bubbles:
+            self._work.bubble_ns = sum(bubbles)
+            for kind, bubble_ns in enumerate(bubbles):
+                if bubble_ns:
+                    if batch.decodes:
+                        batch.bubbles[kind] += bubble_ns
+                    for id_, _ in batch.run:
+                        self._bubbles[kind][id_] += bubble_ns
+        batch.span = Step(ticks, end, growth)
+        self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(batch))
 
     def _price_later(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
         """Leave it to `launch`: how long a rank takes is known when all ranks have planned."""
@@ -181,13 +189,16 @@ class Iterations:
         batch.prepared = Prepared(priced, totals, batch.decoding.draft_steps, growth)
         return ticks
 
-    def launch(self, batch: MicroBatch, ticks: int, duration: int) -> None:
-        """Start what was prepared at *ticks* for a rank, now that the whole step is known to take *duration* ticks."""
+    def launch(self, batch: MicroBatch, ticks: int, end: int, bubbles: Sequence[int] = ()) -> None:
+        """Start what was prepared at *ticks* for a rank, now that all that start together are known to end at *end*."""
         prepared = batch.prepared
         assert prepared is not None
         batch.prepared = None
-        batch.span = Step(ticks, ticks + duration, prepared.growth)
-        self._recorder.add_iteration(ticks, duration, prepared.totals, self._work, self.standing(batch))
+        self._leave_with(batch, prepared.totals, prepared.growth, ticks, end, bubbles)
+
+    def add_stage(self, stage: int, begin_ns: int, duration_ns: int, bubble_ns: int, kind: int) -> None:
+        """Record how what is about to be launched passes a stage."""
+        self._recorder.stages.add(self._n_sent, stage, begin_ns, duration_ns, bubble_ns, kind)
 
     def standing(self, batch: MicroBatch) -> Standing:
         """State of *batch* and the model now."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
+from sim.engine.machine.groups import Group
 from sim.engine.machine.machine import Machine
-from sim.engine.machine.ranks import RankedMachine
 from sim.engine.record.columns import FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
@@ -26,7 +26,7 @@ INVARIANTS = {
     "INV-5": "tokens computed for a sequence are those whose KV exists: none are computed twice, none are skipped",
     "INV-6": "what ends was started before, and what starts has arrived",
     "INV-7": "within an instant ranks never go back: nothing that a machine does is felt by another in the same nanosecond",
-    "INV-8": "ranks of a machine that take a step start it and end it together",
+    "INV-8": "micro-batches of ranks that run together start together and end together",
     "INV-9": "blocks that a tier keeps, each counted once, are the bytes that it says it keeps, and no more than it has room for",
     "INV-10": "KV that is on its way was computed: its sender holds the blocks until it has arrived, its receiver keeps room",
     "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
@@ -93,19 +93,20 @@ class Watch:
         for machine in self._machines:
             for core in machine.cores:
                 self._check_hosted(machine, core, seen)
-            if isinstance(machine, RankedMachine):
-                self._check_steps(machine)
+            for group in machine.groups:
+                self._check_steps(machine, group)
         if self._fleet is not None:
             self._check_fleet(self._fleet, seen)
         self._check_ends(seen, now_ns)
         if self._handovers is not None:
             self._check_handovers(self._handovers)
 
-    def _check_steps(self, machine: RankedMachine) -> None:
-        spans = [batch.span for core in machine.cores for batch in core.batches if batch.span is not None]
-        steps = {(span.start_ticks, span.n, span.end(span.n)) for span in spans}
-        if len(steps) > 1:
-            self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
+    def _check_steps(self, machine: Machine, group: Group) -> None:
+        for batches in zip(*(core.batches for core in group.cores), strict=True):
+            spans = [batch.span for batch in batches if batch.span is not None]
+            steps = {(span.start_ticks, span.n, span.end(span.n)) for span in spans}
+            if len(steps) > 1:
+                self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
 
     def _check_ends(self, seen: set[int], now_ns: int) -> None:
         state = self._state

@@ -111,10 +111,10 @@ class MachineSpec:
     turn: Turn = "rotation"
     """The order in which models plan when the first stage is free: in rotation, or the one whose queue has the oldest head."""
     ranks: int = 1
-    """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec`
-    to itself, and all step together."""
+    """Replicas of each model's attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its
+    `ReplicaSpec` to itself, and the i-th micro-batches of all ranks of a model begin and end together."""
     rank_router: Router | RouteFunction | None = None
-    """Routes requests of the machine to ranks; None for a machine without ranks."""
+    """Routes requests of the machine to ranks of their model; None for a machine without ranks."""
     prompt_balance: PromptBalance | None = None
     """The rule for the start of ranks' prompts; None: each rank's scheduler decides."""
 
@@ -142,17 +142,11 @@ class MachineSpec:
             raise ValueError("prompt_balance is between ranks, and a machine without has nothing to balance")
         if self.ranks == 1:
             return
-        if len(self.hosted) > 1:
-            raise ValueError("models that share a machine have no ranks; give one of the two")
-        spec = next(iter(self.hosted))
-        if spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1:
-            raise ValueError(
-                "ranks step together in one stage with one batch each; pipelines and micro-batches of ranks are not modelled"
-            )
-        if not hasattr(spec.cost, "common_step"):
-            raise ValueError(
-                f"{spec.cost!r} does not say what a step of {self.ranks} ranks takes; give a cost model with common_step"
-            )
+        for cost in [spec.cost for spec in self.hosted]:
+            if not hasattr(cost, "common_step"):
+                raise ValueError(
+                    f"{cost!r} does not say what a step of {self.ranks} ranks takes; give a cost model with common_step"
+                )
         knows = knowledge_of(self.rank_router)
         if knows is not None and knows != Knowledge(prefixes=True):
             raise ValueError(
@@ -239,5 +233,6 @@ class Experiment:
 
     @property
     def hosted(self) -> tuple[ReplicaSpec, ...]:
-        """The models on machines, machine after machine, and rank after rank: row i of a result's replicas is engine core i."""
-        return tuple(core for machine in self.machines for core in machine.hosted * machine.ranks)
+        """The models on machines, machine after machine, and each as often as it has ranks: row i of a result's replicas is engine
+        core i."""
+        return tuple(core for machine in self.machines for core in machine.hosted for _ in range(machine.ranks))

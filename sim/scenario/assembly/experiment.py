@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from sim.engine import Experiment, MachineSpec
+from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -18,8 +18,8 @@ from sim.scenario.assembly.handover import check_models, handover_of
 from sim.scenario.assembly.manifest import manifest_of
 from sim.scenario.assembly.pools import PoolOf, pools_of
 from sim.scenario.assembly.prefix_cache import check_router
-from sim.scenario.assembly.ranks import check_asked, with_ranks
-from sim.scenario.assembly.replica import Hosted, build_pool
+from sim.scenario.assembly.ranks import check_asked, machine_of
+from sim.scenario.assembly.replica import build_pool
 from sim.scenario.assembly.scheduler import policy_of
 from sim.scenario.assembly.tiers import check_stores
 from sim.scenario.classes import check_classes, classed
@@ -27,7 +27,6 @@ from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
 if TYPE_CHECKING:
-    from sim.engine import ReplicaSpec
     from workloads import ClosedLoop, Trace
 
 
@@ -74,7 +73,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     machines = [
         machine
         for pool, hosted in zip(pools, built, strict=True)
-        for machine in (_machine(pool, hosted),) * pool.replicas
+        for machine in (machine_of(pool.scenarios[0], [each.spec for each in hosted]),) * pool.replicas
     ]
     experiment = Experiment(
         workload=workload,
@@ -94,12 +93,6 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
         slo=scenario.slo.model_dump(),
         class_limits={name: each.slo.of_all for name, each in (scenario.classes or {}).items()},
     )
-
-
-def _machine(pool: PoolOf, hosted: Sequence[Hosted]) -> ReplicaSpec | MachineSpec:
-    if len(hosted) > 1:
-        return MachineSpec(hosted=tuple(each.spec for each in hosted))
-    return with_ranks(pool.scenarios[0], hosted[0].spec)
 
 
 def _deployed(pool: PoolOf) -> PoolOf:

@@ -32,30 +32,17 @@ def check_asked(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
                 )
 
 
-def check_ranks(scenario: Scenario, *, shared: bool) -> None:
-    """ScenarioError for what is not modelled of ranks; *shared*: the machine hosts others."""
-    ranks = scenario.parallel.data
-    if ranks == 1:
-        return
-    if shared:
-        raise ScenarioError(
-            f"{scenario.source}: parallel.data {ranks}: models that share a machine have no ranks; give each a pool of its own"
-        )
-    if (scenario.micro_batches or 1) > 1:
-        raise ScenarioError(
-            f"{scenario.source}: micro_batches {scenario.micro_batches}: ranks take one batch a step each, and overlapping two of "
-            "them is not modelled; leave micro_batches out"
-        )
-
-
-def with_ranks(scenario: Scenario, spec: ReplicaSpec) -> ReplicaSpec | MachineSpec:
-    """A machine of *spec*, or of as many ranks of it as *scenario* asks for."""
+def machine_of(scenario: Scenario, hosted: Sequence[ReplicaSpec]) -> ReplicaSpec | MachineSpec:
+    """A machine that hosts these models, each on as many ranks as *scenario* asks for."""
     if scenario.parallel.data == 1:
-        return spec
+        return hosted[0] if len(hosted) == 1 else MachineSpec(hosted=tuple(hosted))
     router = _router(scenario)
     with told_by(scenario, "rank_router"):
         return MachineSpec(
-            hosted=(spec,), ranks=scenario.parallel.data, rank_router=router, prompt_balance=_balance(scenario)
+            hosted=tuple(hosted),
+            ranks=scenario.parallel.data,
+            rank_router=router,
+            prompt_balance=_balance(scenario),
         )
 
 

@@ -15,7 +15,6 @@ from sim.scenario.assembly.decoding import BuiltDecoding, build_decoding, slots_
 from sim.scenario.assembly.memory import memory_of, shared_plan
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import cache_of
-from sim.scenario.assembly.ranks import check_ranks
 from sim.scenario.assembly.refusals import never_gets_on
 from sim.scenario.assembly.scheduler import preempting, scheduler_of
 from sim.scenario.assembly.tiers import check_room, tiers_of
@@ -49,7 +48,6 @@ def build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, in
 def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int | None) -> Hosted:
     scenario, deployment = pool.scenarios[i], pool.deployments[i]
     alone = len(pool.serves) == 1
-    check_ranks(scenario, shared=not alone)
     chosen = chosen_by_auto(scenario, deployment, workload)
     scheduler = preempting(scenario, scheduler_of(scenario, deployment, chosen, shared=not alone))
     with told_by(scenario):

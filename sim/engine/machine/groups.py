@@ -1,0 +1,155 @@
+"""The engine cores of one model on a machine, whose micro-batches run together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from hwmodels.totals import Totals
+from policies.ranks import PromptBalance, RankWork, Waited
+from policies.view import ALWAYS_NS
+from sim.engine.batch.micro_batch import MicroBatch
+from sim.engine.batch.rank_prices import IDLE, CommonPrices
+from sim.engine.batch.stages import Stages
+from sim.engine.serve.engine_core import NOTHING, EngineCore
+
+
+class Group:
+    """One engine core, or those of the ranks of one model: their i-th micro-batches begin and end together.
+
+    A rank whose scheduler plans nothing for its micro-batch is idle in it.
+    """
+
+    def __init__(
+        self, cores: Sequence[EngineCore], stages: Stages, prices: CommonPrices | None, balance: PromptBalance | None
+    ) -> None:
+        """*prices*: of the micro-batches of ranks; None for one engine core."""
+        self.cores = cores
+        self._stages = stages
+        self.prices = prices
+        self._balance = balance
+        self._waited = Waited()
+        self._ready = deque(zip(*(core.batches for core in cores), strict=True))
+        """Micro-batches that are not in flight, one of each engine core; the longest idle first."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is there, or on its way from a tier."""
+        first = self.cores[0]
+        if first.sequences.busy or first.n_loading:
+            return True
+        return any([core.sequences.busy or core.n_loading for core in self.cores[1:]])
+
+    @property
+    def balances(self) -> bool:
+        """Whether prompts may have to wait for those of other ranks."""
+        return self._balance is not None
+
+    @property
+    def oldest(self) -> int:
+        """The waiting request that came first, ALWAYS_NS where none waits. Requests are numbered in order of arrival."""
+        return min([core.sequences.queue[0].id if core.sequences.queue else ALWAYS_NS for core in self.cores])
+
+    # Micro-batches that take turns on the stages.
+
+    def send_next(self, ticks: int) -> tuple[int, tuple[MicroBatch, ...]] | None:
+        """Send those micro-batches off that have been idle longest and have work; return the tick at which they leave the last
+        stage, and themselves."""
+        ready = self._ready
+        refused: set[int] = set()
+        for _ in range(max(len(ready), 1)):
+            batches = ready.popleft() if ready else self._more_batches()
+            if batches is None:
+                return None
+            end = self._begin(batches, ticks, refused)
+            if end != NOTHING:
+                return end, batches
+            ready.append(batches)
+            # A policy plans the same for an empty micro-batch as for the one before.
+            refused.update([rank for rank, batch in enumerate(batches) if not batch.admitted])
+        return None
+
+    def _more_batches(self) -> tuple[MicroBatch, ...] | None:
+        """One more micro-batch of each engine core; None where no more may be in flight."""
+        return tuple([core.add_batch() for core in self.cores]) if self.cores[0].may_add_batch else None
+
+    def _begin(self, batches: Sequence[MicroBatch], ticks: int, refused: Collection[int]) -> int:
+        """Send what is planned at *ticks* through the stages; return the tick at which it leaves the last, or NOTHING. *refused*:
+        ranks that plan nothing for an empty micro-batch."""
+        if self.prices is None:
+            # One engine core sends its micro-batch itself.
+            batch = batches[0]
+            batch.wake_ns = ALWAYS_NS
+            return NOTHING if 0 in refused and not batch.admitted else self.cores[0].begin(batch, ticks)
+        self.let_prompts_start(batches)
+        taking, totals, draft_steps = self.prepare(batches, ticks, refused)
+        if not taking:
+            return NOTHING
+        iterations = [self.cores[rank].iterations for rank in taking]
+
+        def record(_: int, stage: int, begin_ns: int, duration_ns: int, bubble_ns: int, kind: int) -> None:
+            for each in iterations:
+                each.add_stage(stage, begin_ns, duration_ns, bubble_ns, kind)
+
+        durations, handover = self.prices.common_stages(totals, draft_steps)
+        prefills = any([batches[rank].run for rank in taking])
+        end, bubbles = self._stages.send(ticks, durations, handover, prefills, 0, record)
+        for rank in taking:
+            self.cores[rank].iterations.launch(batches[rank], ticks, end, bubbles)
+        return end
+
+    def prepare(
+        self, batches: Sequence[MicroBatch], ticks: int, refused: Collection[int] = ()
+    ) -> tuple[list[int], list[Totals], list[int]]:
+        """Have the scheduler of each rank plan at *ticks*; return the numbers of those that take part, and rank by rank the totals
+        and the draft steps. *refused*: ranks that plan nothing for an empty micro-batch."""
+        taking: list[int] = []
+        totals, draft_steps = [IDLE] * len(batches), [0] * len(batches)
+        for rank, core in enumerate(self.cores):
+            batch = batches[rank]
+            batch.wake_ns = ALWAYS_NS
+            if refused and rank in refused and not batch.admitted:
+                continue
+            if core.begin(batch, ticks) != NOTHING:
+                taking.append(rank)
+                prepared = batch.prepared
+                assert prepared is not None
+                totals[rank], draft_steps[rank] = prepared.priced, prepared.draft_steps
+        return taking, totals, draft_steps
+
+    def end(self, batches: tuple[MicroBatch, ...]) -> None:
+        """They have left the last stage."""
+        for rank, core in enumerate(self.cores):
+            span = batches[rank].span
+            if span is not None:
+                core.commit(batches[rank], 1, span.end(1))
+        self._ready.append(batches)
+
+    def stop(self) -> None:
+        """Forget what has not left the last stage, and what prompts have waited for."""
+        for core in self.cores:
+            core.drop_in_flight()
+        self._waited = Waited()
+        self._ready = deque(zip(*(core.batches for core in self.cores), strict=True))
+
+    # Prompts that wait for each other.
+
+    def let_prompts_start(self, batches: Sequence[MicroBatch]) -> None:
+        """Let prompts start in the coming micro-batches, or have them wait."""
+        if self._balance is not None:
+            starts, self._waited = self._balance.start(self.rank_works(batches), self._waited)
+            for core in self.cores:
+                core.planner.let_prompts_start(starts)
+
+    def pass_steps(self, works: Sequence[RankWork], n: int) -> None:
+        """Count *n* steps in which the ranks had *works* to do."""
+        if self._balance is not None:
+            for _ in range(n):
+                _, self._waited = self._balance.start(works, self._waited)
+
+    def rank_works(self, batches: Sequence[MicroBatch]) -> list[RankWork]:
+        """The work that each rank has now for its micro-batch."""
+        return [
+            RankWork(bool(core.sequences.queue or batch.partial), bool(batch.decoding.n or batch.paused))
+            for core, batch in zip(self.cores, batches, strict=True)
+        ]
