@@ -3,14 +3,15 @@
     python -m benchmarks.spans [RUNS] [--first SEED] [--processes 2]
 
 Every run is made twice: once in spans, and once with each iteration stepped through. Requests, iterations, gaps between tokens and
-what routers were told are compared. Prints how many runs had each feature of the engine, then those that differ; the exit code
-is 1 where one does.
+what routers were told are compared. Prints the runs that differ, fail or take longer than `LIMIT_S` of processor time, and how many
+had each feature of the engine; the exit code is 1 where one differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import warnings
 from collections import Counter
@@ -35,6 +36,9 @@ from tests.engine.random_runs import (
 )
 from tests.policies import test_classes
 from workloads import ClosedLoop, Trace
+
+LIMIT_S = 20.0
+"""Processor time of a run's two ways together, which usually take a twentieth of a second."""
 
 
 class Outcome(NamedTuple):
@@ -118,8 +122,14 @@ def told(experiment: Experiment) -> list[Any]:
     return [router.told for router in routers if isinstance(router, Noting | test_polled.Polls)]
 
 
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"took longer than {LIMIT_S:g} s")
+
+
 def outcome(seed: int) -> Outcome:
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGPROF, _too_long)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     # Routers that write down what they are told are of one run each.
     in_spans, in_steps = drawn(seed), drawn(seed)
     try:
@@ -129,6 +139,8 @@ def outcome(seed: int) -> Outcome:
         assert_same(spanned, stepped)
     except Exception as error:
         return Outcome(seed, [], f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return Outcome(seed, features, "")
 
 
@@ -146,6 +158,8 @@ def main() -> int:
             if found.difference:
                 differing.append(found)
                 print(f"seed {found.seed}: {found.difference}", flush=True)
+            if (found.seed - options.first) % 1000 == 999:
+                print(f"{found.seed - options.first + 1:,} runs", flush=True)
     for name, n in sorted(had.items(), key=lambda each: -each[1]):
         print(f"{n:7,} {name}")
     print(f"{options.runs:,} runs, seeds from {options.first}: {len(differing)} differ")
