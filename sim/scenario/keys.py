@@ -620,6 +620,8 @@ class Pool(Section):
     prompt_balance: PromptBalance | None = None
     scheduler: Policy | None = None
     decoding: DecodingSettings | None = None
+    decoding_by_model: dict[str, DecodingSettings] | None = None
+    """The decoding methods of single models of `models`, by name, in place of `decoding`."""
     memory: Memory | None = None
 
     @model_validator(mode="after")
@@ -630,6 +632,11 @@ class Pool(Section):
             if len(set(self.models)) < len(self.models):
                 raise ValueError(
                     f"models that share a machine differ; got {self.models!r}, and NAME#TAG makes a copy of NAME"
+                )
+        for name in self.decoding_by_model or {}:
+            if name not in (self.models or ()):
+                raise ValueError(
+                    f"decoding_by_model has {name!r}, which is not among models ({', '.join(self.models or ())})"
                 )
         return self
 

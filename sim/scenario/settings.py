@@ -177,7 +177,7 @@ class Scenario(Settings):
         for key, value in {**own, **over}.items():
             if key in ("parallel", "memory") and value is not None:
                 settings[key] = {**settings.get(key, {}), **value}
-            elif key not in ("role", "models") and value is not None:
+            elif key not in ("role", "models", "decoding_by_model") and value is not None:
                 settings[key] = value
         return Scenario.from_mapping(settings, source=f"{self._source}: pools.{name}", folder=self._folder)
 

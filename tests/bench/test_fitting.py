@@ -29,6 +29,7 @@ from sim.bench.next_run import advise
 from sim.bench.overlay import errors_of, posterior_of, stack_text
 from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Setting, own_value, priors, setting_at
 from sim.cli.intervals import kept_at, kept_by, kept_facts
+from sim.engine import MachineSpec
 from sim.errors import RooftraceError, ScenarioError
 from sim.results.trust import level_facts
 from sim.scenario.assembly import build, resolve
@@ -273,6 +274,26 @@ def test_a_fitted_share_of_the_cache_is_what_a_run_has(stack_file: Path) -> None
     stack_file.write_text(stack_file.read_text().replace("kv_factor = 1.0", "kv_factor = 0.5"))
     assert build(closed(stack_file)).replicas[0].kv_blocks == pytest.approx(whole * 0.5, abs=1)
     assert build(closed(stack_file, memory={"kv_blocks": 99})).replicas[0].kv_blocks == 98
+
+
+def test_a_fitted_share_of_the_cache_is_of_the_part_that_a_model_on_a_shared_machine_has(stack_file: Path) -> None:
+    models = ["llama-3.1-8b", "llama-3.2-1b"]
+
+    def blocks() -> list[int]:
+        scenario = closed(stack_file, pools={"both": {"models": models}})
+        (machine,) = build(scenario.with_value("workload.models", dict.fromkeys(models, 1))).replicas
+        assert isinstance(machine, MachineSpec)
+        return [each.kv_blocks for each in machine.hosted]
+
+    whole = blocks()
+    stack_file.write_text(stack_file.read_text().replace("kv_factor = 1.0", "kv_factor = 0.5"))
+    assert blocks() == [pytest.approx(each * 0.5, abs=1) for each in whole]
+
+
+def test_a_fitted_share_of_the_cache_makes_no_room_for_a_model_that_does_not_fit(stack_file: Path) -> None:
+    stack_file.write_text(stack_file.read_text().replace("kv_factor = 1.0", "kv_factor = 0.5"))
+    with pytest.raises(ScenarioError, match="does not fit"):
+        build(closed(stack_file, model="llama-3.1-70b"))
 
 
 @pytest.mark.parametrize(

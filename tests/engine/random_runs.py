@@ -544,6 +544,52 @@ def with_looks(experiment: Experiment, seed: int) -> tuple[Experiment, Noting]:
     return replace(experiment, router=router), router
 
 
+def partly_speculative(experiment: Experiment, seed: int) -> Experiment:
+    """The same, with speculation in some of the models of each shared machine, or in those of one that had none."""
+    rng = random.Random(f"drafts of {seed}")
+
+    def of(spec: MachineSpec) -> MachineSpec:
+        if len(spec.hosted) == 1:
+            return spec
+        return replace(
+            spec, hosted=tuple(replace(core, decoding=rng.choice([None, *DECODINGS])) for core in spec.hosted)
+        )
+
+    return replace(experiment, replicas=tuple(map(of, experiment.machines)))
+
+
+def with_long_answers(experiment: Experiment, seed: int) -> Experiment:
+    """The same with outputs that are many times as long, and memory to match: spans of hundreds of iterations. Half have no
+    pipelines and no micro-batches, and half a scheduler that plans asynchronously where it can."""
+    rng = random.Random(f"long answers of {seed}")
+    workload, times = experiment.workload, rng.choice([10, 20])
+    output = np.asarray(workload.output_tokens) * times
+    if isinstance(workload, Trace):
+        allowed = workload.max_tokens
+        grown = None if allowed is None else allowed + output - workload.output_tokens
+        longer: Trace | ClosedLoop = replace(workload, output_tokens=output, max_tokens=grown)
+    else:
+        longer = replace(workload, output_tokens=output)
+    more = rng.choice([times, times // 2])
+    scheduler = EvictNewest(replace(a_vllm(rng), async_scheduling=True)) if rng.random() < 0.5 else None
+    alone = rng.random() < 0.5
+
+    def of(core: ReplicaSpec) -> ReplicaSpec:
+        assert isinstance(core.cost, Linear)
+        grown = replace(core, kv_blocks=core.kv_blocks * more, scheduler=scheduler or core.scheduler)
+        return replace(grown, cost=replace(core.cost, n_stages=1), micro_batches=1) if alone else grown
+
+    machines = tuple(replace(spec, hosted=tuple(map(of, spec.hosted))) for spec in experiment.machines)
+    return replace(experiment, workload=longer, replicas=machines)
+
+
+def with_late_news(experiment: Experiment, seed: int) -> Experiment:
+    """The same behind a router that hears late what machines have cached, or reads their loads as published now and then."""
+    rng = random.Random(f"late news of {seed}")
+    event_delay_s, poll_s = rng.choice([(1e-3, 0.0), (0.02, 0.0), (0.0, 7e-3), (3e-3, 7e-3)])
+    return replace(experiment, router=Noting(Knowledge(prefixes=True, event_delay_s=event_delay_s, poll_s=poll_s)))
+
+
 def with_scheduler(experiment: Experiment, scheduler: Scheduler) -> Experiment:
     """The same with one scheduler for every model."""
     machines = tuple(

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
 
 from policies.routers import RoundRobin
+from policies.sglang import Sglang
+from policies.trtllm import TrtLlm
 from policies.view import ALWAYS_NS, Scheduler
+from policies.vllm import Vllm
+from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
+from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.tiers.links import LinkSpec
 from tests.engine.costs import Linear
-from tests.engine.random_runs import HoldsTooLong, OpensAt, an_experiment, assert_same, with_looks
+from tests.engine.random_runs import (
+    HoldsTooLong,
+    Noting,
+    OpensAt,
+    an_experiment,
+    apart,
+    assert_same,
+    beginnings,
+    partly_speculative,
+    with_fleet,
+    with_late_news,
+    with_long_answers,
+    with_looks,
+    with_tiers,
+)
 from tests.sample import some
 from workloads import ClosedLoop, Trace
 
@@ -49,6 +72,88 @@ def test_plans_held_in_micro_batches_see_what_others_do_to_the_prefix_cache(seed
     # Prompts wait that would find blocks, while another micro-batch or model caches and evicts some.
     experiment = an_experiment(seed, speculative=speculative)
     assert_same(run(experiment), run(experiment, fast_forward=False))
+
+
+@pytest.mark.parametrize("seed", range(0, 18, 6))
+def test_spans_equal_stepping_with_long_answers_late_news_and_models_of_which_some_speculate(seed: int) -> None:
+    for case in range(seed, seed + 6):
+        spanned, stepped = [
+            with_late_news(
+                with_long_answers(partly_speculative(an_experiment(case, speculative=False), case), case), case
+            )
+            for _ in range(2)
+        ]
+        assert_same(run(spanned), run(stepped, fast_forward=False))
+        assert isinstance(spanned.router, Noting)
+        assert isinstance(stepped.router, Noting)
+        assert spanned.router.told == stepped.router.told
+
+
+ASYNCHRONOUS = (Vllm(), EvictNewest(Sglang()), EvictNewest(TrtLlm()))
+
+
+@pytest.mark.parametrize("scheduler", ASYNCHRONOUS, ids=["vllm", "sglang", "trtllm"])
+def test_a_request_that_asks_for_room_in_a_span_finds_what_steps_made_ahead_would_have_cached(
+    scheduler: Scheduler,
+) -> None:
+    """The prompt of the second request is the first one's and most of its answer, of which the machine that decodes has computed
+    more or less when the second comes."""
+    machine = ReplicaSpec(
+        cost=Linear(fixed_s=1e-3), scheduler=scheduler, kv_blocks=200, block_tokens=1, prefix_cache="blocks"
+    )
+    handover = HandoverSpec(
+        roles=("prefill", "decode"),
+        pools=(0, 1),
+        paths={(0, 1): KvPath(link=LinkSpec(1e7), bytes_per_token=1000.0)},
+        router=RoundRobin(),
+    )
+    contents = list(range(1, 47))
+    for at_ns in range(1_000_000, 25_000_000, 2_700_001):
+        trace = Trace(
+            arrival_ns=[0, at_ns],
+            prompt_tokens=[6, 40],
+            output_tokens=[40, 3],
+            prefix_blocks=np.array(contents + contents[:40]),
+            prefix_offsets=np.array([0, 46, 86]),
+            prefix_block_tokens=1,
+        )
+        experiment = Experiment(workload=trace, replicas=(machine,) * 2, router=RoundRobin(), handover=handover)
+        spanned, stepped = run(experiment), run(experiment, fast_forward=False)
+        assert_same(spanned, stepped)
+        assert spanned.meta["events"] < stepped.meta["events"]
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3, 4, 5])
+def test_a_chunk_that_fits_once_a_tree_has_given_a_leaf_up_is_not_passed_over_by_a_span(seed: int) -> None:
+    """Decodes evict, a leaf at a time, what waiting prompts would find: less is then taken with their first chunk."""
+    rng = random.Random(seed)
+    prompt, output = ([rng.randrange(20, most) for _ in range(20)] for most in (90, 300))
+    contents: dict[str, Any] = {}
+    while not contents:
+        contents = beginnings(rng, prompt, output)
+    trace = Trace(
+        arrival_ns=sorted(rng.randrange(10**8) for _ in prompt), prompt_tokens=prompt, output_tokens=output, **contents
+    )
+    scheduler = Vllm(
+        max_num_batched_tokens=rng.choice([20, 40, 63]),
+        max_num_seqs=12,
+        scheduler_reserve_full_isl=False,
+        async_scheduling=rng.random() < 0.5,
+    )
+    machine = ReplicaSpec(
+        cost=Linear(fixed_s=1e-3), scheduler=scheduler, kv_blocks=140, block_tokens=4, prefix_cache="tree"
+    )
+    experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
+    assert_same(run(experiment), run(experiment, fast_forward=False))
+
+
+@pytest.mark.parametrize("seed", [78, 223])
+def test_a_machine_that_hands_over_computes_the_last_token_of_a_request_of_which_tiers_have_all_others(
+    seed: int,
+) -> None:
+    # A request whose machine has failed comes back with tokens emitted: with the KV of all but the last it might decode.
+    experiment = with_fleet(with_tiers(apart(223, speculative=False), 223), 223)
+    assert_same(run(experiment, check_invariants=True), run(experiment, fast_forward=False))
 
 
 def test_the_random_runs_cover_what_they_should() -> None:

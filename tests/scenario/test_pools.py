@@ -31,6 +31,15 @@ MIX = {"trace": "conversation", "limit": 60, "models": {SMALL: 2, LARGE: 1}}
 TWO = {"small": {"model": SMALL, "hardware": "l40s", "replicas": 2}, "large": {"parallel": {"tensor": 2}}}
 
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}}
+DRAFT = {
+    "method": "draft_model",
+    "num_speculative_tokens": 3,
+    "acceptance": {"alpha": 0.7},
+    "draft": {"model": SMALL},
+}
+
+
 def pools(**settings):
     return Scenario.from_mapping({"pools": TWO, "workload": MIX, **settings}, source="my.yaml")
 
@@ -258,12 +267,84 @@ def test_closed_loop_clients_keep_deadlines_of_a_trace_and_say_what_they_leave_o
             },
             "do not fit beside each other: their weights and what their stack sets aside take 168.5 GB of the 78.2 GB",
         ),
-        ({"pools": {"a": {"models": [SMALL, LARGE], "decoding": {"method": "ngram", "num_speculative_tokens": 2,
-          "acceptance": {"alpha": 0.5}}}}}, "models that share a machine do not speculate yet"),
+        (
+            {"pools": {"a": {"models": [SMALL, LARGE], "decoding_by_model": {"llama-2-13b": NGRAM}}}},
+            "decoding_by_model has 'llama-2-13b', which is not among models (llama-3.2-1b, llama-3.1-8b)",
+        ),
+        (
+            {"pools": {"a": {"models": ["llama-2-13b", "qwen3-8b"], "memory": {"gpu_memory_utilization": 0.62},
+             "decoding_by_model": {"llama-2-13b": DRAFT | {"draft": {"model": "llama-2-7b"}}}}},
+             "workload": {"trace": "conversation", "models": {"llama-2-13b": 1}}},
+            "do not fit beside each other: their weights, their drafters and what their stack sets aside take",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_built_names_the_pool_and_the_way_out(settings, expected):
     assert expected in refusal(**settings)
+
+
+def sharing(**pool):
+    return resolve(pools(pools={"both": {"models": [LARGE, SMALL], **pool}}))
+
+
+def test_models_that_share_a_machine_draft_each_by_a_method_of_its_own_or_not():
+    made = sharing(decoding=NGRAM, decoding_by_model={LARGE: DRAFT})
+    (machine,) = made.experiment.replicas
+    assert [core.decoding.method for core in machine.hosted] == ["draft_model", "ngram"]
+    assert [core.draft_cost is not None for core in machine.hosted] == [True, False]
+    assert made.manifest["label"].endswith("draft_model/ngram")
+    facts = made.manifest["pools"]["both"]["models"]
+    assert [each["decoding"]["method"] for each in facts] == ["draft_model", "ngram"]
+    one = sharing(decoding=NGRAM, decoding_by_model={SMALL: {"method": "autoregressive"}})
+    assert [core.decoding is None for core in one.experiment.replicas[0].hosted] == [False, True]
+    (of_both,) = sharing(decoding=NGRAM).experiment.replicas
+    assert [core.decoding.method for core in of_both.hosted] == ["ngram", "ngram"]
+
+
+def test_a_draft_beside_several_models_takes_memory_from_all_of_them():
+    plain, drafted = (
+        made.manifest["pools"]["both"]["models"] for made in (sharing(), sharing(decoding_by_model={LARGE: DRAFT}))
+    )
+    weights = deployment_of(Scenario(model=SMALL)).weight_bytes_per_device
+    assert [each["memory"]["draft_bytes"] for each in drafted] == [weights, 0]
+    # Its graphs are captured as well. What all leave is divided equally, as without it.
+    beside = weights + drafted[0]["memory"]["graph_bytes"] - plain[0]["memory"]["graph_bytes"]
+    for before, after in zip(plain, drafted, strict=True):
+        assert after["memory"]["kv_bytes"] == pytest.approx(before["memory"]["kv_bytes"] - beside / 2)
+    # The draft's cache is kept with the blocks of the model for which it drafts, and with no others.
+    small, large = (16 * deployment_of(Scenario(model=name)).kv_bytes_per_token_per_device for name in (SMALL, LARGE))
+    for each, block_bytes in zip(drafted, (large + small, small), strict=True):
+        assert each["memory"]["blocks"] == each["memory"]["kv_bytes"] // block_bytes
+
+
+def test_models_that_share_a_machine_speculate_to_the_end():
+    result = simulate(pools(pools={"both": {"models": [LARGE, SMALL], "decoding_by_model": {LARGE: DRAFT}}}))
+    assert (result.requests["status"] == "finished").all()
+    first, second = result.columns.replicas
+    assert first.speculation
+    assert second.speculation is None
+
+
+def test_a_recording_is_replayed_by_the_numbers_of_requests_in_the_whole_workload(tmp_path):
+    """Requests 1 and 3 ask for the model that speculates. Row 0 of the recording is too short for anyone."""
+    (tmp_path / "rounds.csv").write_text("request,round,accepted\n0,0,0\n" + "".join(f"1,{i},1\n" for i in range(9)))
+    (tmp_path / "trace.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens,model\n" + "".join(f"0,9,9,{name}\n" for name in [SMALL, LARGE] * 2)
+    )
+    decoding = NGRAM | {"num_speculative_tokens": 1, "acceptance": {"recorded": "rounds.csv"}}
+
+    def made(model):
+        settings = {
+            "pools": {"both": {"models": [LARGE, SMALL], "decoding_by_model": {model: decoding}}},
+            "workload": {"trace": str(tmp_path / "trace.csv")},
+        }
+        return Scenario.from_mapping(settings, source="my.yaml", folder=tmp_path)
+
+    assert (simulate(made(LARGE)).requests["status"] == "finished").all()
+    with pytest.raises(
+        ScenarioError, match="request 0 needs 8 tokens from rounds, but row 0 of the recording ends after 1"
+    ):
+        resolve(made(SMALL))
 
 
 def test_questions_about_one_deployment_are_refused():

@@ -26,7 +26,7 @@ class AsyncScheduling:
         self.seen_ns = ALWAYS_NS
         """The instant of the next plan: the start of the iteration that has just ended. ALWAYS_NS: it is made now."""
         self.made = False
-        """Whether the latest plan was made ahead; an empty one is followed by one that knows all."""
+        """Whether the latest plan was made ahead, or counts as if it had been; an empty one is followed by one that knows all."""
 
     @property
     def n_unknown(self) -> int:

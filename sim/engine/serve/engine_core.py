@@ -331,6 +331,9 @@ class EngineCore:
                 batch.undo_prompts()
                 return
         if self._ahead is not None:
+            if done > 1:
+                # Each iteration of a span but its first goes on with a plan that counts as made while the one before ran.
+                self._ahead.made = True
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences = self.sequences
         if batch.decodes:

@@ -197,6 +197,9 @@ class Loading:
             sequences.state.load_ended(id_, load.ends_ns)
             return
         seq = sequences.state.waiting_seq(id_, cached_tokens=load.tokens, preempted=load.preempted)
+        if sequences.hands_over and not seq.tokens:
+            # It is decoded elsewhere: here its last token is computed, with which it leaves.
+            seq = seq._replace(tokens=1)
         if sequences.kv.caches:
             sequences.kv.loaded(id_, load.tokens)
         sequences.loaded_kv.at_hand[id_] = AtHand(load.blocks, load.tokens, load.on_device, load.by_tier, load.moved)

@@ -131,8 +131,9 @@ class Planner:
         if self._writes_evicted or (asked and plan.preempt) or self._sequences.given_up:
             # Requests of clients that have gone leave with the next plan where they have only just arrived.
             return False
-        if waits and (self._shares_cache or kv.writes):
-            # Waiting requests find more after each step that emits named content, and less after each that evicts.
+        if waits and (self._shares_cache or kv.writes or (self._late and self._by_chunk)):
+            # Waiting requests find more after each step that emits named content, and less after each that evicts: a tree evicts
+            # whole leaves, so that a request's hit and first chunk may then fit.
             return False
         if ahead is None:
             return True

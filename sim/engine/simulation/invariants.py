@@ -31,6 +31,7 @@ INVARIANTS = {
     "INV-10": "KV that is on its way was computed: its sender holds the blocks until it has arrived, its receiver keeps room",
     "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
     "INV-12": "where nothing is to happen any more, no blocks are held for machines that there are, and nobody is between two",
+    "INV-13": "a machine that hands over decodes no sequence",
 }
 
 
@@ -201,6 +202,8 @@ class Watch:
             held += self._check_sequence(core, batch, id_)
         if len(batch.admitted) != len(batch.partial) + len(batch.paused) + batch.decoding.n:
             self._fail("INV-2", f"a micro-batch of machine {machine.index} has sequences that were not admitted")
+        if core.sequences.hands_over and batch.decoding.n:
+            self._fail("INV-13", f"machine {machine.index} decodes {batch.decoding.n} sequences")
         # A span in flight has taken the blocks of its first iteration, and no others.
         return held + (batch.span.growth_first if batch.span is not None and batch.decodes else 0)
 

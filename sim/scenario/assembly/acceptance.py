@@ -206,20 +206,21 @@ def largest_k(settings: DecodingSettings) -> int:
     return k or 1  # type: ignore[return-value]
 
 
-def check_recording(decoding: Speculative, workload: Trace | ClosedLoop) -> None:
-    """Refuse a recording that may end before its request does, at the smallest k that the run may use."""
+def check_recording(decoding: Speculative, workload: Trace | ClosedLoop, numbers: IntArray) -> None:
+    """Refuse a recording that may end before its request does, at the smallest k that the run may use; *numbers*: of the requests
+    of *workload* in the whole run, by which rows are replayed."""
     rows = decoding.acceptance.rows  # type: ignore[attr-defined]
     smallest = min(k for _, _, k in decoding.table)
     reach = np.array([sum(min(accepted, smallest) + 1 for accepted in row) for row in rows])
     # The prompt's iteration emits the first token.
     needed = np.maximum(np.asarray(workload.output_tokens) - 1, 0)
-    row = np.arange(len(needed)) % len(rows)
+    row = numbers % len(rows)
     short = np.flatnonzero(needed > reach[row])
     if short.size:
-        request = int(short[0])
-        which = int(row[request])
+        first = int(short[0])
+        which = int(row[first])
         raise ValueError(
-            f"decoding.acceptance.recorded: request {request} needs {int(needed[request])} tokens from rounds, but row "
+            f"decoding.acceptance.recorded: request {numbers[first]} needs {int(needed[first])} tokens from rounds, but row "
             f"{which} of the recording ends after {len(rows[which])} rounds with {int(reach[which])}; "
             "record longer answers or shorten the outputs"
         )

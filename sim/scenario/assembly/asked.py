@@ -12,6 +12,7 @@ from sim.scenario.settings import Scenario
 from sim.text import unknown
 
 if TYPE_CHECKING:
+    from sim.engine.record.columns import IntArray
     from workloads import ClosedLoop, Trace
 
 
@@ -57,9 +58,12 @@ def asked_for(
     return trace.with_models(names, moved[index]), rows
 
 
-def of_model(workload: Trace | ClosedLoop, row: int | None) -> Trace | ClosedLoop:
-    """The requests of one model; all where none asks for a model by name."""
-    if row is None:
-        return workload
-    chosen = np.flatnonzero(workload.model_index == row)  # type: ignore[union-attr]
-    return workload.take(chosen) if len(chosen) else workload  # type: ignore[union-attr]
+def numbers_of(workload: Trace | ClosedLoop, row: int | None) -> IntArray:
+    """The numbers of the requests that ask for a model; of all where none asks for a model by name, or none for this one."""
+    chosen = () if row is None else np.flatnonzero(workload.model_index == row)  # type: ignore[union-attr]
+    return chosen if len(chosen) else np.arange(len(workload))  # type: ignore[return-value]
+
+
+def of_model(workload: Trace | ClosedLoop, numbers: IntArray) -> Trace | ClosedLoop:
+    """The requests of *numbers*."""
+    return workload if len(numbers) == len(workload) else workload.take(numbers)  # type: ignore[union-attr]

@@ -21,8 +21,8 @@ from sim.scenario.workload import mean_context
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
     from hwmodels.deployment import Deployment
-    from hwmodels.memory import MemoryPlan
     from policies.acceptance import Acceptance
+    from policies.acceptance.process import IntArray
     from policies.view import Scheduler
     from workloads import ClosedLoop, Trace
 
@@ -40,36 +40,45 @@ class BuiltDecoding:
     decoding: Speculative
     draft_cost: CostModel | None
     overhead_s: float
-    plan: MemoryPlan
     manifest: dict[str, Any]
+
+
+def drafting_for(
+    settings: DecodingSettings, *, target: Deployment, find: Callable[[str], Path | None]
+) -> Drafting | None:
+    """The drafter that *settings* ask for beside *target*; None where nothing drafts but the tokens themselves.
+
+    ValueError, in one sentence, for one that does not go with the target.
+    """
+    if settings.method == "autoregressive":
+        return None
+    if target.model.is_encoder:
+        raise ValueError(f"decoding: {target.model.name} is an encoder and emits no tokens; leave decoding out")
+    if settings.draft is not None:
+        return drafting_of(settings.draft, target=target, find=find)
+    if settings.method == "mtp":
+        return drafting_by_own_layers(target, largest_k(_with_k_of_heads(settings, target)))
+    return None
 
 
 def build_decoding(
     settings: DecodingSettings,
     *,
     target: Deployment,
-    plan: MemoryPlan,
-    beside: Callable[[Deployment], MemoryPlan],
+    drafting: Drafting | None,
     scheduler: Scheduler,
     workload: Trace | ClosedLoop,
+    numbers: IntArray,
     find: Callable[[str], Path | None],
 ) -> BuiltDecoding | None:
     """The decoding method that *settings* describe beside the *target*; None for autoregressive decoding.
 
-    *plan* is the memory without a draft, *beside* gives it with one.
+    *drafting* is its `drafting_for`; *numbers*: of the requests of *workload* in the whole run.
     ValueError, in one sentence, for what does not fit together.
     """
     if settings.method == "autoregressive":
         return None
-    if target.model.is_encoder:
-        raise ValueError(f"decoding: {target.model.name} is an encoder and emits no tokens; leave decoding out")
-
     method, settings = settings.method, _with_k_of_heads(settings, target)
-    drafting = None
-    if settings.draft is not None:
-        drafting = drafting_of(settings.draft, target=target, plan=plan, beside=beside, find=find)
-    elif method == "mtp":
-        drafting = drafting_by_own_layers(target, largest_k(settings), plan=plan, beside=beside)
     draft_cost = None if drafting is None else drafting.cost
     most = _most_running(scheduler, workload)
     acceptance = acceptance_of(settings, find)
@@ -87,12 +96,11 @@ def build_decoding(
         raise ValueError(f"decoding: {error}") from None
     _check_table(decoding, most)
     if settings.acceptance is not None and settings.acceptance.recorded is not None:
-        check_recording(decoding, workload)
+        check_recording(decoding, workload, numbers)
     return BuiltDecoding(
         decoding=decoding,
         draft_cost=draft_cost,
         overhead_s=settings.overhead_s,
-        plan=plan if drafting is None else drafting.plan,
         manifest=_manifest(settings, decoding, drafting, workload),
     )
 

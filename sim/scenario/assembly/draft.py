@@ -21,30 +21,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """The cost of a draft pass, the memory beside the draft, and what results say of it."""
+    """The cost of a draft pass, what lies in memory for it, and what results say of it."""
 
     cost: CostModel
-    plan: MemoryPlan
     manifest: dict[str, Any]
+    held: Deployment | None = None
+    """The layers whose weights and cache lie on the devices of the target's first stage; None: there are none."""
+    takes: str = ""
+    """What an error says of the memory that *held* takes."""
+    beside: str = ""
+    """The same of what it lies beside, and of the way out."""
+
+    def check_fits(self, without: MemoryPlan, both: MemoryPlan) -> None:
+        """ValueError where *both*, the memory with the drafter, has no block for a sequence; *without* is the memory without."""
+        if both.rank_blocks < 1:
+            left = max(without.stages[0].kv_bytes, 0.0) / 1e9
+            raise ValueError(f"{self.takes}, but only {left:.1f} GB is left beside {self.beside}")
 
 
-def drafting_of(
-    settings: Draft,
-    *,
-    target: Deployment,
-    plan: MemoryPlan,
-    beside: Callable[[Deployment], MemoryPlan],
-    find: Callable[[str], Path | None],
-) -> Drafting:
-    """The drafter that *settings* describe for *target*; *plan* is the memory without a draft, *beside* gives it with one.
-
-    ValueError where a draft model does not go with the target or does not fit.
-    """
+def drafting_of(settings: Draft, *, target: Deployment, find: Callable[[str], Path | None]) -> Drafting:
+    """The drafter that *settings* describe for *target*; ValueError where a draft model does not go with the target."""
     if settings.model is not None:
         draft = _draft_deployment(settings, target, find)
         return Drafting(
             cost=draft.cost,
-            plan=_beside(draft, target, plan, beside(draft)),
+            held=draft,
+            takes=f"decoding.draft.model: {draft.model.name} takes {draft.weight_bytes_per_device / 1e9:.1f} GB on each of its "
+            f"{draft.parallel.tensor} GPUs",
+            beside=f"{target.model.name}; take a smaller draft, raise decoding.draft.tensor or parallel.tensor, or a larger device",
             manifest={
                 "model": draft.model.name,
                 "source": draft.model.source,
@@ -55,19 +59,15 @@ def drafting_of(
         )
     if settings.cost_ratio is not None:
         share = ShareOfTarget(target.cost, settings.cost_ratio)
-        return Drafting(cost=share, plan=plan, manifest={"cost_ratio": settings.cost_ratio})
+        return Drafting(cost=share, manifest={"cost_ratio": settings.cost_ratio})
     assert settings.step_s is not None
     time = cast("CostModel", StepTime(step_s=settings.step_s))
-    return Drafting(cost=time, plan=plan, manifest={"step_s": settings.step_s})
+    return Drafting(cost=time, manifest={"step_s": settings.step_s})
 
 
-def drafting_by_own_layers(
-    target: Deployment, k: int, *, plan: MemoryPlan, beside: Callable[[Deployment], MemoryPlan]
-) -> Drafting:
-    """The extra layers of *target* for multi-token prediction, drafting *k* tokens a round at most.
-
-    ValueError where it has none, or they do not fit beside it.
-    """
+def drafting_by_own_layers(target: Deployment, k: int) -> Drafting:
+    """The extra layers of *target* for multi-token prediction, drafting *k* tokens a round at most; ValueError where there are
+    none."""
     try:
         found = mtp_draft(target, k)
     except ValueError as error:
@@ -75,16 +75,12 @@ def drafting_by_own_layers(
             f"decoding: {error}; give draft: {{cost_ratio: C}} or {{step_s: T}}, or take another method"
         ) from None
     held = found.held
-    both = beside(held)
-    if both.device_blocks - both.null_blocks < 1:
-        raise ValueError(
-            f"decoding: the layers of {target.model.name} for multi-token prediction take "
-            f"{held.weight_bytes_per_device / 1e9:.1f} GB on each GPU, but only {max(plan.stages[0].kv_bytes, 0.0) / 1e9:.1f} GB "
-            "is left beside its others; raise parallel.tensor, or take a larger device"
-        )
     return Drafting(
         cost=found.cost,
-        plan=both,
+        held=held,
+        takes=f"decoding: the layers of {target.model.name} for multi-token prediction take "
+        f"{held.weight_bytes_per_device / 1e9:.1f} GB on each GPU",
+        beside="its others; raise parallel.tensor, or take a larger device",
         manifest={
             "own_layers": held.model.n_layers,
             "prompts_through": found.cost.modules,
@@ -135,14 +131,3 @@ def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str],
             "is not modelled; use draft: {cost_ratio: ...} or {step_s: ...}"
         )
     return draft
-
-
-def _beside(draft: Deployment, target: Deployment, plan: MemoryPlan, both: MemoryPlan) -> MemoryPlan:
-    """*both*, where the draft's weights and cache fit on the GPUs of the target's first stage; *plan* is without it."""
-    if both.device_blocks - both.null_blocks < 1:
-        raise ValueError(
-            f"decoding.draft.model: {draft.model.name} takes {draft.weight_bytes_per_device / 1e9:.1f} GB on each of "
-            f"its {draft.parallel.tensor} GPUs, but only {max(plan.stages[0].kv_bytes, 0.0) / 1e9:.1f} GB is left beside "
-            f"{target.model.name}; take a smaller draft, raise decoding.draft.tensor or parallel.tensor, or a larger device"
-        )
-    return both

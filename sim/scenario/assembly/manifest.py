@@ -81,9 +81,7 @@ def _label(pools: list[PoolOf], built: list[list[Hosted]], plain: bool) -> str:
         parts.append(f"{models} on {_gpus(pool)} x {pool.deployments[0].device.name}")
     schedulers = dict.fromkeys(pool.scenarios[0].scheduler.policy for pool in pools)
     methods = dict.fromkeys(
-        pool.scenarios[0].decoding.method
-        for pool, hosted in zip(pools, built, strict=True)
-        if any(each.decoding is not None for each in hosted)
+        each.decoding.decoding.method for hosted in built for each in hosted if each.decoding is not None
     )
     return " + ".join(parts) + f", {'/'.join(schedulers)}" + (f", {'/'.join(methods)}" if methods else "")
 

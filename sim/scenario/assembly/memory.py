@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,19 @@ def memory_of(
     workload: Trace | ClosedLoop | None = None,
     draft: Deployment | None = None,
 ) -> MemoryPlan:
+    """The division of the memory of *scenario*'s devices, as `account_of` has it, with the blocks that a fitted stack was found
+    to have."""
+    return _as_fitted(scenario, account_of(scenario, deployment, scheduler, workload=workload, draft=draft))
+
+
+def account_of(
+    scenario: Scenario,
+    deployment: Deployment,
+    scheduler: Any = None,
+    *,
+    workload: Trace | ClosedLoop | None = None,
+    draft: Deployment | None = None,
+) -> MemoryPlan:
     """The division of the memory of *scenario*'s devices; its *scheduler*'s limits, or else the stack's, are those of the profile
     run. Layers that do not keep every token are counted at the mean context of *workload*, or else at the longest.
     ValueError for a share by another stack's name, or a release that is not known. What is given and changes nothing, and an
@@ -62,11 +75,6 @@ def memory_of(
     defaults = engine_defaults(stack, deployment.device, tensor=deployment.parallel.tensor)
     tokens = named.limit_of(scheduler, named.ITERATION_TOKENS)
     sequences = named.limit_of(scheduler, named.SEQUENCES)
-    factor = _fitted_kv_factor(scenario)
-    override = memory.kv_blocks
-    if override is None and factor != 1.0:
-        accounted = memory_of(_by_name(scenario), deployment, scheduler, workload=workload, draft=draft)
-        override = max(1, round(accounted.kv_blocks * factor)) + accounted.null_blocks
     plan = memory_plan(
         deployment,
         rules,
@@ -81,19 +89,19 @@ def memory_of(
         context_tokens=None if workload is None else mean_context(workload),
     )
     notes = (*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules))
-    return replace(plan, override=override, notes=notes)
+    return replace(plan, override=memory.kv_blocks, notes=notes)
 
 
-def _fitted_kv_factor(scenario: Scenario) -> float:
-    """The blocks that a fitted stack was found to have over those that are accounted for; 1 for a stack by name, and where it was
-    not fitted."""
+def _as_fitted(scenario: Scenario, plan: MemoryPlan) -> MemoryPlan:
+    """*plan* with as many blocks as a fitted stack was found to have over those that are accounted for; *plan* itself for a stack
+    by name, where blocks are given, and where there are none."""
     file = scenario.stack_file
-    return 1.0 if file is None else load_stack_file(file).kv_factor
-
-
-def _by_name(scenario: Scenario) -> Scenario:
-    """The scenario with the stack that its file was fitted over."""
-    return scenario.with_value("serving_stack", scenario.stack_name)
+    if file is None or plan.override is not None or plan.rank_blocks < 1:
+        return plan
+    factor = load_stack_file(file).kv_factor
+    return (
+        plan if factor == 1.0 else replace(plan, override=max(1, round(plan.rank_blocks * factor)) + plan.null_blocks)
+    )
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:
@@ -123,22 +131,25 @@ def _of_two_releases(scenario: Scenario, rules: StackMemory | None) -> Iterator[
         )
 
 
-def shared_plan(pool: PoolOf, i: int, scheduler: Any, workload: Trace | ClosedLoop) -> MemoryPlan:
-    """Memory of a model among those that share a machine: an equal part of what all the others leave, stage by stage."""
+def shared_plans(pool: PoolOf, accounts: Sequence[MemoryPlan]) -> list[MemoryPlan]:
+    """The memory of each of the models that share a machine: what is its own, its drafter included, as its account in *accounts*
+    has it, and an equal part of what all of them leave, stage by stage. ScenarioError where they do not fit."""
     plans = [
-        memory_of(scenario, deployment, scheduler, workload=workload)
-        for scenario, deployment in zip(pool.scenarios, pool.deployments, strict=True)
+        _as_fitted(scenario, plan)
+        for scenario, plan in zip(pool.scenarios, share_machine(tuple(accounts)), strict=True)
     ]
-    plan = share_machine(tuple(plans))[i]
-    if plan.device_blocks - plan.null_blocks < 1:
+    for i, plan in enumerate(plans):
+        if plan.rank_blocks >= 1:
+            continue
         used = max(
             sum(stage.used_bytes - stage.reserve_bytes for stage in stages)
-            for stages in zip(*(each.stages for each in plans), strict=True)
+            for stages in zip(*(each.stages for each in accounts), strict=True)
         )
+        drafters = any(stage.draft_bytes for each in accounts for stage in each.stages)
         raise ScenarioError(
-            f"{', '.join(pool.serves)} do not fit beside each other: their weights and what their stack sets aside take "
-            f"{used / 1e9:.1f} GB of the {plans[i].stages[0].budget_bytes / 1e9:.1f} GB that a "
+            f"{', '.join(pool.serves)} do not fit beside each other: their weights{', their drafters' if drafters else ''} and "
+            f"what their stack sets aside take {used / 1e9:.1f} GB of the {accounts[i].stages[0].budget_bytes / 1e9:.1f} GB that a "
             f"{pool.deployments[i].device.name} offers, and a KV cache of each has to fit as well; share less or spread them "
             "over more devices (parallel)"
         )
-    return plan
+    return plans

@@ -62,7 +62,13 @@ def pools_of(scenario: Scenario) -> list[PoolOf]:
             one = scenario.pool(name)
             found.append(PoolOf(name=name, serves=(one.model,), scenarios=(one,), role=pool.role))
         else:
-            models = tuple(scenario.pool(name, model=_original(scenario, model)) for model in pool.models)
+            own = pool.model_dump(exclude_unset=True).get("decoding_by_model") or {}
+            models = tuple(
+                scenario.pool(
+                    name, model=_original(scenario, model), **({"decoding": own[model]} if model in own else {})
+                )
+                for model in pool.models
+            )
             found.append(PoolOf(name=name, serves=tuple(pool.models), scenarios=models, role=pool.role))
     return found
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.engine import ReplicaSpec
 from sim.errors import ScenarioError
-from sim.scenario.assembly.asked import of_model
+from sim.scenario.assembly.asked import numbers_of, of_model
 from sim.scenario.assembly.auto import chosen_by_auto
 from sim.scenario.assembly.context import check_longest
-from sim.scenario.assembly.decoding import BuiltDecoding, build_decoding, slots_of_drafts
-from sim.scenario.assembly.memory import memory_of, shared_plan
+from sim.scenario.assembly.decoding import BuiltDecoding, build_decoding, drafting_for, slots_of_drafts
+from sim.scenario.assembly.memory import account_of, memory_of, shared_plans
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import cache_of
 from sim.scenario.assembly.refusals import never_gets_on
@@ -21,7 +21,11 @@ from sim.scenario.assembly.tiers import check_room, tiers_of
 from sim.scenario.explain import told_by
 
 if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan
+    from sim.engine.record.columns import IntArray
+    from sim.scenario.assembly.draft import Drafting
+    from sim.scenario.settings import Scenario
     from workloads import ClosedLoop, Trace
 
 
@@ -35,44 +39,90 @@ class Hosted:
     plan: MemoryPlan
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What is known of a hosted model before memory is divided."""
+
+    scenario: Scenario
+    deployment: Deployment
+    numbers: IntArray
+    """Of its requests in the whole workload."""
+    workload: Trace | ClosedLoop
+    chosen: dict[str, tuple[int, str]]
+    scheduler: Any
+    drafting: Drafting | None
+
+    def memory(self, account: Callable[..., MemoryPlan], *, with_draft: bool = True) -> MemoryPlan:
+        """Its memory as `memory_of` or `account_of` divides it."""
+        draft = self.drafting.held if with_draft and self.drafting is not None else None
+        return account(self.scenario, self.deployment, self.scheduler, workload=self.workload, draft=draft)
+
+
 def build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, int]) -> list[Hosted]:
     """The models of *pool*, each on its machines; *rows*: numbers of the models that the workload asks for.
 
     ScenarioError for what cannot be.
     """
+    parts = [_part(pool, i, workload, rows.get(name)) for i, name in enumerate(pool.serves)]
     return [
-        _build_hosted(pool, i, of_model(workload, rows.get(name)), rows.get(name)) for i, name in enumerate(pool.serves)
+        _build_hosted(part, plan, row=rows.get(name), alone=len(parts) == 1)
+        for part, plan, name in zip(parts, _plans(pool, parts), pool.serves, strict=True)
     ]
 
 
-def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int | None) -> Hosted:
-    scenario, deployment = pool.scenarios[i], pool.deployments[i]
-    alone = len(pool.serves) == 1
-    chosen = chosen_by_auto(scenario, deployment, workload)
-    scheduler = preempting(scenario, scheduler_of(scenario, deployment, chosen, shared=not alone))
+def _part(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int | None) -> _Part:
+    scenario, deployment, shared = pool.scenarios[i], pool.deployments[i], len(pool.serves) > 1
+    numbers = numbers_of(workload, row)
+    asked = of_model(workload, numbers)
+    chosen = chosen_by_auto(scenario, deployment, asked)
+    scheduler = preempting(scenario, scheduler_of(scenario, deployment, chosen, shared=shared))
     with told_by(scenario):
-        plan = (
-            deployment.fitted(memory_of(scenario, deployment, scheduler, workload=workload))
-            if alone
-            else shared_plan(pool, i, scheduler, workload)
-        )
+        drafting = drafting_for(scenario.decoding, target=deployment, find=scenario.find)
+    return _Part(
+        scenario=scenario,
+        deployment=deployment,
+        numbers=numbers,
+        workload=asked,
+        chosen=chosen,
+        scheduler=scheduler,
+        drafting=drafting,
+    )
+
+
+def _plans(pool: PoolOf, parts: list[_Part]) -> list[MemoryPlan]:
+    """The memory of each model, its drafter included; ScenarioError for what does not fit."""
+    if len(parts) > 1:
+        accounts = []
+        for part in parts:
+            with told_by(part.scenario):
+                accounts.append(part.memory(account_of))
+        return shared_plans(pool, accounts)
+    (part,) = parts
+    with told_by(part.scenario):
+        without = part.deployment.fitted(part.memory(memory_of, with_draft=False))
+        if part.drafting is None:
+            return [without]
+        plan = part.memory(memory_of)
+        part.drafting.check_fits(without, plan)
+        return [plan]
+
+
+def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, alone: bool) -> Hosted:
+    scenario, deployment, workload, scheduler = part.scenario, part.deployment, part.workload, part.scheduler
+    with told_by(scenario):
         decoding = build_decoding(
             scenario.decoding,
             target=deployment,
-            plan=plan,
-            beside=lambda draft: memory_of(scenario, deployment, scheduler, workload=workload, draft=draft),
+            drafting=part.drafting,
             scheduler=scheduler,
             workload=workload,
+            numbers=part.numbers,
             find=scenario.find,
         )
         slots = slots_of_drafts(scenario, decoding)
         stuck = never_gets_on(scheduler, plan.block_tokens, decoding, slots, workload)
         if stuck is not None:
             raise ScenarioError(stuck)
-        if decoding is not None and not alone:
-            raise ScenarioError(
-                "decoding: models that share a machine do not speculate yet; give each a pool of its own"
-            )
     if deployment.model.is_encoder and workload.output_tokens.any():
         raise ScenarioError(
             f"{scenario.source}: {deployment.model.name} is an encoder and emits no tokens, but the workload asks for "
@@ -97,8 +147,6 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
             spec,
             decoding=decoding.decoding,
             draft_cost=decoding.draft_cost,
-            kv_blocks=decoding.plan.rank_blocks,
             speculation_overhead_s=decoding.overhead_s,
         )
-        plan = decoding.plan
-    return Hosted(spec=spec, decoding=decoding, chosen=chosen, plan=plan)
+    return Hosted(spec=spec, decoding=decoding, chosen=part.chosen, plan=plan)
