@@ -122,7 +122,7 @@ class DecodeSet(RunningSet):
         here, first, growth_ticks = (kv_end - 1 - kv) // n + 1, base + slope * kv, slope * n
         if window_growth or slope_window:
             here, first, growth_ticks = self._on_windowed_line(line, kv, window)
-        reads: Reads = _new(Reads, (n, kv, window, window_growth))
+        reads: Reads = (n, kv, window, window_growth)
         until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)
         end = rounds * first + growth_ticks * (rounds * (rounds - 1) // 2)
         if here >= rounds and end < until_ticks:
@@ -270,5 +270,6 @@ class DecodeSet(RunningSet):
             emitted = finish - since
             after = cached + emitted
             self._forget(cached - since, after)
-            departures.append(Departure(id_, after, -(-after // self._block_tokens), emitted, since, cached, token_ns))
+            blocks = -(-after // self._block_tokens)
+            departures.append(_new(Departure, (id_, after, blocks, emitted, since, cached, token_ns, 1)))
         return departures

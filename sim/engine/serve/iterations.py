@@ -128,9 +128,7 @@ class Iterations:
         kv = self._kv
         duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, decoding.draft_steps)
         batch.span = Step(ticks, ticks + duration, growth)
-        standing: Standing = _new(
-            Standing, (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
-        )
+        standing = (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
         self._recorder.add_iteration(ticks, duration, totals, work, standing)
         return ticks + duration
 
@@ -192,10 +190,7 @@ class Iterations:
     def standing(self, batch: MicroBatch) -> Standing:
         """State of *batch* and the model now."""
         kv = self._kv
-        return _new(
-            Standing,
-            (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, batch.decoding.round),
-        )
+        return batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, batch.decoding.round
 
     def _padded(self, batch: MicroBatch, totals: Totals) -> Totals:
         context = max((seq.cached_tokens for seq in batch.view.running), default=0) if batch.decodes else 0
