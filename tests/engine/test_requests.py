@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import gc
+import random
 from array import array
 from itertools import product
 from threading import Event, Thread
+from unittest.mock import Mock
 
 import pytest
 
+from policies.acceptance import Iid
+from policies.decoding import Speculative
 from policies.published import OrcaPaged
 from policies.routers import RoundRobin
+from policies.schedulers import Sarathi
 from policies.view import Plan, ReplicaView
+from policies.vllm import Vllm
 from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.record.columns import UNFINISHED
+from sim.engine.record.columns import UNFINISHED, Recorder
 from sim.engine.requests.state import RequestState
+from sim.engine.serve.sequences import Sequences
 from tests.engine.costs import Linear
 from workloads import Trace
 
@@ -74,3 +81,23 @@ def test_runs_that_overlap_in_threads_leave_the_garbage_collector_as_it_was() ->
         thread.join(30)
     assert seen == [(50_000, *before[1:])] * 3
     assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_short_way_to_say_that_a_request_fits_agrees_with_the_long_one(seed: int) -> None:
+    rng = random.Random(seed)
+    prompt, output = (array("q", rng.choices(range(50), k=300)) for _ in range(2))
+    decoding = rng.choice(
+        [None, Speculative(method="draft_model", num_speculative_tokens=3, acceptance=Iid(alpha=0.6))]
+    )
+    spec = ReplicaSpec(
+        cost=Linear(),
+        scheduler=rng.choice([Sarathi(), Vllm()]),
+        kv_blocks=rng.randint(1, 5),
+        max_model_len=rng.choice([None, rng.randint(1, 90)]),
+        decoding=decoding,
+    )
+    state = RequestState(prompt, output, array("q", bytes(8 * 300)))
+    sequences = Sequences(spec, state, Mock(), Recorder(), alone=True)
+    for id_ in range(300):
+        assert sequences.refusal(id_) == sequences.never_fits(prompt[id_], output[id_])

@@ -15,7 +15,7 @@ import pytest
 import sim.engine.record.spill as spill
 from hwmodels.totals import Totals
 from sim.engine import Columns, Experiment, run
-from sim.engine.record.columns import SPAN, Recorder, Standing, Tally
+from sim.engine.record.columns import SPAN, Recorder, Tally
 from sim.engine.record.streaming import Stream
 from sim.engine.time.clock import TICK_BITS
 from sim.work import work_done
@@ -94,7 +94,7 @@ def test_spans_in_flight_stay_where_they_can_be_forgotten(little_memory: Callabl
     recorder = Recorder(file, n_recent=5, n_stages=2)
     kept: list[int] = []
     for start_ns in range(400):
-        recorder.add_iteration(start_ns << TICK_BITS, 1 << TICK_BITS, Totals(*[0] * 10), Tally(), Standing(*[0] * 5))
+        recorder.add_iteration(start_ns << TICK_BITS, 1 << TICK_BITS, Totals(*[0] * 10), Tally(), (0, 0, 0, 0, 0))
         for stage in range(2):
             recorder.stages.add(start_ns, stage, start_ns, 1, 0, 0)
         kept.append(start_ns)

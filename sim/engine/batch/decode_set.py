@@ -10,6 +10,7 @@ import numpy as np
 
 from hwmodels.reach import Chunk, Window
 from hwmodels.totals import seen
+from policies.view import ALWAYS_NS
 from sim.engine.batch.decoding import Departure, RunningSet
 from sim.engine.batch.pricing import Line, LineAt, Prices
 from sim.engine.batch.span import DecodeSpan, PiecewiseSpan
@@ -122,8 +123,10 @@ class DecodeSet(RunningSet):
         here, first, growth_ticks = (kv_end - 1 - kv) // n + 1, base + slope * kv, slope * n
         if window_growth or slope_window:
             here, first, growth_ticks = self._on_windowed_line(line, kv, window)
-        reads: Reads = _new(Reads, (n, kv, window, window_growth))
-        until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)
+        reads: Reads = (n, kv, window, window_growth)
+        until_ticks = LONGEST_TICKS
+        if until_ns < ALWAYS_NS:
+            until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)
         end = rounds * first + growth_ticks * (rounds * (rounds - 1) // 2)
         if here >= rounds and end < until_ticks:
             return DecodeSpan(start_ticks, rounds, first, growth_ticks, growth, reads)
@@ -270,5 +273,6 @@ class DecodeSet(RunningSet):
             emitted = finish - since
             after = cached + emitted
             self._forget(cached - since, after)
-            departures.append(Departure(id_, after, -(-after // self._block_tokens), emitted, since, cached, token_ns))
+            blocks = -(-after // self._block_tokens)
+            departures.append(_new(Departure, (id_, after, blocks, emitted, since, cached, token_ns, 1)))
         return departures

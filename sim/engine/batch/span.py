@@ -207,7 +207,8 @@ class SpeculativeSpan(Span):
     def open(self, recorder: Recorder, standing: Standing, /) -> None:
         # The common part of its iterations is known now, their number only when it closes.
         decoding = self._set
-        before = standing._replace(blocks_used=standing.blocks_used - self.growth_first)
+        batch, running, waiting, blocks_used, round_ = standing
+        before = (batch, running, waiting, blocks_used - self.growth_first, round_)
         self._start = SpeculativeStart(
             before, decoding.n, decoding.query_tokens, decoding.draft_steps, len(recorder.queued_ns)
         )

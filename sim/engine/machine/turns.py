@@ -38,8 +38,9 @@ class Turns:
 
     def _on_turn(self, _event: object) -> None:
         clock = self._clock
+        next_ns = clock.now_ns
         while True:
-            next_ns = self._turn(clock.now_ns)
+            next_ns = self._turn(next_ns)
             if next_ns == ALWAYS_NS:
                 return
             # If nothing else is due before that, continue without the detour through the queue.

@@ -175,18 +175,10 @@ class Records:
         return np.frombuffer(self.buffer, self._layout.dtype)
 
 
-class Standing(NamedTuple):
-    """State of a micro-batch and its model when iterations start."""
-
-    batch: int
-    running: int
-    """Sequences admitted."""
-    waiting: int
-    """Requests in the queue."""
-    blocks_used: int
-    """KV blocks in the first iteration."""
-    round: int
-    """Decode rounds of the micro-batch before it."""
+Standing = tuple[int, int, int, int, int]
+"""State of a micro-batch and its model when iterations start: the micro-batch, sequences admitted, requests in the queue, KV blocks
+used in the first iteration, and decode rounds of the micro-batch before it. A plain tuple, here and below, is made and taken apart
+several times as fast as one with names, and that is done for every span."""
 
 
 class Tally:
@@ -214,15 +206,9 @@ class Tally:
         """Blocks evicted since the iteration with prompt tokens before."""
 
 
-class Reads(NamedTuple):
-    """KV that decodes of the same sequences read in their first iteration."""
-
-    seqs: int
-    kv: int
-    window: int
-    """KV tokens within the window."""
-    window_growth: int
-    """Growth of these by each iteration."""
+Reads = tuple[int, int, int, int]
+"""KV that decodes of the same sequences read in their first iteration: the sequences, their KV tokens, those of them within the
+window, and the growth of these by each iteration."""
 
 
 class SpeculativeStart(NamedTuple):

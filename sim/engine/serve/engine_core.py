@@ -335,15 +335,15 @@ class EngineCore:
                 # Each iteration of a span but its first goes on with a plan that counts as made while the one before ran.
                 self._ahead.made = True
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
-        sequences = self.sequences
+        sequences, end_ns = self.sequences, end_ticks >> TICK_BITS
         if batch.decodes:
-            sequences.end_rounds(batch, done, span.growth_first, end_ticks >> TICK_BITS)
+            sequences.end_rounds(batch, done, span.growth_first, end_ns)
         if self.loading is not None and batch.run:
-            self._write_prompts(self.loading.tiers, batch, end_ticks >> TICK_BITS)
+            self._write_prompts(self.loading.tiers, batch, end_ns)
         if batch.completing:
-            sequences.complete_prompts(batch, end_ticks >> TICK_BITS)
+            sequences.complete_prompts(batch, end_ns)
         if self.state.told is not None:
-            self.state.told(batch, end_ticks >> TICK_BITS)
+            self.state.told(batch, end_ns)
         if self._frees_at_the_end and self._finding.ended:
             self._finding.free_the_ended()
 

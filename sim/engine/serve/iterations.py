@@ -7,7 +7,7 @@ from typing import Final
 
 from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
-from policies.view import PartialSeq, Plan, pads_to
+from policies.view import PartialSeq, Plan, WaitingSeq, pads_to
 from sim.engine.batch.micro_batch import Ended, MicroBatch, Prepared
 from sim.engine.batch.padding import padded
 from sim.engine.batch.prices import Prices
@@ -128,9 +128,7 @@ class Iterations:
         kv = self._kv
         duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, decoding.draft_steps)
         batch.span = Step(ticks, ticks + duration, growth)
-        standing: Standing = _new(
-            Standing, (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
-        )
+        standing = (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
         self._recorder.add_iteration(ticks, duration, totals, work, standing)
         return ticks + duration
 
@@ -203,10 +201,7 @@ class Iterations:
     def standing(self, batch: MicroBatch) -> Standing:
         """State of *batch* and the model now."""
         kv = self._kv
-        return _new(
-            Standing,
-            (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, batch.decoding.round),
-        )
+        return batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, batch.decoding.round
 
     def _padded(self, batch: MicroBatch, totals: Totals) -> Totals:
         context = max((seq.cached_tokens for seq in batch.view.running), default=0) if batch.decodes else 0
@@ -222,10 +217,13 @@ class Iterations:
         for id_, tokens in run:
             partial = partials.get(id_)
             if partial is None:
-                partial = self._admit(batch, id_, tokens, ticks)
-            elif by_chunk:
-                work.blocks -= kv.held(partial[1])
-            _, cached, left, arrival_ns, model, deadline_ns, priority = partial
+                _, left, arrival_ns, model, deadline_ns, _, cached, priority, _, _ = self._admit(
+                    batch, id_, tokens, ticks
+                )
+            else:
+                _, cached, left, arrival_ns, model, deadline_ns, priority = partial
+                if by_chunk:
+                    work.blocks -= kv.held(cached)
             remaining = left - tokens
             if remaining < 0 or tokens <= 0:
                 raise PolicyError(
@@ -250,7 +248,7 @@ class Iterations:
         work.pairs_window = pairs_window
         work.kv_tokens = kv_tokens
 
-    def _admit(self, batch: MicroBatch, id_: int, tokens: int, ticks: int) -> PartialSeq:
+    def _admit(self, batch: MicroBatch, id_: int, tokens: int, ticks: int) -> WaitingSeq:
         """A sequence of the queue that is admitted, before its first chunk."""
         work = self._work
         seq = self._sequences.admit(batch, id_, ticks >> TICK_BITS, tokens)
@@ -259,10 +257,7 @@ class Iterations:
         work.blocks -= seq.kept_blocks
         if self._finds and not seq.kept_blocks:
             self._note_found(id_)
-        return _new(
-            PartialSeq,
-            (id_, seq.cached_tokens, seq.tokens, seq.arrival_ns, seq.model, seq.deadline_ns, seq.priority),
-        )
+        return seq
 
     # With a prefix cache or tiers.
 

@@ -70,7 +70,7 @@ class Planner:
         view.free_blocks = kv.free
         view.growth_blocks = growth
         view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
-        view.after_prefill = bool(batch.run)
+        view.after_prefill = len(batch.run) > 0
         if self._shows_more:
             self._show_more(batch)
         return True

@@ -102,6 +102,11 @@ class Sequences:
         self.prefix_lookup = PrefixLookup(self.kv, state, self.ahead, spec.scheduler)
         self.exchange = None if part is None else Exchange(self, part, outside, recorder, alone=alone)
         self.hands_over = self.reservations.one_token = self.exchange is not None and self.exchange.hands_over
+        slots = self.kv.total * self.kv.block_tokens - self.most_beyond - 1
+        self._fit_always = -1 if self.hands_over else min(slots, spec.max_model_len or slots)
+        """Requests with so many tokens of prompt and output fit in any case (`never_fits`)."""
+        self._loads = bool(spec.tiers)
+        """Sequences may have loaded KV."""
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Queue a request at *now_ns*; KV of its first *kv_tokens* tokens is at hand."""
@@ -192,6 +197,8 @@ class Sequences:
     def refusal(self, id_: int) -> str | None:
         """The reason a request can never be served here; None if it can."""
         state = self.state
+        if state.prompt[id_] + state.output[id_] <= self._fit_always:
+            return None
         carried = 0 if state.carried is None else state.carried[id_]
         return self.never_fits(state.prompt[id_], state.output[id_], carried)
 
@@ -340,7 +347,8 @@ class Sequences:
             self.exchange.take_in(id_, now_ns)
             return seq
         self.reservations.make(id_)
-        self.loaded_kv.admitted(seq)
+        if self._loads:
+            self.loaded_kv.admitted(seq)
         return self.prefix_lookup.find(seq, tokens) if self.kv.caches else seq
 
     def join_the_decodes(
@@ -399,7 +407,7 @@ class Sequences:
         """The prompts that the iteration completed emit a token, and decode from there or have ended."""
         state = self.state
         for id_ in batch.completing:
-            _, cached, _, _, _, _, _ = batch.partial.pop(id_)
+            cached = batch.partial.pop(id_).cached_tokens
             if self.exchange is not None and self.exchange.leaves(id_):
                 self._in_vain = 0
                 self.exchange.depart(batch, id_, cached, end_ns)
