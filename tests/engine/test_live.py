@@ -10,8 +10,7 @@ import pytest
 
 from sim import Scenario
 from sim.engine import Experiment, LiveRun, live_trace, run
-from sim.engine.kv.content import contents_of
-from sim.engine.kv.growing_content import GrownContents
+from sim.engine.kv.content import GrowingContents, contents_of
 from sim.scenario.assembly import resolve
 
 
@@ -162,7 +161,7 @@ def test_a_trace_of_what_came_gives_the_same_run(settings: tuple[str, ...]) -> N
 @pytest.mark.parametrize("size", [1, 16, 64])
 def test_a_tree_that_grows_names_what_all_at_once_do(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)
-    tree = GrownContents(16)
+    tree = GrowingContents(16)
     grown = tree.contents_in(size)
     rows, prompts, outputs = [], [], []
     for _ in range(200):

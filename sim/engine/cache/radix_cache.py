@@ -53,13 +53,7 @@ class RadixCache(TreePool):
 
     def beginning(self, id_: int, tokens: int) -> object:
         """A name of the first *tokens* tokens of a request: equal for all that begin with them."""
-        contents = self._tokens
-        if tokens > contents.named[id_]:
-            return -1 - id_
-        number = contents.chain[id_]
-        while contents.start[number] >= tokens:
-            number = contents.parent[number]
-        return number
+        return self._tokens.path(id_, tokens, tokens - 1)[0][0]
 
     # Look-ups.
 

@@ -91,15 +91,7 @@ class TreePool(KvPool):
         path = self._paths.get(id_)
         if path is not None:
             return path
-        contents = self._contents
-        path = [(-1 - id_, _ENDLESS)]
-        number, end = contents.chain[id_], contents.named[id_]
-        while number >= 0:
-            if contents.start[number] < end:
-                path.append((number, end))
-                end = contents.start[number]
-            number = contents.parent[number]
-        path.reverse()
+        path = [(key, hi) for key, _, hi in self._contents.path(id_, _ENDLESS)]
         self._paths[id_] = path
         return path
 

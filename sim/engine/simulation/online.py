@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sim.engine.batch.micro_batch import MicroBatch
-from sim.engine.kv.content import Contents
-from sim.engine.kv.growing_content import GrownContents
+from sim.engine.kv.content import Contents, GrowingContents
 from sim.engine.record.columns import REJECTED, UNFINISHED, Columns
 from sim.engine.simulation.cluster import Cluster
 from sim.engine.spec.experiment import Experiment
@@ -81,7 +80,7 @@ class LiveRun(Cluster):
         workload = experiment.workload
         if not isinstance(workload, Trace) or workload.prefix_block_tokens is None or len(workload) != 1:
             raise ValueError("a live run takes a live_trace for its workload")
-        self._tree = GrownContents(workload.prefix_block_tokens)
+        self._tree = GrowingContents(workload.prefix_block_tokens)
         self._listener = listener
         super().__init__(experiment, False, False)
         self._state.clear()
