@@ -13,9 +13,10 @@ from math import isfinite
 from typing import Final, Literal, NamedTuple
 
 from sim.engine.kv.content import Contents
+from sim.engine.kv.content_store import Piece, Space
 from sim.engine.record.columns import LOAD, MOVE_IN, STORE, Recorder
 from sim.engine.tiers.links import Link, LinkSpec, Slowdown, Transfer, check_slowdowns
-from sim.engine.tiers.stores import Piece, SharedStore, Space, Store
+from sim.engine.tiers.stores import SharedStore, Store
 
 TierKind = Literal["host", "disk", "remote", "peer"]
 WriteRule = Literal["through", "eviction"]
