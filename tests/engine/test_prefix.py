@@ -170,7 +170,8 @@ def test_what_windows_leave_behind_takes_its_share_of_the_cache(windows: int, re
         trace.prefix_blocks, trace.prefix_offsets, 128, trace.prompt_tokens, trace.output_tokens, 128
     )
     left = LeftBehind(per_block=float(windows), window_blocks=1) if windows else None
-    pool = BlockCache(4000, 128, contents, left_behind=left)
+    pool = BlockCache(4000, 128, contents)
+    pool.left_behind = left
     for id_ in range(n):
         pool.admit(id_, pool.found_blocks(id_, tokens))
         pool.take(127)

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Literal
 
 from hwmodels.cost import CostModel
+from policies.eviction import Eviction
 from policies.ranks import PromptBalance
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
@@ -68,6 +69,8 @@ class ReplicaSpec:
     prefix_cache: PrefixCacheKind | None = None
     """Kind of prefix cache where the workload says what prompts have in common: `blocks` as in vLLM
     (`sim.engine.cache.block_cache`), `tree` as in SGLang (`sim.engine.cache.radix_cache`); None: no prefix cache."""
+    eviction: Eviction | None = None
+    """Which cached blocks go first; None: the least recently used."""
     prefix_drops_last: bool = False
     """The last block of a hit is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
     left_behind: LeftBehind | None = None
