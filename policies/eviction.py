@@ -1,11 +1,13 @@
 """Eviction policies: which of the cached blocks that no sequence holds give way to new ones.
 
 An `Eviction` ranks blocks, and the lowest rank goes first; of equal ranks those go first that came to be free first, and of a
-sequence the last block. Whatever the ranks are, blocks stay while others behind them are cached: without them these could not be found.
+sequence the last block. Whatever the ranks are, blocks stay while others behind them are cached: these could not be found without
+them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple, Protocol
@@ -26,15 +28,25 @@ class CachedBlocks(NamedTuple):
     """The number of the next request that has them in its prompt; inf: none, or the policy does not ask (see `foresees`)."""
 
 
+Rank = float | tuple[float, ...]
+"""The lower it is, the sooner blocks go."""
+
+
 class Eviction(Protocol):
     """An eviction policy: a frozen dataclass with one pure method."""
 
-    def rank(self, blocks: CachedBlocks, /) -> float | tuple[float, ...]:
-        """The lower it is, the sooner *blocks* go."""
-        ...
+    def rank(self, blocks: CachedBlocks, /) -> Rank: ...
 
 
-def foresees(eviction: Eviction | None) -> bool:
+RankFunction = Callable[[CachedBlocks], Rank]
+"""An eviction policy without settings may be a function."""
+
+
+def rank_of(eviction: Eviction | RankFunction) -> RankFunction:
+    return eviction if callable(eviction) else eviction.rank
+
+
+def foresees(eviction: Eviction | RankFunction | None) -> bool:
     """Whether a policy asks for the next use of blocks, which only a trace can tell."""
     return getattr(eviction, "foresees", False)
 
@@ -43,7 +55,7 @@ def foresees(eviction: Eviction | None) -> bool:
 class Lru:
     """The least recently used blocks go first, as in vLLM and SGLang."""
 
-    def rank(self, blocks: CachedBlocks, /) -> float:
+    def rank(self, blocks: CachedBlocks, /) -> Rank:
         return blocks.used
 
 
@@ -51,7 +63,7 @@ class Lru:
 class Mru:
     """The most recently used blocks go first: SGLang's `--radix-eviction-policy mru`."""
 
-    def rank(self, blocks: CachedBlocks, /) -> float:
+    def rank(self, blocks: CachedBlocks, /) -> Rank:
         return -blocks.used
 
 
@@ -59,7 +71,7 @@ class Mru:
 class Lfu:
     """The blocks with the fewest uses go first, of equals the least recently used: SGLang's `--radix-eviction-policy lfu`."""
 
-    def rank(self, blocks: CachedBlocks, /) -> tuple[float, ...]:
+    def rank(self, blocks: CachedBlocks, /) -> Rank:
         return blocks.uses, blocks.used
 
 
@@ -67,7 +79,7 @@ class Lfu:
 class Fifo:
     """The blocks that entered first go first: SGLang's `--radix-eviction-policy fifo`."""
 
-    def rank(self, blocks: CachedBlocks, /) -> float:
+    def rank(self, blocks: CachedBlocks, /) -> Rank:
         return blocks.entered
 
 
@@ -91,7 +103,7 @@ class Retention:
             if not 0 <= getattr(self, name) <= 100:
                 raise ValueError(f"{name} is from 0 to 100; got {getattr(self, name)}")
 
-    def rank(self, blocks: CachedBlocks, /) -> tuple[float, ...]:
+    def rank(self, blocks: CachedBlocks, /) -> Rank:
         return self.priority if blocks.first_token < self.tokens else self.others, blocks.used
 
 
@@ -104,5 +116,5 @@ class Belady:
 
     foresees: ClassVar[bool] = True
 
-    def rank(self, blocks: CachedBlocks, /) -> tuple[float, ...]:
+    def rank(self, blocks: CachedBlocks, /) -> Rank:
         return -blocks.next_use, blocks.used

@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from policies.eviction import foresees
+from policies.eviction import foresees, rank_of
 from policies.view import looks_itself
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
@@ -295,7 +295,8 @@ def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool
         pool = BlockCache(spec.kv_blocks, spec.block_tokens, contents, **how)
         pool.left_behind = spec.left_behind
     pool.drops_last = spec.prefix_drops_last
-    pool.eviction = spec.eviction
+    if spec.eviction is not None:
+        pool.eviction = rank_of(spec.eviction)
     if foresees(spec.eviction):
         pool.next_uses = NextUses(contents, state.prompt)
     return pool

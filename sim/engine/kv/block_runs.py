@@ -191,20 +191,16 @@ class RunPool(CachingPool[HeldRuns]):
         heappush(self._ranked, (self._rank(run, next_use), run.place, run))
 
     def _ranked_first(self) -> Run:
-        """The unheld run with the lowest rank, or one behind it, without which it could not go."""
+        """The unheld run with the lowest rank or, where others behind it could not be found without it, the last of these."""
         ranked = self._ranked
         while ranked[0][1] != ranked[0][2].place:
             heappop(ranked)
         run = ranked[0][2]
-        chain = run.chain
-        assert chain is not None
-        last, at = chain.runs[-1] if chain.runs else run, run.lo
         while True:
-            behind = max((each for each in chain.behind if each.start > at), key=_by_number, default=None)
-            if behind is None:
-                # Where somebody holds what is behind it, its blocks are there twice.
-                return run if last.refs or (last.lo < run.hi and last.chain is run.chain) else last
-            chain, last, at = behind, behind.runs[-1], behind.start
+            cut, behind = _goes_from(run)
+            if behind is None or behind.refs:
+                return run if cut <= run.lo else self._split(run, cut)
+            run = behind
 
     def _leave_behind(self, blocks: int) -> None:
         """Up to *blocks* free blocks have content from now on that no look-up finds: the last to be evicted."""
@@ -385,6 +381,27 @@ def _fault_of(chain: Chain, holders: dict[Run, int], queued: dict[Run, None]) ->
     if chain.overlaps != sum(run.again for run in chain.runs):
         return "a chain does not know how many of its runs came again"
     return None
+
+
+def _goes_from(run: Run) -> tuple[int, Run | None]:
+    """The block from which on a run may go, or the run that has to go before it: without it, that could not be found."""
+    chain = run.chain
+    assert chain is not None
+    others = [other for other in chain.runs if other is not run]
+    child = max(chain.behind, key=_by_number, default=None)
+    last = others[-1] if others else None
+    first_needed = max(-1 if last is None else last.lo, -1 if child is None else child.start)
+    if first_needed < run.hi:
+        return first_needed, None
+    at = run.hi
+    while at > run.lo:
+        # Blocks that are cached in another run as well may go.
+        at, before = min((other.lo for other in others if other.lo < at <= other.hi), default=at), at
+        if at == before:
+            break
+    if at < run.hi:
+        return at, None
+    return run.lo, child.runs[-1] if child is not None and child.start == first_needed else last
 
 
 def _by_number(chain: Chain) -> tuple[int, int, int]:

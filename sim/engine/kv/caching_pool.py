@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-from policies.eviction import CachedBlocks, Eviction
+from policies.eviction import CachedBlocks, Rank, RankFunction
 from sim.engine.kv.content import Contents
 from sim.engine.kv.next_uses import NextUses
 from sim.engine.kv.pool import KvPool
@@ -53,7 +53,7 @@ class CachingPool(KvPool, Generic[H]):
         self.caches = True
         self.drops_last = False
         """Whether the last block found is computed again, for a drafter that needs the target's states there."""
-        self.eviction: Eviction | None = None
+        self.eviction: RankFunction | None = None
         """Which cached blocks go first; None: the least recently used."""
         self.next_uses: NextUses | None = None
         """For an eviction policy that foresees."""
@@ -110,10 +110,10 @@ class CachingPool(KvPool, Generic[H]):
                 holders[part] = holders.get(part, 0) + 1
         return holders
 
-    def _rank(self, part: Blocks, next_use: float) -> float | tuple[float, ...]:
+    def _rank(self, part: Blocks, next_use: float) -> Rank:
         assert self.eviction is not None
-        given = part.used, part.entered, part.uses, part.lo * self.block_tokens, next_use
-        return self.eviction.rank(CachedBlocks(*given))
+        first_token = part.lo * self.block_tokens
+        return self.eviction(CachedBlocks(part.used, part.entered, part.uses, first_token, next_use))
 
     # Trial of a plan.
 
