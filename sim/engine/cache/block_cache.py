@@ -17,14 +17,12 @@ the cache.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from policies.eviction import foresees, rank_of
 from policies.view import looks_itself
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
-from sim.engine.kv.caching_pool import restore
 from sim.engine.kv.content import Contents
 from sim.engine.kv.next_uses import NextUses
 from sim.engine.kv.pool import KvPool
@@ -113,7 +111,7 @@ class BlockCache(RunPool):
         self._n_admitted += 1
         held = self._held[id_] = HeldRuns(self._n_admitted, blocks)
         if self._log is not None:
-            self._log.append(partial(self._held.pop, id_))
+            self._log.append((self._held.pop, id_))
         elif self.next_uses is not None:
             self.next_uses.begin(id_)
         if not blocks:
@@ -155,7 +153,7 @@ class BlockCache(RunPool):
         if at >= upto:
             return
         if self._log is not None:
-            self._log.append(partial(restore, held, full=at, entries=list(held.entries)))
+            self._log += ((setattr, held, "full", at), (setattr, held, "entries", list(held.entries)))
         contents = self._contents
         named = contents.named[id_]
         held.full = upto
@@ -186,7 +184,7 @@ class BlockCache(RunPool):
         """A new chain for a request's own content behind its *named* blocks."""
         chain = self._own[id_] = Chain(named, self._chain(self._contents.chain[id_]), id_)
         if self._log is not None:
-            self._log.append(partial(self._own.pop, id_))
+            self._log.append((self._own.pop, id_))
         return chain
 
     def _write(self, held: HeldRuns, chain: Chain, at: int, to: int, again: bool) -> None:
@@ -200,10 +198,10 @@ class BlockCache(RunPool):
                 and hi == at
                 and last.hi == at
                 and last.refs == 1
-                and (last.uses == 1 or self.eviction is None)
+                and (self.eviction is None or last.uses == 1)
             ):
                 if log is not None:
-                    log += (partial(restore, last, hi=at), partial(restore, chain, end=chain.end))
+                    log += ((setattr, last, "hi", at), (setattr, chain, "end", chain.end))
                 last.hi = to
                 entries[-1] = (first, to)
                 if to > chain.end:
@@ -213,7 +211,13 @@ class BlockCache(RunPool):
         run = Run(chain, at, to, self._entered, again)
         run.refs = 1
         if log is not None:
-            log += (partial(restore, chain, end=chain.end, overlaps=chain.overlaps), partial(self._remove, chain, run))
+            log += (
+                (setattr, chain, "end", chain.end),
+                (setattr, chain, "overlaps", chain.overlaps),
+                (self._remove, chain, run),
+            )
+        if self.eviction is not None:
+            run.used, run.uses, run.place = self._n_uses, 1, 0
         self._insert(chain, run)
         chain.overlaps += again
         if to > chain.end:
@@ -251,7 +255,7 @@ class BlockCache(RunPool):
                     and latest.chain is chain
                     and latest.lo == run.hi
                     and not chain.overlaps
-                    and (latest.uses == run.uses or self.eviction is None)
+                    and (self.eviction is None or latest.uses == run.uses)
                 ):
                     latest.lo = run.lo
                     latest.entered = run.entered
@@ -277,6 +281,7 @@ class BlockCache(RunPool):
         self._own.clear()
         self._head.before = self._head.after = self._head
         self._ranked.clear()
+        self._behind.clear()
         self._writes = 0
 
 

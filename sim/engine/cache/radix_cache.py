@@ -15,7 +15,6 @@ The tree itself is in `sim.engine.kv.page_tree`.
 from __future__ import annotations
 
 from array import array
-from functools import partial
 from typing import Any
 
 from policies.view import Looks
@@ -87,8 +86,8 @@ class RadixCache(TreePool):
         log = self._log
         if log is not None:
             if splits:
-                log.append(partial(self._join, node))
-            log.append(partial(self._unlock, node))
+                log.append((self._join, node))
+            log.append((self._unlock, node))
             return
         if not self.used_by_looks:
             self._match(id_, blocks)
@@ -138,7 +137,7 @@ class RadixCache(TreePool):
         self.free -= blocks
         self._blank -= blocks
         if self._log is not None:
-            self._log.append(partial(self.give, blocks))
+            self._log.append((self.give, blocks))
 
     def before_prompts(self, tokens: int, prompts: int) -> None:
         """Makes room for prompts as `alloc_paged_token_slots_extend` does: where pages are long, with one more for each."""

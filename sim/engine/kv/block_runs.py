@@ -6,14 +6,14 @@ The module knows which copy of a block is found first, the queue of blocks that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import takewhile
 from math import inf
 from typing import Any
 
-from sim.engine.kv.caching_pool import CachingPool, Held, restore
+from sim.engine.kv.caching_pool import CachingPool, Held
 from sim.engine.kv.content import Contents
 from sim.engine.kv.pool import OutOfBlocks
 
@@ -21,7 +21,7 @@ from sim.engine.kv.pool import OutOfBlocks
 class Chain:
     """Cached blocks of one chain of contents; see `sim.engine.kv.content`."""
 
-    __slots__ = ("behind", "end", "number", "overlaps", "owner", "parent", "runs", "start", "writers")
+    __slots__ = ("end", "number", "overlaps", "owner", "parent", "runs", "start", "writers")
 
     def __init__(self, start: int, parent: Chain | None, owner: int, number: int = -1) -> None:
         self.number = number
@@ -38,12 +38,17 @@ class Chain:
         """Runs that came while their blocks were cached already: while there are any, a block may be in several."""
         self.writers: dict[int, None] = {}
         """Admitted requests that emit tokens of this chain."""
-        self.behind: dict[Chain, None] = {}
-        """Chains with cached blocks that leave it, where an eviction policy needs them."""
 
 
 class Run:
     """Blocks *lo* to *hi* of a chain, held by the same sequences or by none."""
+
+    used: int
+    """The number of its latest use. This and what follows is kept for an eviction policy alone."""
+    uses: int
+    """Requests that have held it."""
+    place: int
+    """Its place among runs that the policy ranks; 0: it has none."""
 
     __slots__ = ("after", "again", "before", "chain", "entered", "hi", "lo", "place", "refs", "rest", "used", "uses")
 
@@ -55,10 +60,7 @@ class Run:
         """The number of its entry: of blocks with equal content the first to enter are found."""
         self.again = again
         """Whether its blocks were cached already when it came."""
-        self.refs = self.used = self.place = 0
-        """Holders; the number of its latest use; its place among runs that an eviction policy ranks (0: it has none)."""
-        self.uses = 1
-        """Requests that have held it."""
+        self.refs = 0
         self.rest: Run | None = None
         """The part that was split off it last: holders of more than this run go on there."""
         self.before: Run | None = None
@@ -92,7 +94,7 @@ def parts_of(run: Run, hi: int) -> list[Run]:
 class RunPool(CachingPool[HeldRuns]):
     """A pool whose free blocks are blank or in the queue of unheld cached runs."""
 
-    __slots__ = ("_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked", "gives_up")
+    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked", "gives_up")
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, **how: Any) -> None:
         super().__init__(total, block_tokens, contents, **how)
@@ -100,9 +102,12 @@ class RunPool(CachingPool[HeldRuns]):
         self._own: dict[int, Chain] = {}
         self._head = head = Run(None, 0, 0, 0, False)
         head.before = head.after = head
-        self._prepaid = self._n_uses = self._n_placed = 0
+        self._prepaid = self._n_placed = 0
+        self._n_uses: int = 0
         self._ranked: list[tuple[Any, int, Run]] = []
         """A heap of unheld runs by the rank that the eviction policy gives them; outdated entries stay until they are met."""
+        self._behind: defaultdict[Chain, dict[Chain, None]] = defaultdict(dict)
+        """Chains with cached blocks that leave each, for the policy."""
         self.gives_up: Callable[[int, int, int], None] | None = None
         """Called on eviction: the chain's number (-1 - id: a request's own), the first block, and the one after the last."""
 
@@ -127,7 +132,7 @@ class RunPool(CachingPool[HeldRuns]):
             raise OutOfBlocks
         blank, log = self._blank, self._log
         if log is not None:
-            log.append(partial(restore, self, free=self.free, _blank=blank, evicted=self.evicted))
+            log.append((self._count, self.free, blank, self.evicted))
         self.free -= blocks
         if blocks <= blank:
             self._blank = blank - blocks
@@ -144,7 +149,11 @@ class RunPool(CachingPool[HeldRuns]):
             size = hi - lo
             alone = not chain.overlaps
             if log is not None:
-                log += (partial(restore, run, hi=hi), partial(restore, chain, end=chain.end, overlaps=chain.overlaps))
+                log += (
+                    (setattr, run, "hi", hi),
+                    (setattr, chain, "end", chain.end),
+                    (setattr, chain, "overlaps", chain.overlaps),
+                )
             if size > blocks:
                 run.hi = top = hi - blocks
                 blocks = 0
@@ -157,21 +166,24 @@ class RunPool(CachingPool[HeldRuns]):
                 gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
 
+    def _count(self, free: int, blank: int, evicted: int) -> None:
+        self.free, self._blank, self.evicted = free, blank, evicted
+
     def _drop(self, chain: Chain, run: Run) -> None:
         """Removes a run without blocks."""
         self._remove(chain, run)
         chain.overlaps -= run.again
         if self._log is not None:
-            self._log.append(partial(self._insert, chain, run))
+            self._log.append((self._insert, chain, run))
         if chain.owner >= 0 and not chain.runs:
             if self._log is not None:
-                self._log.append(partial(self._own.__setitem__, chain.owner, chain))
+                self._log.append((self._own.__setitem__, chain.owner, chain))
             del self._own[chain.owner]
 
     def _remove(self, chain: Chain, run: Run) -> None:
         chain.runs.remove(run)
-        if chain.parent is not None and not chain.runs:
-            chain.parent.behind.pop(chain, None)
+        if self.eviction is not None and chain.parent is not None and not chain.runs:
+            del self._behind[chain.parent][chain]
 
     # An eviction policy's order.
 
@@ -197,7 +209,8 @@ class RunPool(CachingPool[HeldRuns]):
             heappop(ranked)
         run = ranked[0][2]
         while True:
-            cut, behind = _goes_from(run)
+            assert run.chain is not None
+            cut, behind = _goes_from(run, self._behind[run.chain])
             if behind is None or behind.refs:
                 return run if cut <= run.lo else self._split(run, cut)
             run = behind
@@ -220,6 +233,7 @@ class RunPool(CachingPool[HeldRuns]):
         run.before, run.after = last, self._head
         last.after = self._head.before = run
         if self.eviction is not None:
+            run.used, run.uses = self._n_uses, 1
             self._place(run)
 
     def _copies(self, chain: Chain | None, upto: int) -> list[tuple[Run, int, int]]:
@@ -243,13 +257,13 @@ class RunPool(CachingPool[HeldRuns]):
             at -= 1
         runs.insert(at, run)
         if self.eviction is not None and chain.parent is not None:
-            chain.parent.behind[chain] = None
+            self._behind[chain.parent][chain] = None
 
     def _touch(self, run: Run, lo: int, hi: int) -> Run:
         """Adds a holder to blocks *lo* to *hi* of *run*; returns their run."""
         if run.refs == 0:
             if self._log is not None:
-                self._log.append(partial(restore, self, free=self.free))
+                self._log.append((setattr, self, "free", self.free))
             self.free -= hi - lo
         if lo > run.lo:
             run = self._split(run, lo)
@@ -258,9 +272,12 @@ class RunPool(CachingPool[HeldRuns]):
         if run.refs == 0:
             self._unlink(run)
         if self._log is not None:
-            self._log.append(partial(restore, run, refs=run.refs, uses=run.uses))
+            self._log.append((setattr, run, "refs", run.refs))
         run.refs += 1
-        run.uses += 1
+        if self.eviction is not None:
+            if self._log is not None:
+                self._log.append((setattr, run, "uses", run.uses))
+            run.uses += 1
         return run
 
     def _split(self, run: Run, at: int) -> Run:
@@ -268,24 +285,26 @@ class RunPool(CachingPool[HeldRuns]):
         chain = run.chain
         assert chain is not None
         if self._log is not None:
-            self._log.append(partial(restore, run, hi=run.hi, rest=run.rest))
-            self._log.append(partial(restore, chain, overlaps=chain.overlaps))
+            self._log += ((setattr, run, "hi", run.hi), (setattr, run, "rest", run.rest))
+            self._log.append((setattr, chain, "overlaps", chain.overlaps))
         rest = Run(chain, at, run.hi, run.entered, run.again)
-        rest.refs, rest.used, rest.uses = run.refs, run.used, run.uses
+        rest.refs = run.refs
         rest.rest = run.rest
+        if self.eviction is not None:
+            rest.used, rest.uses, rest.place = run.used, run.uses, 0
         run.hi = at
         run.rest = rest
         self._insert(chain, rest)
         chain.overlaps += run.again
         if self._log is not None:
-            self._log.append(partial(chain.runs.remove, rest))
+            self._log.append((chain.runs.remove, rest))
         if not run.refs:
             before = run.before
             assert before is not None
             rest.before, rest.after = before, run
             before.after = run.before = rest
             if self._log is not None:
-                self._log.append(partial(self._unlink, rest))
+                self._log.append((self._unlink, rest))
             if self.eviction is not None:
                 self._place(rest)
         return rest
@@ -297,7 +316,7 @@ class RunPool(CachingPool[HeldRuns]):
         run.after.before = run.before
         run.place = 0
         if self._log is not None:
-            self._log.append(partial(self._relink, run))
+            self._log.append((self._relink, run))
 
     def _relink(self, run: Run) -> None:
         assert run.before is not None
@@ -383,12 +402,12 @@ def _fault_of(chain: Chain, holders: dict[Run, int], queued: dict[Run, None]) ->
     return None
 
 
-def _goes_from(run: Run) -> tuple[int, Run | None]:
+def _goes_from(run: Run, behind: Iterable[Chain]) -> tuple[int, Run | None]:
     """The block from which on a run may go, or the run that has to go before it: without it, that could not be found."""
     chain = run.chain
     assert chain is not None
     others = [other for other in chain.runs if other is not run]
-    child = max(chain.behind, key=_by_number, default=None)
+    child = max(behind, key=_by_number, default=None)
     last = others[-1] if others else None
     first_needed = max(-1 if last is None else last.lo, -1 if child is None else child.start)
     if first_needed < run.hi:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from policies.eviction import CachedBlocks, Rank, RankFunction
@@ -38,11 +38,6 @@ class Held:
 H = TypeVar("H", bound=Held)
 
 
-def restore(of: object, **values: object) -> None:
-    for name, value in values.items():
-        setattr(of, name, value)
-
-
 class CachingPool(KvPool, Generic[H]):
     """A pool whose free blocks are blank, or cached and held by no sequence."""
 
@@ -62,8 +57,8 @@ class CachingPool(KvPool, Generic[H]):
         """Free blocks without content: the first to be taken."""
         self._held: dict[int, H] = {}
         self._n_admitted = 0
-        self._log: list[Callable[[], object]] | None = None
-        """Moves that are tried out, as what undoes each."""
+        self._log: list[tuple[Any, ...]] | None = None
+        """Moves that are tried out, as what undoes each: a function and its arguments."""
 
     @abstractmethod
     def _parts(self, id_: int) -> Iterable[Blocks]:
@@ -126,4 +121,5 @@ class CachingPool(KvPool, Generic[H]):
         log, self._log = self._log, None
         assert log is not None
         while log:
-            log.pop()()
+            undo, *given = log.pop()
+            undo(*given)

@@ -7,7 +7,6 @@ work grows with forks of prompts and not with their length.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
@@ -260,7 +259,7 @@ class TreePool(CachingPool[HeldNode]):
             parent = leaf.parent
             assert parent is not None
             if self._log is not None:
-                self._log.append(partial(self._put_back, entry, parent, self._blank, self.evicted))
+                self._log.append((self._put_back, entry, parent, self._blank, self.evicted))
             del parent.children[leaf.keys[0][0]]
             leaf.parent = None
             self._n_nodes -= 1
