@@ -193,7 +193,7 @@ def contents_of(
     """
     forks = GrowingContents(id_tokens)
     contents = forks.contents_in(block_tokens)
-    view = memoryview(np.ascontiguousarray(ids, np.int64))
+    view = np.ascontiguousarray(ids, np.int64).data
     rows = zip(offsets[:-1].tolist(), offsets[1:].tolist(), prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
     for first, end, prompt, output in rows:
         forks.add(array("q", view[first:end].tobytes()), prompt, output)
