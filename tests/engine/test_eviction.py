@@ -13,7 +13,9 @@ from policies.eviction import Belady, Eviction, Fifo, Lfu, Lru, Mru, Retention
 from policies.routers import RoundRobin
 from policies.vllm import Vllm
 from sim.engine import Experiment, MachineSpec, ReplicaSpec, run
+from sim.engine.cache.block_cache import BlockCache
 from sim.engine.cache.replayed import found_tokens
+from sim.engine.kv.content import contents_of
 from sim.engine.simulation.online import LiveRun, live_trace
 from sim.scenario.named import EVICTIONS, load
 from tests.engine.costs import Linear
@@ -155,3 +157,20 @@ def test_requests_that_come_one_by_one_have_no_next_uses_that_are_known() -> Non
     )
     with pytest.raises(ValueError, match="needs a trace"):
         LiveRun(Experiment(workload=live_trace((), 4), replicas=(spec,), router=RoundRobin()), Log())
+
+
+def test_blocks_that_are_held_again_do_not_go_whatever_their_rank_was() -> None:
+    rows = [[1, 2], [1, 2, 3], [4, 5]]
+    ids = np.array([id_ for row in rows for id_ in row], np.int64)
+    tokens = np.array([4 * len(row) for row in rows])
+    contents = contents_of(ids, np.cumsum([0, *map(len, rows)]), 4, tokens, np.ones(3, np.int64), 4)
+    pool = BlockCache(5, 4, contents)
+    pool.eviction = Lru().rank
+    for id_ in (0, 2):
+        pool.admit(id_, 0)
+        pool.take(2)
+        pool.release(id_, 2, 8)
+    pool.admit(1, 2)
+    pool.take(2)
+    assert [pool.found_blocks(id_, 9) for id_ in (0, 2)] == [2, 1]
+    assert pool.fault() is None
