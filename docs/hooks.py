@@ -8,7 +8,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-NAMED = ("Scheduler", "Router", "Control", "Process", "Distribution")
+NAMED = ("Scheduler", "Router", "Eviction", "Control", "Process", "Distribution")
 """What is chosen by name, with settings of its own, which are described below those of the scenario."""
 
 

@@ -70,6 +70,26 @@ def test_the_contributors_policy_runs_in_a_scenario(
     assert simulate(scenario).summary["requests"]["finished"] == 50
 
 
+@pytest.mark.parametrize("stack", ["vllm", "sglang"])
+def test_the_contributors_eviction_policy_runs_in_a_scenario(
+    stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sim import Scenario, simulate
+
+    code = [code for document, code in blocks() if document == "CONTRIBUTING.md"][1]
+    (tmp_path / "ends_example.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    load = (
+        "{groups: 6, prompts_per_group: 4, system_prompt_tokens: 300, question_tokens: 100, output_tokens: 5, "
+        "stages: [{rate_per_s: 5, duration_s: 9}]}"
+    )
+    scenario = Scenario(serving_stack=stack, scheduler=stack).with_set(f"workload={{shared_prefix: {load}}}")
+    scenario = scenario.with_set(f"memory.kv_blocks={60 if stack == 'vllm' else 960}")
+    found = simulate(scenario.with_set("memory.eviction={policy: 'ends_example:EndsFirst', step_tokens: 64}"))
+    assert found.summary["prefix_cache"]["hits"] > 0
+    assert found.summary["prefix_cache"]["evictions"] > 0
+
+
 def _anchors(page: Path) -> set[str]:
     """What headings of *page* are called in links, as GitHub and mkdocs make it of them."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)

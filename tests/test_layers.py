@@ -87,6 +87,10 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),
         *(f"policies.control.{name}" for name in ("Control", "PoolSeen", "Seen", "remembers_s", "stabilised")),
         *(f"policies.ranks.{name}" for name in ("PromptBalance", "RankWork", "Waited")),
+        *(
+            f"policies.eviction.{name}"
+            for name in ("CachedBlocks", "Eviction", "Rank", "RankFunction", "foresees", "rank_of")
+        ),
     }
     for path in files("sim/engine"):
         ours = {name for name in imports(path) if name.split(".")[0] in GROUND}

@@ -44,6 +44,11 @@ def settings(reading: Reading, *, experts: bool) -> None:
     if reading.switch("disable-radix-cache"):
         reading.put("memory.prefix_caching", False)
         reading.put("scheduler.disable_radix_cache", True)
+    rule = reading.text("radix-eviction-policy")
+    if rule in ("lru", "lfu", "fifo", "mru"):
+        reading.put("memory.eviction", rule)
+    elif rule is not None:
+        reading.give_back("radix-eviction-policy", rule)
     reading.put("cuda_graphs.eager", reading.switch("disable-cuda-graph"))
     reading.put("cuda_graphs.largest", reading.integer("cuda-graph-max-bs-decode"))
     reading.put("cuda_graphs.sizes", reading.integers("cuda-graph-bs-decode"))

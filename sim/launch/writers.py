@@ -168,6 +168,11 @@ def _sglang(command: Writing) -> None:
     command.flag("--max-total-tokens", None if blocks is None else blocks * (page or 1))
     if command.memory("prefix_caching") is False or command.scheduler("disable_radix_cache"):
         command.flag("--disable-radix-cache", True)
+    eviction = command.memory("eviction")
+    if eviction is not None and eviction["policy"] in ("lru", "lfu", "fifo", "mru"):
+        command.flag("--radix-eviction-policy", eviction["policy"])
+    elif eviction is not None:
+        command.not_carried(f"memory.eviction: {eviction['policy']}; SGLang has lru, lfu, fifo and mru")
     graphs = scenario.cuda_graphs
     if graphs is not None:
         command.flag("--disable-cuda-graph", graphs.eager)

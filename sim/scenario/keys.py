@@ -172,6 +172,9 @@ class Memory(Section):
     prefix_caching: bool | None = None
     """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
     stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
+    eviction: Policy | None = None
+    """Which cached blocks go first when new ones are needed; where it is left out, the least recently used ones, as in vLLM and
+    SGLang."""
     tiers: list[Tier] = Field(default_factory=list)
     """Memory behind the KV cache, nearest first: what the device has given up is loaded from there in place of being computed."""
     preemption: Literal["recompute", "swap", "none"] = "recompute"

@@ -80,6 +80,14 @@ ROUTERS: Mapping[str, str] = {
 }
 
 
+EVICTIONS: Mapping[str, str] = {
+    "lru": "policies.eviction:Lru",
+    "mru": "policies.eviction:Mru",
+    "lfu": "policies.eviction:Lfu",
+    "fifo": "policies.eviction:Fifo",
+    "retention": "policies.eviction:Retention",
+    "belady": "policies.eviction:Belady",
+}
 CONTROLS: Mapping[str, str] = {
     "target_tracking": "policies.control:TargetTracking",
     "concurrency": "policies.control:Concurrency",
@@ -193,6 +201,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "plan": ("view",),
     "route": ("request", "replicas"),
     "wanted": ("seen",),
+    "rank": ("blocks",),
 }
 """The arguments that a policy's method takes, and the function that may stand for it."""
 

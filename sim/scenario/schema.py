@@ -19,6 +19,7 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     definitions["Scheduler"] = _policy("policy", named.SCHEDULERS, short=True, foreign=True)
     definitions["Router"] = _policy("policy", named.ROUTERS, short=True, foreign=True, inner="Router")
+    definitions["Eviction"] = _policy("policy", named.EVICTIONS, short=True, foreign=True)
     definitions["Control"] = _policy("policy", named.CONTROLS, short=True, foreign=True)
     definitions["Autoscale"]["properties"]["policy"] = {"$ref": "#/$defs/Control"}
     definitions["Process"] = _policy("process", named.PROCESSES)
@@ -38,6 +39,7 @@ def json_schema() -> dict[str, Any]:
         (definitions["Pool"]["properties"], "rank_router", "Router"),
         (schema["properties"], "rank_router", "Router"),
         (definitions["HandoverSettings"]["properties"], "router", "Router"),
+        (definitions["Memory"]["properties"], "eviction", "Eviction"),
     ):
         described = {kind: value for kind, value in properties[key].items() if kind == "description"}
         properties[key] = {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}], "default": None, **described}

@@ -159,6 +159,23 @@ def test_trace_reuse_gives_hit_rates_by_size_and_a_picture(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_trace_reuse_replays_eviction_policies_beside(tmp_path):
+    trace = tmp_path / "shared.csv"
+    rows = [f"{i},8,1,{a} {a + 1}" for i, a in enumerate([10, 20, 30, 10, 20, 30])]
+    trace.write_text("arrival_s,prompt_tokens,output_tokens,prefix_blocks_4\n" + "\n".join(rows) + "\n")
+    asked = ("--eviction", "lru", "--eviction", "belady")
+    found = json.loads(rooftrace("trace", "reuse", trace, "--json", *asked).stdout)
+    by_size = {size["blocks"]: (size["hit_rate_lru"], size["hit_rate_belady"]) for size in found["sizes"]}
+    # With room for three blocks: one of 10's two stays until they come again, and then one of 30's.
+    assert by_size[3] == pytest.approx((0, 8 / 48))
+    assert by_size[6] == pytest.approx((0.5, 0.5))
+    shown = rooftrace("trace", "reuse", trace, *asked, "--out", tmp_path / "x.png").stdout
+    assert "16.7" in shown
+    refused = rooftrace("trace", "reuse", trace, "--eviction", "lifo", "--json")
+    assert refused.exit_code == 2
+    assert "--eviction" in refused.stderr
+
+
 def test_trace_reuse_takes_sessions_and_says_how(tmp_path):
     lines = ROOT / "examples" / "agents.jsonl"
     found = json.loads(rooftrace("trace", "reuse", lines, "--sessions-per-s", "0.1", "--json").stdout)

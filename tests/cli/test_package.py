@@ -63,7 +63,7 @@ def test_the_reference_lists_what_packages_hand_out():
 def test_the_reference_has_every_policy_that_a_scenario_may_name():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([\w.]+)`", page))
-    tables = (named.SCHEDULERS, named.ROUTERS, named.CONTROLS, SEARCHES)
+    tables = (named.SCHEDULERS, named.ROUTERS, named.EVICTIONS, named.CONTROLS, SEARCHES)
     assert {path.partition(":")[0] for table in tables for path in table.values()} <= listed
     for row in re.findall(r"^\| `policies.*", page, re.MULTILINE):
         modules, names = (re.findall(r"`([\w.]+)`", cell) for cell in row.strip("| ").split(" | "))

@@ -45,7 +45,14 @@ def test_the_page_of_settings_has_every_section_and_every_policy():
             settings = {key for key, what in shape.get("properties", {}).items() if "const" not in what}
             settings -= {key for key in settings if "pattern" in shape["properties"][key]}
             assert settings <= {key.rpartition(".")[2] for key in keys}, name
-    for table in (named.SCHEDULERS, named.ROUTERS, named.CONTROLS, named.PROCESSES, named.DISTRIBUTIONS):
+    for table in (
+        named.SCHEDULERS,
+        named.ROUTERS,
+        named.EVICTIONS,
+        named.CONTROLS,
+        named.PROCESSES,
+        named.DISTRIBUTIONS,
+    ):
         assert set(table) <= set(re.findall(r"^### (\S+)", page, re.MULTILINE))
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from sim import Scenario
 from sim.engine import Experiment, LiveRun, live_trace, run
-from sim.engine.kv.content import contents_of
-from sim.engine.kv.growing_content import GrownContents
+from sim.engine.kv.content import GrowingContents, contents_of
 from sim.scenario.assembly import resolve
 
 
@@ -162,7 +161,7 @@ def test_a_trace_of_what_came_gives_the_same_run(settings: tuple[str, ...]) -> N
 @pytest.mark.parametrize("size", [1, 16, 64])
 def test_a_tree_that_grows_names_what_all_at_once_do(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)
-    tree = GrownContents(16)
+    tree = GrowingContents(16)
     grown = tree.contents_in(size)
     rows, prompts, outputs = [], [], []
     for _ in range(200):
@@ -177,6 +176,17 @@ def test_a_tree_that_grows_names_what_all_at_once_do(seed: int, size: int) -> No
         prompts.append(prompt)
         outputs.append(output)
         tree.add(row, prompt, output)
+    keys: dict[tuple[tuple[int, ...], int], tuple[int, int]] = {}
+    for id_, (row, prompt, output) in enumerate(zip(rows, prompts, outputs, strict=True)):
+        told = min(16 * len(row), prompt + (output if 16 * len(row) >= prompt + 16 else 0))
+        path = grown.path(id_, told // size)
+        blocks = [(chain, block) for chain, lo, hi in path for block in range(lo, hi)]
+        assert [block for _, block in blocks] == list(range(told // size))
+        for chain, block in blocks:
+            # Blocks are equal where all ids up to their last token are.
+            same = tuple(row[: -(-(block + 1) * size // 16)]), block
+            assert keys.setdefault(same, (chain, block)) == (chain, block)
+    assert len({*keys.values()}) == len(keys)
     offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
     flat = np.array([id_ for row in rows for id_ in row], np.int64)
     whole = contents_of(flat, offsets, 16, np.array(prompts), np.array(outputs), size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.engine.cache.block_cache import BlockCache
-from sim.engine.kv import content
 from sim.engine.kv.content import contents_of
 from sim.engine.kv.pool import KvPool, OutOfBlocks
 from sim.engine.spec.experiment import LeftBehind
-from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.lru import found_blocks
 from tests.engine.random_runs import an_experiment, assert_same
@@ -170,7 +167,8 @@ def test_what_windows_leave_behind_takes_its_share_of_the_cache(windows: int, re
         trace.prefix_blocks, trace.prefix_offsets, 128, trace.prompt_tokens, trace.output_tokens, 128
     )
     left = LeftBehind(per_block=float(windows), window_blocks=1) if windows else None
-    pool = BlockCache(4000, 128, contents, left_behind=left)
+    pool = BlockCache(4000, 128, contents)
+    pool.left_behind = left
     for id_ in range(n):
         pool.admit(id_, pool.found_blocks(id_, tokens))
         pool.take(127)
@@ -391,19 +389,6 @@ def test_blocks_that_others_hold_do_not_come_free_with_a_sequence(
     trace = a_trace((0, 9, 6, [1, 2]), (1, 10, 6, [1, 2]), (2, 11, 6, ids))
     served(trace, blocks=blocks, scheduler=noting, prefix_cache=cache)
     assert gone == [preempted]
-
-
-@patches_the_engine
-def test_contents_that_are_read_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(3)
-    counts = rng.integers(0, 12, 60)
-    ids = np.concatenate([rng.integers(0, 2, count) for count in counts])
-    given = (ids, np.cumsum([0, *counts]), 4, 4 * counts, np.ones(60, np.int64), 4)
-    whole, of_parts = contents_of(*given), content._requests_of_parts
-    for size in (1, 5, 40):
-        monkeypatch.setattr(content, "_requests_of_parts", partial(of_parts, ids=size))
-        part = contents_of(*given)
-        assert all(getattr(part, name) == getattr(whole, name) for name in ("start", "parent", "chain", "named"))
 
 
 def test_a_pool_without_a_cache_finds_and_shares_nothing() -> None:

@@ -186,7 +186,7 @@ def test_a_trial_leaves_the_nodes_of_the_tree_as_they_were() -> None:
     pool.release(3, 10, 10)
     put(pool, 0, 10)
     pool.release(0, 10, 10)
-    nodes = [(node.lo, node.hi, list(node.keys)) for node in pool._nodes()]
+    nodes = [(node.lo, node.hi, list(node.keys)) for node in pool._all()]
     for _ in range(2):
         pool.try_out()
         pool.admit(1, 7)
@@ -197,7 +197,7 @@ def test_a_trial_leaves_the_nodes_of_the_tree_as_they_were() -> None:
         pool.undo()
         assert (pool.free, pool.evicted, pool.fault()) == (20, 0, None)
         assert (pool.found_blocks(0, 11), pool.found_blocks(3, 11)) == (10, 10)
-        assert sorted((node.lo, node.hi, node.keys) for node in pool._nodes()) == sorted(nodes)
+        assert sorted((node.lo, node.hi, node.keys) for node in pool._all()) == sorted(nodes)
     pool.admit(2, 0)
     pool.take(11)
     assert (pool.evicted, pool.found_blocks(0, 11)) == (20, 0)

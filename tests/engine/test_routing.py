@@ -30,6 +30,7 @@ from tests.engine.random_runs import assert_same
 from workloads import Conversations, Deterministic, Fixed, LoadStage, Poisson, SharedPrefix, Trace, Uniform
 
 S = 10**9
+SPACE = (0, 4, 1)
 THREE_A_ROUND = Speculative(method="draft_model", num_speculative_tokens=2, acceptance=Iid(alpha=1.0))
 
 
@@ -159,26 +160,39 @@ def test_who_got_what_nobody_had_last_is_told_of_such_requests_alone() -> None:
 def test_the_approximate_index_is_a_plain_lru_of_blocks() -> None:
     rng = np.random.default_rng(5)
     for capacity in (1, 3, 8, 20):
-        index, plain = SentTo(capacity, None, 40), OrderedDict[tuple[int, int], None]()
+        index, plain = SentTo(capacity, None), OrderedDict[tuple[int, int], None]()
         for step in range(300):
-            first, length, others = (int(x) for x in rng.integers((0, 0, 0), (32, 9, 3)))
-            nodes = np.arange(first, first + length)
+            chain, length, others = (int(x) for x in rng.integers((0, 0, 0), (4, 9, 3)))
+            named, own = (SPACE, chain), (SPACE, -1 - step)
+            prompt = [(named, 0, length)] * (length > 0) + [(own, length, length + others)] * (others > 0)
             expected = 0
-            while expected < length and (int(nodes[expected]), -1) in plain:
+            while expected < length and (chain, expected) in plain:
                 expected += 1
-            assert index.found(nodes, step) == expected
-            index.add(nodes, others, step)
-            for key in [*((int(node), -1) for node in nodes), *((step, other) for other in range(others))]:
-                plain.pop(key, None)
-                plain[key] = None
+            assert index.found(prompt, step) == expected
+            index.add(prompt, step)
+            assert index.fault() is None
+            for key, lo, hi in prompt:
+                for block in range(lo, hi):
+                    plain.pop((key[1], block), None)
+                    plain[key[1], block] = None
             while len(plain) > capacity:
                 plain.popitem(last=False)
+            assert index.used_bytes == len(plain)
 
 
 def test_what_was_sent_is_forgotten_when_it_is_older_than_the_limit_and_not_before() -> None:
-    index, nodes = SentTo(10, 100, 3), np.arange(3)
-    index.add(nodes, 0, 50)
-    assert [index.found(nodes, now_ns) for now_ns in (150, 151)] == [3, 0]
+    index, prompt = SentTo(10, 100), [((SPACE, 0), 0, 3)]
+    index.add(prompt, 50)
+    assert [index.found(prompt, now_ns) for now_ns in (150, 151)] == [3, 0]
+
+
+def test_a_prompt_that_is_sent_again_is_remembered_from_then_on() -> None:
+    index, prompt, other = SentTo(10, 100), [((SPACE, 0), 0, 3)], [((SPACE, 1), 0, 3)]
+    index.add(prompt, 50)
+    index.add(other, 60)
+    index.add(prompt[:1], 90)
+    assert [index.found(each, 161) for each in (prompt, other)] == [3, 0]
+    assert index.found(prompt, 191) == 0
 
 
 def test_a_machine_with_ranks_is_thought_to_have_what_any_of_its_ranks_has() -> None:

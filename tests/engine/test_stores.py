@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sim.engine.tiers.stores import Key, SharedStore, Store
+from sim.engine.kv.content_store import Key
+from sim.engine.tiers.stores import SharedStore, Store
 
 ONE: Key = ((0, 4, 1), 1)
 """A chain of contents whose blocks are a byte each."""

@@ -22,6 +22,7 @@ from policies.control import (
     TargetTracking,
     remembers_s,
 )
+from policies.eviction import Belady, Lfu, Lru, Retention
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
 from policies.ranks import PromptBalance
 from policies.routers import (
@@ -157,6 +158,7 @@ def small(rng: random.Random, scheduler: Scheduler, cache: Any) -> Experiment:
         block_tokens=block,
         prefix_cache=cache,
         prefix_drops_last=rng.random() < 0.3,
+        eviction=rng.choice([None, Lru(), Lfu(), Retention(tokens=20), Belady()]) if cache else None,
         decoding=rng.choice(DECODINGS) if speculates else None,
         lookahead_tokens=3 if speculates else 0,
     )

@@ -461,6 +461,12 @@ class _Around:
                 found["preemption"] = "swap"
             if found.get("preemption") == "swap" and found["tiers"][0]["kind"] != "host":
                 found["tiers"].insert(0, {"kind": "host", "gib": 0.5, "read_gb_per_s": 20})
+        # Numbers of its own: whatever else is drawn stays.
+        own = Random(str(found))
+        if caches and found.get("prefix_caching") and own.random() < 0.5:
+            name = own.choice(["lru", "mru", "lfu", "fifo", "retention", "belady"])
+            settings = {"tokens": own.choice([16, 64]), "priority": 80, "others": own.choice([35, 90])}
+            found["eviction"] = {"policy": name, **settings} if name == "retention" else name
         return found
 
     def _tiers(self) -> list[Mapping]:

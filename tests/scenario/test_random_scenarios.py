@@ -93,7 +93,14 @@ def test_every_key_and_policy_is_drawn() -> None:
     drawn = {word for seed in range(1500) for word in _words(draw(Random(seed)))}
     # A tokenizer needs a package that no test requires.
     assert set(_keys(Settings, {})) - {"tokenizer"} <= drawn
-    for table in (named.SCHEDULERS, named.ROUTERS, named.CONTROLS, named.PROCESSES, named.DISTRIBUTIONS):
+    for table in (
+        named.SCHEDULERS,
+        named.ROUTERS,
+        named.EVICTIONS,
+        named.CONTROLS,
+        named.PROCESSES,
+        named.DISTRIBUTIONS,
+    ):
         assert set(table) <= drawn
         for path in (path for paths in table.values() for path in paths.split("|")):
             # What `perfect` is told of the workload is no setting of a scenario.

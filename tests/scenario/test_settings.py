@@ -209,7 +209,7 @@ def test_the_names_copied_from_other_packages_are_still_theirs():
 
 
 @pytest.mark.parametrize(
-    "table", [named.SCHEDULERS, named.ROUTERS, named.CONTROLS, named.PROCESSES, named.DISTRIBUTIONS]
+    "table", [named.SCHEDULERS, named.ROUTERS, named.EVICTIONS, named.CONTROLS, named.PROCESSES, named.DISTRIBUTIONS]
 )
 def test_every_short_name_leads_to_something_with_settings_of_its_own(table):
     for paths in table.values():

@@ -154,6 +154,13 @@ def reuse(
             help="Picture to write (.png).  [default: results/reuse-NAME.png; none with --json]", show_default=False
         ),
     ] = None,
+    eviction: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Eviction policy to replay as well: lru, lfu, belady (no other finds more), module:Class, ...; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Print and draw how much of the prompts an ideal prefix cache finds again, by its size."""
@@ -175,6 +182,9 @@ def reuse(
     if picture is not None:
         _draw_reuse(picture, curve, trace.source, per_token, model)
     sizes = _reuse_by_size(curve, per_token)
+    for name in eviction or ():
+        with under_way(f"Replaying with {name}"):
+            _add_replayed(sizes, trace, name)
     if as_json:
         found = {
             "source": trace.source,
@@ -210,17 +220,37 @@ def _reuse_by_size(curve: Any, per_token: float) -> list[dict[str, Any]]:
     ]
 
 
+def _add_replayed(sizes: list[dict[str, Any]], trace: Any, name: str) -> None:
+    """Adds to each size the share that a cache of it finds with the eviction policy called *name*."""
+    from sim.engine.cache.replayed import found_tokens
+    from sim.scenario.named import EVICTIONS, policy
+
+    chosen = policy(name, {}, EVICTIONS, key="--eviction", method="rank")
+    tokens = int(trace.prompt_tokens.sum())
+    for size in sizes:
+        size[f"hit_rate_{name}"] = found_tokens(trace, size["blocks"], chosen) / tokens
+
+
 def _print_reuse(curve: Any, trace: Any, sizes: list[dict[str, Any]], per_token: float, model: str) -> None:
 
     best = curve.best_hit_rate
+    replayed = [name for name in (sizes[0] if sizes else ()) if name.startswith("hit_rate_")]
+    columns = [f"found with {name.removeprefix('hit_rate_')}, %" for name in replayed]
     print_table(
-        ("Cache, tokens", f"GB of {model}", "prompt tokens found, %", "of what a cache without limit finds, %"),
+        (
+            "Cache, tokens",
+            f"GB of {model}",
+            "prompt tokens found, %",
+            "of what a cache without limit finds, %",
+            *columns,
+        ),
         [
             (
                 f"{size['tokens']:,}",
                 f"{size['gb']:,.1f}",
                 f"{100 * size['hit_rate']:.1f}",
                 f"{100 * size['hit_rate'] / best:.0f}" if best else "-",
+                *(f"{100 * size[name]:.1f}" for name in replayed),
             )
             for size in sizes
         ],

@@ -17,10 +17,14 @@ the cache.
 
 from __future__ import annotations
 
+from typing import Any
+
+from policies.eviction import foresees, rank_of
 from policies.view import looks_itself
 from sim.engine.cache.radix_cache import RadixCache
-from sim.engine.kv.block_runs import Chain, Held, Run, RunPool, parts_of
+from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
 from sim.engine.kv.content import Contents
+from sim.engine.kv.next_uses import NextUses
 from sim.engine.kv.pool import KvPool
 from sim.engine.requests.state import RequestState
 from sim.engine.spec.experiment import LeftBehind, ReplicaSpec
@@ -29,18 +33,12 @@ from sim.engine.spec.experiment import LeftBehind, ReplicaSpec
 class BlockCache(RunPool):
     """A pool whose blocks are found again by their content."""
 
-    __slots__ = ("_contents", "_left_behind", "_n_admitted", "_rank", "_writes", "drops_last")
+    __slots__ = ("_entered", "_writes", "left_behind")
 
-    def __init__(
-        self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
-        limit: int | None = None, drops_last: bool = False, left_behind: LeftBehind | None = None,
-    ) -> None:  # fmt: skip
-        """*drops_last*: the last block found is computed again, for a drafter that needs the target's states there."""
-        super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
-        self.drops_last = drops_last
-        self._left_behind = left_behind
-        self._contents = contents
-        self._rank = self._n_admitted = self._writes = 0
+    def __init__(self, total: int, block_tokens: int, contents: Contents, **how: Any) -> None:
+        super().__init__(total, block_tokens, contents, **how)
+        self.left_behind: LeftBehind | None = None
+        self._entered = self._writes = 0
 
     # Contents.
 
@@ -111,9 +109,11 @@ class BlockCache(RunPool):
         if id_ in self._held:
             return
         self._n_admitted += 1
-        held = self._held[id_] = Held(self._n_admitted, blocks)
+        held = self._held[id_] = HeldRuns(self._n_admitted, blocks)
         if self._log is not None:
-            self._log.append(("held", id_))
+            self._log.append((self._held.pop, id_))
+        elif self.next_uses is not None:
+            self.next_uses.begin(id_)
         if not blocks:
             return
         held.full = blocks
@@ -142,38 +142,9 @@ class BlockCache(RunPool):
             chain = chain.parent if chain.start > first else None
         return found
 
-    def found(self, id_: int) -> int:
-        """Blocks that a request found when it was admitted."""
-        return self._held[id_].found
-
-    def order(self, id_: int) -> int:
-        """The number of its admission."""
-        return self._held[id_].order
-
-    def shared_blocks(self, id_: int) -> int:
-        """Blocks of a request that other sequences hold too."""
-        held = self._held.get(id_)
-        if held is None:
-            return 0
-        return sum(run.hi - run.lo for first, hi in held.entries for run in parts_of(first, hi) if run.refs > 1)
-
-    def freed_by(self, id_: int, gone: dict[object, int]) -> int:
-        """Cached blocks that preempting a request after others frees; *gone* counts the holds given up, by run."""
-        held, freed = self._held[id_], 0
-        for first, hi in held.entries:
-            for run in parts_of(first, hi):
-                before = gone[run] = gone.get(run, 0) + 1
-                freed += run.hi - run.lo if before == run.refs else 0
-        return freed
-
     def full_blocks(self, id_: int) -> int:
         """Blocks of an admitted request whose content is cached."""
         return self._held[id_].full
-
-    def give(self, blocks: int) -> None:
-        """Frees blocks without content."""
-        self.free += blocks
-        self._blank += blocks
 
     def cached(self, id_: int, tokens: int) -> None:
         """The first *tokens* tokens of an admitted request are computed, or about to be: its full blocks can be found."""
@@ -182,7 +153,7 @@ class BlockCache(RunPool):
         if at >= upto:
             return
         if self._log is not None:
-            self._log.append(("full", held, at, list(held.entries)))
+            self._log += ((setattr, held, "full", at), (setattr, held, "entries", list(held.entries)))
         contents = self._contents
         named = contents.named[id_]
         held.full = upto
@@ -213,32 +184,41 @@ class BlockCache(RunPool):
         """A new chain for a request's own content behind its *named* blocks."""
         chain = self._own[id_] = Chain(named, self._chain(self._contents.chain[id_]), id_)
         if self._log is not None:
-            self._log.append(("owned", id_))
+            self._log.append((self._own.pop, id_))
         return chain
 
-    def _write(self, held: Held, chain: Chain, at: int, to: int, again: bool) -> None:
+    def _write(self, held: HeldRuns, chain: Chain, at: int, to: int, again: bool) -> None:
         """Blocks of *held* get the content *at* to *to* of *chain*; *again*: it is cached already."""
         log, entries = self._log, held.entries
         if entries and not again:
             first, hi = entries[-1]
             last = first if first.hi >= hi else parts_of(first, hi)[-1]
-            if last.chain is chain and hi == at and last.hi == at and last.refs == 1:
+            if (
+                last.chain is chain
+                and hi == at
+                and last.hi == at
+                and last.refs == 1
+                and (self.eviction is None or last.uses == 1)
+            ):
                 if log is not None:
-                    log.append(("longer", last, at, chain, chain.end))
+                    log += ((setattr, last, "hi", at), (setattr, chain, "end", chain.end))
                 last.hi = to
                 entries[-1] = (first, to)
                 if to > chain.end:
                     chain.end = to
                 return
-        self._rank += 1
-        run = Run(chain, at, to, self._rank, again)
+        self._entered += 1
+        run = Run(chain, at, to, self._entered, again)
         run.refs = 1
         if log is not None:
-            log.append(("new", run, chain, chain.end, chain.overlaps))
-        if chain.runs:
-            self._insert(chain, run)
-        else:
-            chain.runs.append(run)
+            log += (
+                (setattr, chain, "end", chain.end),
+                (setattr, chain, "overlaps", chain.overlaps),
+                (self._remove, chain, run),
+            )
+        if self.eviction is not None:
+            run.used, run.uses, run.place = self._n_uses, 1, 0
+        self._insert(chain, run)
         chain.overlaps += again
         if to > chain.end:
             chain.end = to
@@ -251,7 +231,7 @@ class BlockCache(RunPool):
         if self._writes:
             for written in self._written(id_, 0):
                 self._writes -= written.writers.pop(id_, 0) is None
-        left = self._left_behind
+        left = self.left_behind
         if left is not None:
             self._leave_behind(round(max(held.full - held.found - left.window_blocks, 0) * left.per_block))
         blank = blocks - held.full
@@ -259,6 +239,8 @@ class BlockCache(RunPool):
         free = self.free + blank
         head = self._head
         latest: Run | None = None
+        freed: list[Run] = []
+        self._n_uses += 1
         for first, hi in reversed(held.entries):
             for run in (first,) if first.hi >= hi else reversed(parts_of(first, hi)):
                 run.refs -= 1
@@ -268,9 +250,15 @@ class BlockCache(RunPool):
                 free += run.hi - run.lo
                 chain = run.chain
                 assert chain is not None
-                if latest is not None and latest.chain is chain and latest.lo == run.hi and not chain.overlaps:
+                if (
+                    latest is not None
+                    and latest.chain is chain
+                    and latest.lo == run.hi
+                    and not chain.overlaps
+                    and (self.eviction is None or latest.uses == run.uses)
+                ):
                     latest.lo = run.lo
-                    latest.rank = run.rank
+                    latest.entered = run.entered
                     chain.runs.remove(run)
                     continue
                 last = head.before
@@ -278,7 +266,12 @@ class BlockCache(RunPool):
                 run.before, run.after = last, head
                 last.after = head.before = run
                 latest = run
+                if self.eviction is not None:
+                    run.used = self._n_uses
+                    freed.append(run)
         self.free = free
+        for run in freed:
+            self._place(run)
 
     def reset(self) -> None:
         """Frees every block, and caches nothing."""
@@ -287,40 +280,28 @@ class BlockCache(RunPool):
         self._chains.clear()
         self._own.clear()
         self._head.before = self._head.after = self._head
+        self._ranked.clear()
+        self._behind.clear()
         self._writes = 0
 
 
 def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool:
     """The KV memory of a model on a machine: blocks are counted, or found again where the workload names their content."""
+    how: dict[str, Any] = {"by_chunk": by_chunk, "lookahead_tokens": spec.lookahead_tokens, "limit": spec.max_model_len}
     if state.contents_in is None or spec.prefix_cache is None:
-        return KvPool(
-            spec.kv_blocks,
-            spec.block_tokens,
-            by_chunk=by_chunk,
-            lookahead_tokens=spec.lookahead_tokens,
-            limit=spec.max_model_len,
-        )
+        return KvPool(spec.kv_blocks, spec.block_tokens, **how)
+    contents = state.contents_in(spec.block_tokens)
     if spec.prefix_cache == "tree":
-        tree = RadixCache(
-            spec.kv_blocks,
-            spec.block_tokens,
-            state.contents_in(spec.block_tokens),
-            state.prompt,
-            by_chunk=by_chunk,
-            lookahead_tokens=spec.lookahead_tokens,
-            limit=spec.max_model_len,
-            token_contents=state.contents_in(1),
+        pool = RadixCache(
+            spec.kv_blocks, spec.block_tokens, contents, state.prompt, token_contents=state.contents_in(1), **how
         )
-        tree.drops_last = spec.prefix_drops_last
-        tree.used_by_looks = looks_itself(spec.scheduler)
-        return tree
-    return BlockCache(
-        spec.kv_blocks,
-        spec.block_tokens,
-        state.contents_in(spec.block_tokens),
-        by_chunk=by_chunk,
-        lookahead_tokens=spec.lookahead_tokens,
-        limit=spec.max_model_len,
-        drops_last=spec.prefix_drops_last,
-        left_behind=spec.left_behind,
-    )
+        pool.used_by_looks = looks_itself(spec.scheduler)
+    else:
+        pool = BlockCache(spec.kv_blocks, spec.block_tokens, contents, **how)
+        pool.left_behind = spec.left_behind
+    pool.drops_last = spec.prefix_drops_last
+    if spec.eviction is not None:
+        pool.eviction = rank_of(spec.eviction)
+    if foresees(spec.eviction):
+        pool.next_uses = NextUses(contents, state.prompt)
+    return pool

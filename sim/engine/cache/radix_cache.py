@@ -15,10 +15,11 @@ The tree itself is in `sim.engine.kv.page_tree`.
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 from policies.view import Looks
 from sim.engine.kv.content import Contents
-from sim.engine.kv.page_tree import Held, Node, TreePool
+from sim.engine.kv.page_tree import HeldNode, TreePool
 from sim.engine.kv.pool import OutOfBlocks
 
 RETRACT_DECODE_STEPS = 20
@@ -28,38 +29,25 @@ RETRACT_DECODE_STEPS = 20
 class RadixCache(TreePool):
     """A pool whose pages are found again in a tree of contents. A block is a page."""
 
-    __slots__ = ("_n_admitted", "_prompts", "_taken", "_tokens", "_trial", "drops_last", "used_by_looks")
+    __slots__ = ("_prompts", "_tokens", "used_by_looks")
 
     def __init__(
-        self, total: int, block_tokens: int, contents: Contents, prompts: array[int], *, by_chunk: bool = False,
-        lookahead_tokens: int = 0, limit: int | None = None, token_contents: Contents | None = None,
+        self, total: int, block_tokens: int, contents: Contents, prompts: array[int], *,
+        token_contents: Contents | None = None, **how: Any,
     ) -> None:  # fmt: skip
         """*prompts*: tokens of each request's prompt; *token_contents*: the contents in blocks of one token, where pages are
         longer."""
-        super().__init__(
-            total, block_tokens, contents, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit
-        )
-        self.drops_last = False
-        """Whether the last page that is found is computed again, for a drafter that needs the target's states there."""
+        super().__init__(total, block_tokens, contents, **how)
         self.used_by_looks = False
         """Whether the scheduler's own look-ups (`use`) count as use, and admission does not."""
         self._tokens = contents if token_contents is None else token_contents
         self._prompts = prompts
-        self._n_admitted = self._taken = 0
-        self._trial: list[tuple[Node, bool]] | None = None
-        """Nodes locked while a plan is tried out, and whether each was split for that."""
 
     # Contents.
 
     def beginning(self, id_: int, tokens: int) -> object:
         """A name of the first *tokens* tokens of a request: equal for all that begin with them."""
-        contents = self._tokens
-        if tokens > contents.named[id_]:
-            return -1 - id_
-        number = contents.chain[id_]
-        while contents.start[number] >= tokens:
-            number = contents.parent[number]
-        return number
+        return self._tokens.path(id_, tokens, tokens - 1)[0][0]
 
     # Look-ups.
 
@@ -95,22 +83,22 @@ class RadixCache(TreePool):
             rest, node = node, self._split(node, end)
             node.used = rest.used - 1
         self._lock(node)
-        if self._trial is not None:
-            self._trial.append((node, splits))
+        log = self._log
+        if log is not None:
+            if splits:
+                log.append((self._join, node))
+            log.append((self._unlock, node))
             return
         if not self.used_by_looks:
             self._match(id_, blocks)
         self._n_admitted += 1
-        held = self._held[id_] = Held(self._n_admitted, blocks, node)
+        held = self._held[id_] = HeldNode(self._n_admitted, blocks, node)
         held.computed = blocks * self.block_tokens
-
-    def found(self, id_: int) -> int:
-        """Pages that a request found when it was admitted."""
-        return self._held[id_].found
-
-    def order(self, id_: int) -> int:
-        """The number of its admission."""
-        return self._held[id_].order
+        if self.next_uses is not None:
+            self.next_uses.begin(id_)
+        if self.eviction is not None:
+            for part in self._parts(id_):
+                part.uses += 1
 
     def computed(self, id_: int, tokens: int) -> None:
         """The first *tokens* tokens of an admitted request have been computed: its full pages are put into the tree."""
@@ -141,11 +129,6 @@ class RadixCache(TreePool):
         self.give(blocks - held.node.hi)
         self._unlock(held.node)
 
-    def give(self, blocks: int) -> None:
-        """Frees pages without content."""
-        self.free += blocks
-        self._blank += blocks
-
     def take(self, blocks: int) -> None:
         if blocks > self.free:
             raise OutOfBlocks
@@ -153,8 +136,8 @@ class RadixCache(TreePool):
             self.make_room(blocks)
         self.free -= blocks
         self._blank -= blocks
-        if self._trial is not None:
-            self._taken += blocks
+        if self._log is not None:
+            self._log.append((self.give, blocks))
 
     def before_prompts(self, tokens: int, prompts: int) -> None:
         """Makes room for prompts as `alloc_paged_token_slots_extend` does: where pages are long, with one more for each."""
@@ -175,44 +158,6 @@ class RadixCache(TreePool):
         self.free = self.total
         self._start()
 
-    # Trial of a plan, and its questions.
-
-    def try_out(self) -> None:
-        """Begins to log admissions, and pages that are taken, for `undo`."""
-        self._trial, self._gone, self._taken = [], [], 0
-
-    def undo(self) -> None:
-        """Undoes all logged since `try_out`."""
-        trial, gone = self._trial, self._gone
-        assert trial is not None
-        assert gone is not None
-        self._trial = self._gone = None
-        self.give(self._taken)
-        for node, _ in trial:
-            self._unlock(node)
-        if gone:
-            self._put_back(gone)
-        for node, was_split in trial:
-            if was_split:
-                self._join(node)
-
     def full_blocks(self, id_: int) -> int:
         """Pages of an admitted request in the tree."""
         return self._held[id_].node.hi
-
-    def shared_blocks(self, id_: int) -> int:
-        """Pages of a request that other sequences hold too."""
-        held = self._held.get(id_)
-        node = self._root if held is None else held.node
-        while node.parent is not None and node.refs == 1:
-            node = node.parent
-        return node.hi
-
-    def freed_by(self, id_: int, gone: dict[object, int]) -> int:
-        """Pages in the tree that preempting a request after others frees; *gone* counts the holds given up, by node."""
-        node, freed = self._held[id_].node, 0
-        while node.parent is not None:
-            before = gone[node] = gone.get(node, 0) + 1
-            freed += node.hi - node.lo if before == node.refs else 0
-            node = node.parent
-        return freed

@@ -5,154 +5,49 @@ It is kept only for routers that need it (`policies.routers.Knowledge`).
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from policies.routers import Knowledge, RoutedRequest, knowledge_of
 from sim.engine.kv.content import Contents
+from sim.engine.kv.content_store import ContentStore, Piece
 from sim.engine.machine.loads import left_waiting
 from sim.engine.machine.machine import Machine
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
 
-_NO_NODES: NDArray[np.int64] = np.empty(0, np.int64)
 
+class SentTo(ContentStore):
+    """Blocks that were sent to one machine, the least recently sent forgotten first, and of a prompt the first block."""
 
-class SentTo:
-    """Blocks that were sent to one machine, the least recently sent forgotten first: a set of nodes (named blocks), and a count of
-    blocks that no other request has in common.
+    first_block_first: ClassVar[bool] = True
 
-    Each sending stamps its nodes in turn, and nodes stamped below a mark are forgotten: looking up and adding are a few operations
-    on arrays, however many blocks there are.
-    """
-
-    __slots__ = ("_capacity", "_count", "_grows", "_mark", "_max_age_ns", "_next", "_sendings", "_stamps")
-
-    def __init__(self, capacity: int, max_age_ns: int | None, n_nodes: int) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity_blocks: int, max_age_ns: int | None) -> None:
+        super().__init__(capacity_blocks)
         self._max_age_ns = max_age_ns
-        self._stamps = np.zeros(n_nodes, np.int64)
-        self._grows = not n_nodes
-        self._mark = self._next = 1
-        self._count = 0
-        self._sendings: deque[tuple[int, NDArray[np.int64], int, int]] = deque()
-        """First stamp, nodes, further blocks, and when."""
+        self._sent: deque[tuple[int, int]] = deque()
+        """The last stamp of each sending, and when it was."""
 
-    def found(self, nodes: NDArray[np.int64], now_ns: int) -> int:
-        """The number of *nodes*, from the first on, that are remembered."""
-        self._make_room_for(nodes)
+    def found(self, pieces: Sequence[Piece], now_ns: int) -> int:
+        """The number of named blocks of *pieces*, from the first on, that are remembered."""
         self._grow_old(now_ns)
-        missing = self._stamps[nodes] < self._mark
-        return int(missing.argmax()) if missing.any() else len(nodes)
+        return self.covered([piece for piece in pieces if piece[0][1] >= 0], 0, now_ns)
 
-    def add(self, nodes: NDArray[np.int64], others: int, now_ns: int) -> None:
-        """Add a prompt of *nodes* and *others* blocks behind them."""
-        self._make_room_for(nodes)
+    def add(self, pieces: Sequence[Piece], now_ns: int) -> None:
+        """A prompt of *pieces* is sent."""
         self._grow_old(now_ns)
-        self._count += int(np.count_nonzero(self._stamps[nodes] < self._mark)) + others
-        self._stamps[nodes] = np.arange(self._next, self._next + len(nodes))
-        self._sendings.append((self._next, nodes, others, now_ns))
-        self._next += len(nodes) + others
-        while self._count > self._capacity:
-            self._forget(self._count - self._capacity)
-
-    def _make_room_for(self, nodes: NDArray[np.int64]) -> None:
-        """Extend the array for nodes with new numbers, where they were not numbered beforehand."""
-        if not self._grows:
-            return
-        most = int(nodes.max()) + 1 if len(nodes) else 0
-        if most > len(self._stamps):
-            self._stamps = np.concatenate((self._stamps, np.zeros(max(most, 1024), np.int64)))
+        self.put(pieces, now_ns, now_ns)
+        if self._max_age_ns is not None:
+            self._sent.append((self._stamp, now_ns))
 
     def _grow_old(self, now_ns: int) -> None:
-        if self._max_age_ns is not None:
-            while self._sendings and self._sendings[0][3] < now_ns - self._max_age_ns:
-                self._forget(self._count + 1)
-
-    def _forget(self, blocks: int) -> None:
-        """Forget up to *blocks* blocks of the first sending."""
-        first, nodes, others, at_ns = self._sendings.popleft()
-        mine = np.flatnonzero(self._stamps[nodes] == np.arange(first, first + len(nodes)))
-        if blocks >= len(mine) + others:
-            self._count -= len(mine) + others
-            self._mark = first + len(nodes) + others
+        if self._max_age_ns is None:
             return
-        self._count -= blocks
-        if blocks < len(mine):
-            cut = int(mine[blocks - 1]) + 1
-        else:
-            cut = len(nodes)
-            others -= blocks - len(mine)
-        self._mark = first + cut
-        self._sendings.appendleft((self._mark, nodes[cut:], others, at_ns))
-
-
-class _Nodes:
-    """The blocks of a workload's prompts, numbered so that equal blocks after equal blocks have one number."""
-
-    __slots__ = ("_base", "_contents", "n")
-
-    def __init__(self, contents: Contents) -> None:
-        self._contents = contents
-        ends = list(contents.start)
-        for chain, named in zip(contents.chain, contents.named, strict=True):
-            if chain >= 0:
-                ends[chain] = max(ends[chain], named)
-        for start, parent in zip(contents.start, contents.parent, strict=True):
-            if parent >= 0:
-                ends[parent] = max(ends[parent], start)
-        self.n = 0
-        self._base: list[int] = []
-        for start, end in zip(contents.start, ends, strict=True):
-            self._base.append(self.n - start)
-            self.n += end - start
-
-    def of(self, id_: int, blocks: int) -> NDArray[np.int64]:
-        """The named blocks among the first *blocks* blocks of a request."""
-        contents = self._contents
-        chain, hi = contents.chain[id_], min(contents.named[id_], blocks)
-        pieces: list[NDArray[np.int64]] = []
-        while chain >= 0 and hi > 0:
-            start = contents.start[chain]
-            if hi > start:
-                pieces.append(np.arange(self._base[chain] + start, self._base[chain] + hi))
-                hi = start
-            chain = contents.parent[chain]
-        return np.concatenate(pieces[::-1]) if pieces else _NO_NODES
-
-
-class GrowingNodes:
-    """The same for prompts that arrive one by one: blocks are numbered when they are first looked up."""
-
-    __slots__ = ("_contents", "_numbers", "n")
-
-    def __init__(self, contents: Contents) -> None:
-        self._contents = contents
-        self._numbers: list[array[int]] = []
-        """The block numbers of each chain."""
-        self.n = 0
-
-    def of(self, id_: int, blocks: int) -> NDArray[np.int64]:
-        """The named blocks among the first *blocks* blocks of a request."""
-        contents, numbers = self._contents, self._numbers
-        while len(numbers) < len(contents.start):
-            numbers.append(array("q"))
-        chain, hi = contents.chain[id_], min(contents.named[id_], blocks)
-        pieces: list[array[int]] = []
-        while chain >= 0 and hi > 0:
-            start, mine = contents.start[chain], numbers[chain]
-            if hi > start:
-                missing = hi - start - len(mine)
-                if missing > 0:
-                    mine.extend(range(self.n, self.n + missing))
-                    self.n += missing
-                pieces.append(mine[: hi - start])
-                hi = start
-            chain = contents.parent[chain]
-        return np.concatenate([np.array(piece, np.int64) for piece in reversed(pieces)]) if pieces else _NO_NODES
+        sent, oldest = self._sent, self._oldest
+        while sent and sent[0][1] < now_ns - self._max_age_ns:
+            stamp, _ = sent.popleft()
+            while oldest and oldest[0][0] <= stamp:
+                self._evict(self.used_bytes, [])
 
 
 class Seen:
@@ -249,14 +144,13 @@ class Routing:
         """Tokens found for the present request, by machine."""
         self._n_unhit = 0
         self._sent: list[SentTo] = []
-        self._nodes: _Nodes | GrowingNodes | None = None
-        self._of_it: tuple[int, NDArray[np.int64], int] = (-1, _NO_NODES, 0)
+        self._contents: Contents | None = None
+        self._of_it: tuple[int, list[Piece]] = (-1, [])
         if knows.sent is not None and contents_in is not None:
             sent = knows.sent
-            contents = contents_in(sent.block_tokens)
-            self._nodes = _Nodes(contents) if len(contents.chain) else GrowingNodes(contents)
+            self._contents = contents_in(sent.block_tokens)
             age_ns = None if sent.max_age_s is None else round(sent.max_age_s * 1e9)
-            self._sent = [SentTo(sent.capacity_blocks, age_ns, self._nodes.n) for _ in machines]
+            self._sent = [SentTo(sent.capacity_blocks, age_ns) for _ in machines]
 
     @property
     def now_ns(self) -> int:
@@ -358,23 +252,22 @@ class Routing:
             self._found[index] = found
         return found
 
-    def _blocks_of(self, id_: int) -> tuple[NDArray[np.int64], int]:
-        """The named blocks of the part of a prompt that is looked at, and the number of blocks after them."""
+    def _pieces_of(self, id_: int) -> list[Piece]:
+        """The part of a prompt that is looked at."""
         if self._of_it[0] != id_:
             sent = self._knows.sent
             assert sent is not None
-            assert self._nodes is not None
+            assert self._contents is not None
             blocks = self._prompt[id_] // sent.block_tokens
             if sent.max_blocks is not None:
                 blocks = min(blocks, sent.max_blocks)
-            nodes = self._nodes.of(id_, blocks)
-            self._of_it = (id_, nodes, blocks - len(nodes))
-        return self._of_it[1], self._of_it[2]
+            space = (0, sent.block_tokens, 1)
+            self._of_it = (id_, [((space, chain), lo, hi) for chain, lo, hi in self._contents.path(id_, blocks)])
+        return self._of_it[1]
 
     def _found_sent(self, id_: int, index: int) -> int:
         assert self._knows.sent is not None
-        nodes, _ = self._blocks_of(id_)
-        return self._sent[index].found(nodes, self._clock.now_ns) * self._knows.sent.block_tokens
+        return self._sent[index].found(self._pieces_of(id_), self._clock.now_ns) * self._knows.sent.block_tokens
 
     def sent(self, request: RoutedRequest, machine: Machine) -> None:
         """Note that the present request is sent to *machine*."""
@@ -385,8 +278,7 @@ class Routing:
             self.seen[index].no_hit_order = self._n_unhit
             self._n_unhit += 1
         if self._sent:
-            nodes, others = self._blocks_of(request.id)
-            self._sent[index].add(nodes, others, self._clock.now_ns)
+            self._sent[index].add(self._pieces_of(request.id), self._clock.now_ns)
         self._blocks_then.pop(request.id, None)
 
 

@@ -1,16 +1,21 @@
 """Cached KV blocks as runs: consecutive blocks that have the same holders and were freed together.
 
-The module knows which copy of a block is found first, the queue of blocks that no sequence holds, how runs are split, and how moves
-that were only tried out are taken back. `sim.engine.cache.block_cache` says when.
+The module knows which copy of a block is found first, the queue of blocks that no sequence holds, and how runs are split.
+`sim.engine.cache.block_cache` says when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
 from itertools import takewhile
-from typing import Any, Final
+from math import inf
+from typing import Any
 
-from sim.engine.kv.pool import KvPool, OutOfBlocks
+from sim.engine.kv.caching_pool import CachingPool, Held
+from sim.engine.kv.content import Contents
+from sim.engine.kv.pool import OutOfBlocks
 
 
 class Chain:
@@ -38,14 +43,21 @@ class Chain:
 class Run:
     """Blocks *lo* to *hi* of a chain, held by the same sequences or by none."""
 
-    __slots__ = ("after", "again", "before", "chain", "hi", "lo", "rank", "refs", "rest")
+    used: int
+    """The number of its latest use. This and what follows is kept for an eviction policy alone."""
+    uses: int
+    """Requests that have held it."""
+    place: int
+    """Its place among runs that the policy ranks; 0: it has none."""
 
-    def __init__(self, chain: Chain | None, lo: int, hi: int, rank: int, again: bool) -> None:
+    __slots__ = ("after", "again", "before", "chain", "entered", "hi", "lo", "place", "refs", "rest", "used", "uses")
+
+    def __init__(self, chain: Chain | None, lo: int, hi: int, entered: int, again: bool) -> None:
         self.chain = chain
         self.lo = lo
         self.hi = hi
-        self.rank = rank
-        """Look-ups find the lowest rank of blocks with equal content."""
+        self.entered = entered
+        """The number of its entry: of blocks with equal content the first to enter are found."""
         self.again = again
         """Whether its blocks were cached already when it came."""
         self.refs = 0
@@ -56,16 +68,13 @@ class Run:
         self.after: Run | None = None
 
 
-class Held:
+class HeldRuns(Held):
     """A sequence's part of the cache."""
 
-    __slots__ = ("entries", "found", "full", "order")
+    __slots__ = ("entries", "full")
 
     def __init__(self, order: int, found: int) -> None:
-        self.order = order
-        """The number of its admission."""
-        self.found = found
-        """Blocks that were cached when it was admitted."""
+        super().__init__(order, found)
         self.full = 0
         """Full blocks whose content is cached; others that it holds have none yet."""
         self.entries: list[tuple[Run, int]] = []
@@ -82,31 +91,23 @@ def parts_of(run: Run, hi: int) -> list[Run]:
     return found
 
 
-class RunPool(KvPool):
+class RunPool(CachingPool[HeldRuns]):
     """A pool whose free blocks are blank or in the queue of unheld cached runs."""
 
-    __slots__ = ("_blank", "_chains", "_head", "_held", "_log", "_own", "_prepaid", "gives_up")
+    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked", "gives_up")
 
-    def __init__(
-        self,
-        total: int,
-        block_tokens: int,
-        *,
-        by_chunk: bool = False,
-        lookahead_tokens: int = 0,
-        limit: int | None = None,
-    ) -> None:
-        super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
-        self.caches = True
-        self._blank = total
-        """Free blocks without content: the first to be taken."""
-        self._held: dict[int, Held] = {}
+    def __init__(self, total: int, block_tokens: int, contents: Contents, **how: Any) -> None:
+        super().__init__(total, block_tokens, contents, **how)
         self._chains: dict[int, Chain] = {}
         self._own: dict[int, Chain] = {}
         self._head = head = Run(None, 0, 0, 0, False)
         head.before = head.after = head
-        self._prepaid = 0
-        self._log: list[tuple[Any, ...]] | None = None
+        self._prepaid = self._n_placed = 0
+        self._n_uses: int = 0
+        self._ranked: list[tuple[Any, int, Run]] = []
+        """A heap of unheld runs by the rank that the eviction policy gives them; outdated entries stay until they are met."""
+        self._behind: defaultdict[Chain, dict[Chain, None]] = defaultdict(dict)
+        """Chains with cached blocks that leave each, for the policy."""
         self.gives_up: Callable[[int, int, int], None] | None = None
         """Called on eviction: the chain's number (-1 - id: a request's own), the first block, and the one after the last."""
 
@@ -131,7 +132,7 @@ class RunPool(KvPool):
             raise OutOfBlocks
         blank, log = self._blank, self._log
         if log is not None:
-            log.append(("take", self.free, blank, self.evicted))
+            log.append((self._count, self.free, blank, self.evicted))
         self.free -= blocks
         if blocks <= blank:
             self._blank = blank - blocks
@@ -141,14 +142,18 @@ class RunPool(KvPool):
         self.evicted += blocks
         gives_up = self.gives_up if log is None else None
         while blocks:
-            run = self._head.after
+            run = self._head.after if self.eviction is None else self._ranked_first()
             assert run is not None
             assert run.chain is not None
             chain, lo, hi = run.chain, run.lo, run.hi
             size = hi - lo
             alone = not chain.overlaps
             if log is not None:
-                log.append(("evict", run, hi, chain.end, chain.overlaps))
+                log += (
+                    (setattr, run, "hi", hi),
+                    (setattr, chain, "end", chain.end),
+                    (setattr, chain, "overlaps", chain.overlaps),
+                )
             if size > blocks:
                 run.hi = top = hi - blocks
                 blocks = 0
@@ -161,16 +166,54 @@ class RunPool(KvPool):
                 gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
 
+    def _count(self, free: int, blank: int, evicted: int) -> None:
+        self.free, self._blank, self.evicted = free, blank, evicted
+
     def _drop(self, chain: Chain, run: Run) -> None:
         """Removes a run without blocks."""
-        chain.runs.remove(run)
+        self._remove(chain, run)
         chain.overlaps -= run.again
         if self._log is not None:
-            self._log.append(("drop", chain, run))
+            self._log.append((self._insert, chain, run))
         if chain.owner >= 0 and not chain.runs:
             if self._log is not None:
-                self._log.append(("own", chain))
+                self._log.append((self._own.__setitem__, chain.owner, chain))
             del self._own[chain.owner]
+
+    def _remove(self, chain: Chain, run: Run) -> None:
+        chain.runs.remove(run)
+        if self.eviction is not None and chain.parent is not None and not chain.runs:
+            del self._behind[chain.parent][chain]
+
+    # An eviction policy's order.
+
+    def _place(self, run: Run) -> None:
+        """Ranks an unheld run, of which blocks with another next use are split off."""
+        assert run.chain is not None
+        if self.next_uses is not None:
+            _, upto = self.next_uses.of(run.chain.number, run.lo, run.hi)
+            if upto < run.hi:
+                self._split(run, upto)
+        self._push(run)
+
+    def _push(self, run: Run) -> None:
+        assert run.chain is not None
+        next_use = inf if self.next_uses is None else self.next_uses.of(run.chain.number, run.lo, run.hi)[0]
+        self._n_placed = run.place = self._n_placed + 1
+        heappush(self._ranked, (self._rank(run, next_use), run.place, run))
+
+    def _ranked_first(self) -> Run:
+        """The unheld run with the lowest rank or, where others behind it could not be found without it, the last of these."""
+        ranked = self._ranked
+        while ranked[0][1] != ranked[0][2].place:
+            heappop(ranked)
+        run = ranked[0][2]
+        while True:
+            assert run.chain is not None
+            cut, behind = _goes_from(run, self._behind[run.chain])
+            if behind is None or behind.refs:
+                return run if cut <= run.lo else self._split(run, cut)
+            run = behind
 
     def _leave_behind(self, blocks: int) -> None:
         """Up to *blocks* free blocks have content from now on that no look-up finds: the last to be evicted."""
@@ -189,9 +232,12 @@ class RunPool(KvPool):
         assert last is not None
         run.before, run.after = last, self._head
         last.after = self._head.before = run
+        if self.eviction is not None:
+            run.used, run.uses = self._n_uses, 1
+            self._place(run)
 
     def _copies(self, chain: Chain | None, upto: int) -> list[tuple[Run, int, int]]:
-        """(run, first block, end) of cached blocks below *upto* of content that ends on *chain*, each at its lowest rank."""
+        """(run, first block, end) of cached blocks below *upto* of content that ends on *chain*, each at the first to enter."""
         pieces: list[tuple[Chain, int]] = []
         while chain is not None and upto > 0:
             if upto > chain.start:
@@ -207,15 +253,17 @@ class RunPool(KvPool):
     def _insert(self, chain: Chain, run: Run) -> None:
         runs = chain.runs
         at = len(runs)
-        while at and (runs[at - 1].lo, runs[at - 1].rank) > (run.lo, run.rank):
+        while at and (runs[at - 1].lo, runs[at - 1].entered) > (run.lo, run.entered):
             at -= 1
         runs.insert(at, run)
+        if self.eviction is not None and chain.parent is not None:
+            self._behind[chain.parent][chain] = None
 
     def _touch(self, run: Run, lo: int, hi: int) -> Run:
         """Adds a holder to blocks *lo* to *hi* of *run*; returns their run."""
         if run.refs == 0:
             if self._log is not None:
-                self._log.append(("free", self.free))
+                self._log.append((setattr, self, "free", self.free))
             self.free -= hi - lo
         if lo > run.lo:
             run = self._split(run, lo)
@@ -223,29 +271,42 @@ class RunPool(KvPool):
             self._split(run, hi)
         if run.refs == 0:
             self._unlink(run)
-        run.refs += 1
         if self._log is not None:
-            self._log.append(("refs", run))
+            self._log.append((setattr, run, "refs", run.refs))
+        run.refs += 1
+        if self.eviction is not None:
+            if self._log is not None:
+                self._log.append((setattr, run, "uses", run.uses))
+            run.uses += 1
         return run
 
     def _split(self, run: Run, at: int) -> Run:
         """Splits *run*; returns the part from *at* on. The order of eviction stays."""
         chain = run.chain
         assert chain is not None
-        rest = Run(chain, at, run.hi, run.rank, run.again)
+        if self._log is not None:
+            self._log += ((setattr, run, "hi", run.hi), (setattr, run, "rest", run.rest))
+            self._log.append((setattr, chain, "overlaps", chain.overlaps))
+        rest = Run(chain, at, run.hi, run.entered, run.again)
         rest.refs = run.refs
         rest.rest = run.rest
+        if self.eviction is not None:
+            rest.used, rest.uses, rest.place = run.used, run.uses, 0
         run.hi = at
         run.rest = rest
         self._insert(chain, rest)
         chain.overlaps += run.again
+        if self._log is not None:
+            self._log.append((chain.runs.remove, rest))
         if not run.refs:
             before = run.before
             assert before is not None
             rest.before, rest.after = before, run
             before.after = run.before = rest
-        if self._log is not None:
-            self._log.append(("split", run, rest))
+            if self._log is not None:
+                self._log.append((self._unlink, rest))
+            if self.eviction is not None:
+                self._place(rest)
         return rest
 
     def _unlink(self, run: Run) -> None:
@@ -253,51 +314,30 @@ class RunPool(KvPool):
         assert run.after is not None
         run.before.after = run.after
         run.after.before = run.before
+        run.place = 0
         if self._log is not None:
-            self._log.append(("unlink", run))
+            self._log.append((self._relink, run))
 
-    @property
-    def held_again(self) -> int:
-        runs = (run for chain in (*self._chains.values(), *self._own.values()) for run in chain.runs)
-        return sum((run.hi - run.lo) * (run.refs - 1) for run in runs if run.refs > 1)
+    def _relink(self, run: Run) -> None:
+        assert run.before is not None
+        assert run.after is not None
+        run.before.after = run.after.before = run
+        if self.eviction is not None:
+            self._push(run)
 
-    # Trial of a plan.
+    def _parts(self, id_: int) -> Iterator[Run]:
+        for first, hi in self._held[id_].entries:
+            yield from parts_of(first, hi)
 
-    def try_out(self) -> None:
-        """Begins to log moves, for `undo`."""
-        self._log = []
-
-    def undo(self) -> None:
-        """Undoes all moves since `try_out`, the last first."""
-        log = self._log
-        assert log is not None
-        self._log = None
-        while log:
-            kind, *entry = log.pop()
-            if kind == "take":
-                self.free, self._blank, self.evicted = entry
-            elif kind == "free":
-                (self.free,) = entry
-            elif kind == "drop":
-                self._insert(*entry)
-            elif kind == "own":
-                (chain,) = entry
-                self._own[chain.owner] = chain
-            elif kind == "owned":
-                del self._own[entry[0]]
-            elif kind == "held":
-                del self._held[entry[0]]
-            else:
-                _UNDO[kind](*entry)
+    def _all(self) -> Iterator[Run]:
+        for chain in (*self._chains.values(), *self._own.values()):
+            yield from chain.runs
 
     def fault(self) -> str | None:
         """The first invariant of the pool that does not hold, in words; None where all do."""
-        holders: dict[Run, int] = {}
+        holders: dict[Any, int] = self._holders()
         for id_, held in self._held.items():
-            parts = [run for first, hi in held.entries for run in parts_of(first, hi)]
-            for run in parts:
-                holders[run] = holders.get(run, 0) + 1
-            blocks = sum(run.hi - run.lo for run in parts)
+            blocks = sum(run.hi - run.lo for run in self._parts(id_))
             if blocks != held.full:
                 return f"request {id_} has {held.full} blocks with content, and its runs {blocks}"
         queued = self._queued()
@@ -310,6 +350,8 @@ class RunPool(KvPool):
         left = sum(run.chain is not None and run.chain.number < 0 and run.chain.owner < 0 for run in queued)
         if seen + left < len(holders.keys() | queued.keys()):
             return "somebody holds blocks that cannot be found"
+        if self.eviction is not None and {run for _, place, run in self._ranked if place == run.place} != queued.keys():
+            return "the runs that the eviction policy ranks are not those that may be evicted"
         free = self._blank + sum(run.hi - run.lo for run in queued)
         return None if free == self.free else f"{free} blocks are free and {self.free} are said to be"
 
@@ -325,15 +367,15 @@ class RunPool(KvPool):
 
 
 def _first_runs(chain: Chain, hi: int) -> list[tuple[Run, int, int]]:
-    """(run, first block, end) of the cached blocks of *chain* below *hi*, each at its lowest rank."""
+    """(run, first block, end) of the cached blocks of *chain* below *hi*, each at the first to enter."""
     if not chain.overlaps:
         below = takewhile(lambda run: run.lo < hi, chain.runs)
         return [(run, run.lo, run.hi if run.hi < hi else hi) for run in below]
     found: list[tuple[Run, int, int]] = []
     at = chain.start
     while at < hi:
-        first = min((run for run in chain.runs if run.lo <= at < run.hi), key=lambda run: run.rank)
-        earlier = (run.lo for run in chain.runs if run.lo > at and run.rank < first.rank)
+        first = min((run for run in chain.runs if run.lo <= at < run.hi), key=lambda run: run.entered)
+        earlier = (run.lo for run in chain.runs if run.lo > at and run.entered < first.entered)
         to = min(first.hi, hi, *earlier)
         found.append((first, at, to))
         at = to
@@ -360,51 +402,26 @@ def _fault_of(chain: Chain, holders: dict[Run, int], queued: dict[Run, None]) ->
     return None
 
 
-# Moves undone, by the name under which they were logged.
+def _goes_from(run: Run, behind: Iterable[Chain]) -> tuple[int, Run | None]:
+    """The block from which on a run may go, or the run that has to go before it: without it, that could not be found."""
+    chain = run.chain
+    assert chain is not None
+    others = [other for other in chain.runs if other is not run]
+    child = max(behind, key=_by_number, default=None)
+    last = others[-1] if others else None
+    first_needed = max(-1 if last is None else last.lo, -1 if child is None else child.start)
+    if first_needed < run.hi:
+        return first_needed, None
+    at = run.hi
+    while at > run.lo:
+        # Blocks that are cached in another run as well may go.
+        at, before = min((other.lo for other in others if other.lo < at <= other.hi), default=at), at
+        if at == before:
+            break
+    if at < run.hi:
+        return at, None
+    return run.lo, child.runs[-1] if child is not None and child.start == first_needed else last
 
 
-def _undo_evict(run: Any, hi: int, end: int, overlaps: int) -> None:
-    run.hi = hi
-    run.chain.end, run.chain.overlaps = end, overlaps
-
-
-def _undo_unlink(run: Any) -> None:
-    run.before.after = run.after.before = run
-
-
-def _undo_refs(run: Any) -> None:
-    run.refs -= 1
-
-
-def _undo_split(run: Any, rest: Any) -> None:
-    run.hi, run.rest = rest.hi, rest.rest
-    run.chain.runs.remove(rest)
-    run.chain.overlaps -= run.again
-    if not run.refs:
-        rest.before.after = run
-        run.before = rest.before
-
-
-def _undo_new(run: Any, chain: Any, end: int, overlaps: int) -> None:
-    chain.runs.remove(run)
-    chain.end, chain.overlaps = end, overlaps
-
-
-def _undo_longer(run: Any, hi: int, chain: Any, end: int) -> None:
-    run.hi = hi
-    chain.end = end
-
-
-def _undo_full(held: Any, full: int, entries: Any) -> None:
-    held.full, held.entries = full, entries
-
-
-_UNDO: Final[dict[str, Callable[..., None]]] = {
-    "evict": _undo_evict,
-    "unlink": _undo_unlink,
-    "refs": _undo_refs,
-    "split": _undo_split,
-    "new": _undo_new,
-    "longer": _undo_longer,
-    "full": _undo_full,
-}
+def _by_number(chain: Chain) -> tuple[int, int, int]:
+    return chain.start, chain.number, chain.owner

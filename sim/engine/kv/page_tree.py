@@ -6,10 +6,13 @@ work grows with forks of prompts and not with their length.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Any
 
+from sim.engine.kv.caching_pool import CachingPool, Held
 from sim.engine.kv.content import Contents
-from sim.engine.kv.pool import KvPool
 
 _ENDLESS = 1 << 60
 _STEP = 1 << 32
@@ -18,11 +21,14 @@ _STEP = 1 << 32
 Keys = list[tuple[int, int]]
 """(key, end page) in sequence: a key is a chain of the contents, or -1 - id for a request's own pages."""
 
+Entry = tuple[Any, int, int, "Node"]
+"""A leaf's rank, number and last use when it was entered, and the leaf."""
+
 
 class Node:
     """Pages *lo* to *hi*, counted from the beginning of the prompts."""
 
-    __slots__ = ("children", "hi", "keys", "lo", "parent", "refs", "used")
+    __slots__ = ("children", "entered", "hi", "keys", "lo", "parent", "refs", "used", "uses")
 
     def __init__(self, lo: int, hi: int, keys: Keys, parent: Node | None, refs: int, used: int) -> None:
         self.lo = lo
@@ -36,70 +42,52 @@ class Node:
         """Sequences that hold it or a node below it."""
         self.used = used
         """Clock of its last use."""
+        self.entered = used
+        self.uses = 1
+        """Requests that have used it."""
 
 
-class Held:
+class HeldNode(Held):
     """A sequence's part of the tree."""
 
-    __slots__ = ("computed", "found", "node", "order")
+    __slots__ = ("computed", "node")
 
     def __init__(self, order: int, found: int, node: Node) -> None:
-        self.order = order
-        """The number of its admission."""
-        self.found = found
-        """Pages that it found when it was admitted."""
+        super().__init__(order, found)
         self.node = node
         """The node on which its part ends."""
         self.computed = 0
         """Tokens of which the tree has the full pages."""
 
 
-class TreePool(KvPool):
+class TreePool(CachingPool[HeldNode]):
     """A pool whose free pages are without content or in unheld nodes of a tree."""
 
-    __slots__ = (
-        "_blank", "_clock", "_contents", "_gone", "_heap", "_held", "_n_nodes", "_n_pushed", "_paths", "_root",
-        "_walked",
-    )  # fmt: skip
+    __slots__ = ("_clock", "_heap", "_n_nodes", "_n_pushed", "_paths", "_root", "_walked")
 
-    def __init__(
-        self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
-        limit: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
-        self.caches = self.caches_late = True
-        self._contents = contents
+    def __init__(self, total: int, block_tokens: int, contents: Contents, **how: Any) -> None:
+        super().__init__(total, block_tokens, contents, **how)
+        self.caches_late = True
         self._clock = self._n_pushed = 0
         self._start()
 
     def _start(self) -> None:
         self._blank = self.total
-        """Free pages without content."""
         self._root = Node(0, 0, [], None, 1, 0)
         self._n_nodes = 0
         self._walked: dict[int, tuple[int, Node, int]] = {}
         """(page limit, node, end page) of each request's latest walk since the tree changed."""
-        self._heap: list[tuple[int, int, Node]] = []
-        """Unheld leaves by their last use; outdated entries stay until they are met."""
-        self._held: dict[int, Held] = {}
+        self._heap: list[Entry] = []
+        """Unheld leaves, the first to go first; outdated entries stay until they are met."""
+        self._held.clear()
         self._paths: dict[int, Keys] = {}
-        self._gone: list[tuple[tuple[int, int, Node], Node]] | None = None
-        """Leaves evicted while a plan is tried out, as they stood in the heap, and their parents."""
 
     def _path(self, id_: int) -> Keys:
         """Keys of all pages of a request."""
         path = self._paths.get(id_)
         if path is not None:
             return path
-        contents = self._contents
-        path = [(-1 - id_, _ENDLESS)]
-        number, end = contents.chain[id_], contents.named[id_]
-        while number >= 0:
-            if contents.start[number] < end:
-                path.append((number, end))
-                end = contents.start[number]
-            number = contents.parent[number]
-        path.reverse()
+        path = [(key, hi) for key, _, hi in self._contents.path(id_, _ENDLESS)]
         self._paths[id_] = path
         return path
 
@@ -199,6 +187,7 @@ class TreePool(KvPool):
         upper = Node(
             node.lo, at, [key for i, key in enumerate(keys) if not i or keys[i - 1][1] < at], parent, node.refs, 0
         )
+        upper.entered, upper.uses = node.entered, node.uses
         parent.children[keys[0][0]] = upper
         node.keys = keys = [key for key in keys if key[1] > at]
         node.lo, node.parent = at, upper
@@ -229,11 +218,15 @@ class TreePool(KvPool):
             heap[:] = [entry for entry in heap if self._is_due(entry)]
             heapify(heap)
         self._n_pushed += 1
-        heappush(heap, (leaf.used, self._n_pushed, leaf))
+        rank = leaf.used if self.eviction is None else self._rank(leaf, self._next_use(leaf))
+        heappush(heap, (rank, self._n_pushed, leaf.used, leaf))
+
+    def _next_use(self, node: Node) -> float:
+        return inf if self.next_uses is None else self.next_uses.of(node.keys[0][0], node.lo, node.hi)[0]
 
     @staticmethod
-    def _is_due(entry: tuple[int, int, Node]) -> bool:
-        used, _, node = entry
+    def _is_due(entry: Entry) -> bool:
+        _, _, used, node = entry
         return node.parent is not None and node.used == used and not node.refs and not node.children
 
     def _lock(self, node: Node) -> None:
@@ -262,11 +255,11 @@ class TreePool(KvPool):
             entry = heappop(heap)
             if not self._is_due(entry):
                 continue
-            leaf = entry[2]
+            leaf = entry[3]
             parent = leaf.parent
             assert parent is not None
-            if self._gone is not None:
-                self._gone.append((entry, parent))
+            if self._log is not None:
+                self._log.append((self._put_back, entry, parent, self._blank, self.evicted))
             del parent.children[leaf.keys[0][0]]
             leaf.parent = None
             self._n_nodes -= 1
@@ -275,23 +268,23 @@ class TreePool(KvPool):
             if parent.parent is not None and not parent.refs and not parent.children:
                 self._push(parent)
 
-    def _put_back(self, evicted: list[tuple[tuple[int, int, Node], Node]]) -> None:
-        """Restores evicted leaves to where they were."""
+    def _put_back(self, entry: Entry, parent: Node, blank: int, evicted: int) -> None:
+        """Restores an evicted leaf to where it was, and the counts."""
         self._walked.clear()
-        for entry, parent in evicted:
-            leaf = entry[2]
-            parent.children[leaf.keys[0][0]] = leaf
-            leaf.parent = parent
-            self._n_nodes += 1
-            self._blank -= leaf.hi - leaf.lo
-            self.evicted -= leaf.hi - leaf.lo
-            heappush(self._heap, entry)
+        leaf = entry[3]
+        parent.children[leaf.keys[0][0]] = leaf
+        leaf.parent = parent
+        self._n_nodes += 1
+        self._blank, self.evicted = blank, evicted
+        heappush(self._heap, entry)
 
-    @property
-    def held_again(self) -> int:
-        return sum((node.hi - node.lo) * (node.refs - 1) for node in self._nodes() if node.refs > 1)
+    def _parts(self, id_: int) -> Iterator[Node]:
+        node = self._held[id_].node
+        while node.parent is not None:
+            yield node
+            node = node.parent
 
-    def _nodes(self) -> list[Node]:
+    def _all(self) -> list[Node]:
         found: list[Node] = []
         left = list(self._root.children.values())
         while left:
@@ -302,16 +295,15 @@ class TreePool(KvPool):
 
     def fault(self) -> str | None:
         """The first invariant that does not hold, or None. For `sim.engine.simulation.invariants`."""
-        holders: dict[Node, int] = {}
+        holders: dict[Any, int] = self._holders()
         for held in self._held.values():
             node = held.node
             while node.parent is not None:
-                holders[node] = holders.get(node, 0) + 1
                 node = node.parent
             if node is not self._root:
                 return "somebody holds pages that are not in the tree"
-        queued = {entry[2] for entry in self._heap if self._is_due(entry)}
-        nodes = self._nodes()
+        queued = {entry[3] for entry in self._heap if self._is_due(entry)}
+        nodes = self._all()
         for node in nodes:
             parent = node.parent
             assert parent is not None
@@ -324,5 +316,4 @@ class TreePool(KvPool):
         if len(nodes) != self._n_nodes:
             return f"the tree has {len(nodes)} nodes and counts {self._n_nodes}"
         free = self._blank + sum(node.hi - node.lo for node in nodes if not node.refs)
-        said = self.free  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return None if free == said else f"{free} pages are free, and {said} are said to be"
+        return None if free == self.free else f"{free} pages are free, and {self.free} are said to be"

@@ -41,7 +41,7 @@ class KvPool:
         *lookahead_tokens* slots more than it has tokens, *limit* slots at most."""
         self.total = total
         self.block_tokens = block_tokens
-        self.free = total
+        self.free: int = total
         self.by_chunk = by_chunk
         self.lookahead_tokens = lookahead_tokens if by_chunk else 0
         self._limit = limit

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from policies.eviction import foresees
 from sim.engine.batch.micro_batch import MicroBatch
-from sim.engine.kv.content import Contents
-from sim.engine.kv.growing_content import GrownContents
+from sim.engine.kv.content import Contents, GrowingContents
 from sim.engine.record.columns import REJECTED, UNFINISHED, Columns
 from sim.engine.simulation.cluster import Cluster
 from sim.engine.spec.experiment import Experiment
@@ -81,7 +81,11 @@ class LiveRun(Cluster):
         workload = experiment.workload
         if not isinstance(workload, Trace) or workload.prefix_block_tokens is None or len(workload) != 1:
             raise ValueError("a live run takes a live_trace for its workload")
-        self._tree = GrownContents(workload.prefix_block_tokens)
+        if any(foresees(hosted.eviction) for hosted in experiment.hosted):
+            raise ValueError(
+                "an eviction policy that knows the next use of blocks needs a trace, and requests come one by one here"
+            )
+        self._tree = GrowingContents(workload.prefix_block_tokens)
         self._listener = listener
         super().__init__(experiment, False, False)
         self._state.clear()

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Literal
 
 from hwmodels.cost import CostModel
+from policies.eviction import Eviction, RankFunction
 from policies.ranks import PromptBalance
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
@@ -68,6 +69,8 @@ class ReplicaSpec:
     prefix_cache: PrefixCacheKind | None = None
     """Kind of prefix cache where the workload says what prompts have in common: `blocks` as in vLLM
     (`sim.engine.cache.block_cache`), `tree` as in SGLang (`sim.engine.cache.radix_cache`); None: no prefix cache."""
+    eviction: Eviction | RankFunction | None = None
+    """Which cached blocks go first; None: the least recently used."""
     prefix_drops_last: bool = False
     """The last block of a hit is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
     left_behind: LeftBehind | None = None
@@ -85,6 +88,10 @@ class ReplicaSpec:
                 raise ValueError(f"{name} is at least {least}; got {getattr(self, name)}")
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
+        if self.eviction is not None and self.prefix_cache is None:
+            raise ValueError(
+                "an eviction policy orders the blocks of a prefix cache, and there is none; give prefix_cache"
+            )
         check_tiers(self.tiers)
         if self.tiers and self.prefix_cache == "tree":
             raise ValueError(

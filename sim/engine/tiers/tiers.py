@@ -13,9 +13,10 @@ from math import isfinite
 from typing import Final, Literal, NamedTuple
 
 from sim.engine.kv.content import Contents
+from sim.engine.kv.content_store import Piece, Space
 from sim.engine.record.columns import LOAD, MOVE_IN, STORE, Recorder
 from sim.engine.tiers.links import Link, LinkSpec, Slowdown, Transfer, check_slowdowns
-from sim.engine.tiers.stores import Piece, SharedStore, Space, Store
+from sim.engine.tiers.stores import SharedStore, Store
 
 TierKind = Literal["host", "disk", "remote", "peer"]
 WriteRule = Literal["through", "eviction"]
@@ -198,22 +199,9 @@ class Tiers:
 
     def _pieces(self, id_: int, lo: int, hi: int) -> list[Piece]:
         """Blocks *lo* to *hi* of a request, in order."""
-        contents, space = self._contents, self._space
-        assert contents is not None
-        named = contents.named[id_]
-        found: list[Piece] = []
-        if hi > max(named, lo):
-            found.append(((space, -1 - id_), max(named, lo), hi))
-            hi = named
-        chain = contents.chain[id_]
-        while chain >= 0 and hi > lo:
-            start = contents.start[chain]
-            if hi > start:
-                found.append(((space, chain), max(start, lo), hi))
-                hi = start
-            chain = contents.parent[chain]
-        found.reverse()
-        return found
+        assert self._contents is not None
+        space = self._space
+        return [((space, chain), first, end) for chain, first, end in self._contents.path(id_, hi, lo)]
 
     def _bring_up_to_now(self) -> None:
         # Blocks that a machine's memory evicts may go to a store among those that follow.

@@ -8,10 +8,12 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import cached_kinds, groups_of
+from policies.eviction import foresees
 from policies.routers import knowledge_of
 from sim.engine.spec.experiment import LeftBehind
 from sim.errors import ScenarioError
 from sim.scenario import named
+from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
@@ -49,9 +51,23 @@ def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int
         )
     return {
         "prefix_cache": kind,
+        "eviction": _eviction(scenario, kind),
         "prefix_drops_last": scenario.decoding.method in _READS_THE_TARGET,
         "left_behind": _left_behind(scenario, model, block_tokens) if kind == "blocks" else None,
     }
+
+
+def _eviction(scenario: Scenario, kind: PrefixCacheKind | None) -> Any:
+    asked = scenario.memory.eviction
+    if asked is None:
+        return None
+    if kind is None:
+        raise ScenarioError(
+            f"{scenario.source}: memory.eviction orders the blocks of a prefix cache, and there is none here; leave it out, or "
+            "give memory.prefix_caching: true"
+        )
+    with told_by(scenario, "memory.eviction"):
+        return named.policy(asked.policy, asked.settings, named.EVICTIONS, key="memory.eviction", method="rank")
 
 
 def caches(scenario: Scenario) -> bool:
@@ -73,7 +89,12 @@ def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoo
 def without_cache(scenario: Scenario) -> Iterator[str]:
     """A note for a trace that says which prompts share a beginning, where no cache is asked for or another engine's rules hold."""
     stack = scenario.stack_name
-    if _kind(scenario) == "blocks" and stack in _EVICTS:
+    if scenario.memory.eviction is not None and foresees(_eviction(scenario, _kind(scenario))):
+        yield (
+            f"memory.eviction {scenario.memory.eviction.policy} knows the next use of every block from the trace: it shows what a "
+            "cache of one machine can find at best, and no server can run it."
+        )
+    if _kind(scenario) == "blocks" and stack in _EVICTS and scenario.memory.eviction is None:
         tiers = ", as in every run with memory.tiers" if _CACHES.get(stack) == "tree" and scenario.memory.tiers else ""
         yield (
             f"KV blocks are found again and evicted by vLLM's rules{tiers}; {_EVICTS[stack]}, which changes what is found where "

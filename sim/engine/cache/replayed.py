@@ -1,0 +1,42 @@
+"""What a prefix cache finds of a trace by each eviction policy, without the rest of an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.eviction import Eviction, RankFunction, foresees, rank_of
+from sim.engine.cache.block_cache import BlockCache
+from sim.engine.kv.content import contents_of
+from sim.engine.kv.next_uses import NextUses
+from workloads import Trace, chained
+
+
+def found_tokens(trace: Trace, capacity_blocks: int, eviction: Eviction | RankFunction | None) -> int:
+    """Prompt tokens that a cache of *capacity_blocks* blocks of the trace finds, requests one after the other in order of arrival.
+
+    A request holds what it finds, and takes blocks for the rest, of a prompt that is longer than the cache for its beginning.
+    ValueError for a trace without prefix blocks.
+    """
+    ids, offsets, tokens = trace.prefix_blocks, trace.prefix_offsets, trace.prefix_block_tokens
+    if ids is None or offsets is None or tokens is None:
+        raise ValueError("the trace does not say which prompts share blocks")
+    counts = np.diff(offsets)
+    none = np.zeros(len(counts), np.int64)
+    contents = contents_of(chained(ids, offsets, trace.model_index), offsets, tokens, counts * tokens, none, tokens)
+    asked = np.minimum(counts, -(-trace.prompt_tokens // tokens)).tolist()
+    pool = BlockCache(capacity_blocks, tokens, contents)
+    if eviction is not None:
+        pool.eviction = rank_of(eviction)
+    if foresees(eviction):
+        pool.next_uses = NextUses(contents, [blocks * tokens + 1 for blocks in asked])
+    total = 0
+    for id_, (count, blocks, prompt) in enumerate(
+        zip(counts.tolist(), asked, trace.prompt_tokens.tolist(), strict=True)
+    ):
+        found = pool.found_blocks(id_, blocks * tokens + 1)
+        total += min(found * tokens, prompt)
+        held = min(count, capacity_blocks)
+        pool.admit(id_, found)
+        pool.take(held - found)
+        pool.release(id_, held, held * tokens)
+    return total

@@ -1,0 +1,125 @@
+"""What pools have in common whose blocks are found again by their content."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+from policies.eviction import CachedBlocks, Rank, RankFunction
+from sim.engine.kv.content import Contents
+from sim.engine.kv.next_uses import NextUses
+from sim.engine.kv.pool import KvPool
+
+
+class Blocks(Protocol):
+    """Consecutive blocks that have the same holders, counted from the beginning of the prompts."""
+
+    lo: int
+    hi: int
+    refs: int
+    used: int
+    entered: int
+    uses: int
+
+
+class Held:
+    """A sequence's part of the cache."""
+
+    __slots__ = ("found", "order")
+
+    def __init__(self, order: int, found: int) -> None:
+        self.order = order
+        """The number of its admission."""
+        self.found = found
+        """Blocks that were cached when it was admitted."""
+
+
+H = TypeVar("H", bound=Held)
+
+
+class CachingPool(KvPool, Generic[H]):
+    """A pool whose free blocks are blank, or cached and held by no sequence."""
+
+    __slots__ = ("_blank", "_contents", "_held", "_log", "_n_admitted", "drops_last", "eviction", "next_uses")
+
+    def __init__(self, total: int, block_tokens: int, contents: Contents, **how: Any) -> None:
+        super().__init__(total, block_tokens, **how)
+        self.caches = True
+        self.drops_last = False
+        """Whether the last block found is computed again, for a drafter that needs the target's states there."""
+        self.eviction: RankFunction | None = None
+        """Which cached blocks go first; None: the least recently used."""
+        self.next_uses: NextUses | None = None
+        """For an eviction policy that foresees."""
+        self._contents = contents
+        self._blank = total
+        """Free blocks without content: the first to be taken."""
+        self._held: dict[int, H] = {}
+        self._n_admitted = 0
+        self._log: list[tuple[Any, ...]] | None = None
+        """Moves that are tried out, as what undoes each: a function and its arguments."""
+
+    @abstractmethod
+    def _parts(self, id_: int) -> Iterable[Blocks]:
+        """The cached blocks of an admitted request."""
+
+    @abstractmethod
+    def _all(self) -> Iterable[Blocks]:
+        """All blocks that can be found."""
+
+    def found(self, id_: int) -> int:
+        """Blocks that a request found when it was admitted."""
+        return self._held[id_].found
+
+    def order(self, id_: int) -> int:
+        """The number of its admission."""
+        return self._held[id_].order
+
+    def give(self, blocks: int) -> None:
+        """Frees blocks without content."""
+        self.free += blocks
+        self._blank += blocks
+
+    def shared_blocks(self, id_: int) -> int:
+        """Blocks of a request that other sequences hold too."""
+        return sum(part.hi - part.lo for part in self._parts(id_) if part.refs > 1) if id_ in self._held else 0
+
+    def freed_by(self, id_: int, gone: dict[object, int]) -> int:
+        """Cached blocks that preempting a request after others frees; *gone* counts the holds given up, by part."""
+        freed = 0
+        for part in self._parts(id_):
+            before = gone[part] = gone.get(part, 0) + 1
+            freed += part.hi - part.lo if before == part.refs else 0
+        return freed
+
+    @property
+    def held_again(self) -> int:
+        return sum((part.hi - part.lo) * (part.refs - 1) for part in self._all() if part.refs > 1)
+
+    def _holders(self) -> dict[Blocks, int]:
+        """The number of sequences that hold each part."""
+        holders: dict[Blocks, int] = {}
+        for id_ in self._held:
+            for part in self._parts(id_):
+                holders[part] = holders.get(part, 0) + 1
+        return holders
+
+    def _rank(self, part: Blocks, next_use: float) -> Rank:
+        assert self.eviction is not None
+        first_token = part.lo * self.block_tokens
+        return self.eviction(CachedBlocks(part.used, part.entered, part.uses, first_token, next_use))
+
+    # Trial of a plan.
+
+    def try_out(self) -> None:
+        """Begins to log moves, for `undo`."""
+        self._log = []
+
+    def undo(self) -> None:
+        """Undoes all moves since `try_out`, the last first."""
+        log, self._log = self._log, None
+        assert log is not None
+        while log:
+            undo, *given = log.pop()
+            undo(*given)

@@ -1,0 +1,176 @@
+"""Eviction policies in the caches of both engines, and Belady's bound."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from policies.eviction import Belady, Eviction, Fifo, Lfu, Lru, Mru, Retention
+from policies.routers import RoundRobin
+from policies.vllm import Vllm
+from sim.engine import Experiment, MachineSpec, ReplicaSpec, run
+from sim.engine.cache.block_cache import BlockCache
+from sim.engine.cache.replayed import found_tokens
+from sim.engine.kv.content import contents_of
+from sim.engine.simulation.online import LiveRun, live_trace
+from sim.scenario.named import EVICTIONS, load
+from tests.engine.costs import Linear
+from tests.engine.random_runs import an_experiment, assert_same
+from tests.engine.test_live import Log
+from tests.sample import some
+from workloads import Trace, reuse
+
+POLICIES: tuple[Eviction, ...] = (Lru(), Mru(), Lfu(), Fifo(), Retention(tokens=8), Belady())
+
+
+def a_trace(rows: list[list[int]], *, tokens: int = 4) -> Trace:
+    """Prompts of whole blocks, by the ids of these, a second apart."""
+    return Trace(
+        arrival_ns=[i * 10**9 for i in range(len(rows))],
+        prompt_tokens=[tokens * len(row) for row in rows],
+        output_tokens=[1] * len(rows),
+        prefix_blocks=np.array([id_ for row in rows for id_ in row], np.int64),
+        prefix_offsets=np.cumsum([0, *map(len, rows)]),
+        prefix_block_tokens=tokens,
+    )
+
+
+def with_eviction(experiment: Experiment, policy: Eviction | None) -> Experiment:
+    machines: list[MachineSpec] = []
+    for machine in experiment.machines:
+        hosted = tuple(replace(each, eviction=policy if each.prefix_cache else None) for each in machine.hosted)
+        machines.append(replace(machine, hosted=hosted))
+    return replace(experiment, replicas=tuple(machines))
+
+
+def test_every_policy_that_is_shipped_is_run() -> None:
+    assert {type(each) for each in POLICIES} == {load(path) for path in EVICTIONS.values()}
+
+
+def test_the_least_recently_used_by_rank_are_those_that_engines_evict() -> None:
+    seen = set[str]()
+    for seed in (6, 61, 93, 101, 105, 115):
+        experiment = an_experiment(seed, speculative=seed % 2 == 0)
+        plain = run(experiment)
+        assert plain.meta["prefix_evictions"] > 0
+        assert_same(plain, run(with_eviction(experiment, Lru())))
+        seen |= {str(each.prefix_cache) for each in experiment.hosted}
+    assert {"blocks", "tree"} <= seen
+
+
+def test_every_policy_keeps_the_invariants_of_every_cache() -> None:
+    hits = {type(each).__name__: 0 for each in POLICIES}
+    for seed in (68, 84, 111):
+        for policy in POLICIES:
+            columns = run(with_eviction(an_experiment(seed, speculative=seed % 2 == 0), policy), check_invariants=True)
+            hits[type(policy).__name__] += int(columns.requests["prefix_hit_tokens"].sum())
+    assert len({*hits.values()}) > 3, hits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", some(range(400)))
+def test_random_runs_with_every_policy(seed: int) -> None:
+    experiment = an_experiment(seed, speculative=seed % 2 == 0)
+    if not any(each.prefix_cache for each in experiment.hosted):
+        return
+    assert_same(run(experiment), run(with_eviction(experiment, Lru())))
+    for policy in POLICIES[1:]:
+        run(with_eviction(experiment, policy), check_invariants=True)
+
+
+@pytest.mark.parametrize("cache_", ["blocks", "tree"])
+def test_what_two_requests_used_stays_with_lfu_and_goes_with_lru(cache_: str) -> None:
+    trace = a_trace([[1, 2], [1, 2], [3, 4], [5, 6], [7, 8], [1, 2]])
+
+    def last_hit(policy: Eviction | None) -> int:
+        spec = ReplicaSpec(
+            cost=Linear(fixed_s=0.01), scheduler=Vllm(64, 1), kv_blocks=5, block_tokens=4, prefix_cache=cache_,
+            eviction=policy,
+        )  # fmt: skip
+        return int(
+            run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin())).requests["prefix_hit_tokens"][-1]
+        )
+
+    assert last_hit(None) == last_hit(Lru()) == 0
+    assert last_hit(Lfu()) == last_hit(Belady()) == 4
+
+
+def best(rows: list[list[int]], capacity: int) -> int:
+    """Blocks found by the best choice of all: prefixes kept after each request, those of its own as far as there is room."""
+    paths = [tuple(tuple(row[: i + 1]) for i in range(len(row))) for row in rows]
+
+    def closed(blocks: frozenset[tuple[int, ...]]) -> bool:
+        return all(len(block) == 1 or block[:-1] in blocks for block in blocks)
+
+    @cache
+    def of(at: int, kept: frozenset[tuple[int, ...]]) -> int:
+        if at == len(paths):
+            return 0
+        path = paths[at]
+        found = next((i for i, block in enumerate(path) if block not in kept), len(path))
+        own = frozenset(path[:capacity])
+        others = [*(kept - own)]
+        most = 0
+        for chosen in range(1 << len(others)):
+            after = own | {block for i, block in enumerate(others) if chosen >> i & 1}
+            if len(after) <= capacity and closed(after):
+                most = max(most, of(at + 1, after))
+        return found + most
+
+    return of(0, frozenset())
+
+
+def test_belady_finds_what_the_best_choice_of_all_does() -> None:
+    rng = random.Random(31)
+    better = 0
+    for _ in range(60):
+        starts = [rng.sample(range(3), 2) for _ in range(3)]
+        rows = [[*rng.choice(starts)[: rng.randrange(0, 3)], rng.randrange(6)] for _ in range(9)]
+        trace, capacity = a_trace(rows), rng.randrange(3, 6)
+        bound = found_tokens(trace, capacity, Belady()) // 4
+        assert bound == best(rows, capacity)
+        others = [found_tokens(trace, capacity, policy) // 4 for policy in POLICIES]
+        assert max(others) == bound
+        better += bound > min(others)
+    assert better > 20
+
+
+def test_a_cache_with_room_for_all_finds_what_can_be_found_by_any_policy() -> None:
+    trace = a_trace([[1, 2, 3], [1, 2, 4], [5], [1, 2, 3], [5, 6]])
+    curve = reuse(trace)
+    for policy in (None, *POLICIES):
+        assert found_tokens(trace, curve.distinct_blocks, policy) == curve.hit_tokens[-1]
+
+
+def test_an_eviction_policy_needs_a_cache() -> None:
+    with pytest.raises(ValueError, match="an eviction policy orders the blocks of a prefix cache, and there is none"):
+        ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=9, block_tokens=4, eviction=Lru())
+
+
+def test_requests_that_come_one_by_one_have_no_next_uses_that_are_known() -> None:
+    spec = ReplicaSpec(
+        cost=Linear(), scheduler=Vllm(), kv_blocks=9, block_tokens=4, prefix_cache="blocks", eviction=Belady()
+    )
+    with pytest.raises(ValueError, match="needs a trace"):
+        LiveRun(Experiment(workload=live_trace((), 4), replicas=(spec,), router=RoundRobin()), Log())
+
+
+def test_blocks_that_are_held_again_do_not_go_whatever_their_rank_was() -> None:
+    rows = [[1, 2], [1, 2, 3], [4, 5]]
+    ids = np.array([id_ for row in rows for id_ in row], np.int64)
+    tokens = np.array([4 * len(row) for row in rows])
+    contents = contents_of(ids, np.cumsum([0, *map(len, rows)]), 4, tokens, np.ones(3, np.int64), 4)
+    pool = BlockCache(5, 4, contents)
+    pool.eviction = Lru().rank
+    for id_ in (0, 2):
+        pool.admit(id_, 0)
+        pool.take(2)
+        pool.release(id_, 2, 8)
+    pool.admit(1, 2)
+    pool.take(2)
+    assert [pool.found_blocks(id_, 9) for id_ in (0, 2)] == [2, 1]
+    assert pool.fault() is None
