@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from sim.engine.disaggregation.course import Course
 from sim.engine.disaggregation.handovers import Handovers
-from sim.engine.fleet.disaggregated_fleet import DisaggregatedFleet
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
 from sim.engine.kv.content import Contents, contents_of
@@ -25,6 +25,7 @@ from sim.engine.record.columns import ABORTED, LOST, REJECTED, UNFINISHED, Colum
 from sim.engine.record.spill import Spill
 from sim.engine.requests.service_classes import terms_of
 from sim.engine.requests.state import RequestState
+from sim.engine.requests.table import RequestTable
 from sim.engine.serve.engine_core import EngineCore, InCommon
 from sim.engine.simulation.followers import Followers
 from sim.engine.simulation.front_end import FrontEnd
@@ -189,16 +190,25 @@ class Cluster:
         self._caching = any(core.sequences.kv.caches for machine in self._machines for core in machine.cores)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
-        self._gate: Gateway | None = None
+        self._table = RequestTable(self._n)
+        """Columns of requests beside `RequestState`."""
+        self._gates: list[Gateway] = []
+        """The router of each stage."""
         self._handovers: Handovers | None = None
-        if self._only is None:
-            self._gate, self._handovers = self._gates()
-        self._routing = None if self._gate is None else self._gate.routing
-        self._fleet = None
-        if experiment.fleet is not None and self._gate is not None:
-            given = experiment.fleet, self._machines, self._gate, self._state, self._clock, self, experiment.seed
-            pools = self._handovers
-            self._fleet = Fleet(*given) if pools is None else DisaggregatedFleet(*given, handovers=pools)
+        self._course = None if self._only is not None else self._course_of(experiment)
+        self._routing = self._gates[0].routing if self._gates else None
+        self._fleet: Fleet | None = None
+        if experiment.fleet is not None and self._course is not None:
+            self._fleet = Fleet(
+                experiment.fleet,
+                self._machines,
+                self._course,
+                self._state,
+                self._clock,
+                self,
+                experiment.seed,
+                self._table,
+            )
         self._watch = (
             Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
         )
@@ -209,23 +219,21 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _gates(self) -> tuple[Gateway, Handovers | None]:
-        """The router of new requests, and what is between machines where prefill and decode are apart."""
-        experiment, spec = self._experiment, self._experiment.handover
-        given = experiment.workload, self._state, self._clock
-        luck = [experiment.seed, _ROUTING_STREAM]
+    def _course_of(self, experiment: Experiment) -> Course:
+        """The stages of requests, with a router for each."""
+        spec, machines = experiment.handover, self._machines
+        routers = [experiment.router] if spec is None else [experiment.router, spec.router]
+        for stage, router in enumerate(routers):
+            mine = machines if spec is None else [each for each in machines if spec.stage_of(each.index) == stage]
+            # The router of each further stage has a stream of its own: the first one draws the same numbers whatever follows.
+            luck = [experiment.seed, _ROUTING_STREAM, *([stage] if stage else [])]
+            self._gates.append(
+                Gateway(router, mine, machines, experiment.workload, self._state, self._clock, luck, self.rejected)
+            )
         if spec is None:
-            gate = Gateway(experiment.router, self._machines, self._machines, *given, luck, self.rejected)
-            return gate, None
-        # New requests are routed to machines that prefill; those that only decode get theirs from these.
-        first, second = (
-            [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
-            for decodes in (False, True)
-        )
-        gate = Gateway(experiment.router, first, self._machines, *given, luck, self.rejected)
-        # A stream of its own: the first router draws the same numbers for requests as without pools.
-        beyond = Gateway(spec.router, second, self._machines, *given, [*luck, 1], self.rejected)
-        return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
+            return Course(self._gates[0], self._state)
+        self._handovers = Handovers(spec, machines, self._gates, self._state, self._clock, self, self._table)
+        return self._handovers
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """Named contents of the workload in blocks of *block_tokens* tokens."""
@@ -359,7 +367,7 @@ class Cluster:
         number = self._state.replica[id_]
         if self._state.status[id_] != UNFINISHED:
             return
-        if self._handovers is not None and self._handovers.give_up(id_):
+        if self._course is not None and self._course.give_up(id_):
             return
         if number < 0:
             # It has not passed the front end yet.
@@ -380,19 +388,12 @@ class Cluster:
     def _route(self, id_: int) -> None:
         if self._state.status[id_] == ABORTED:
             return
-        if self._only is not None:
-            self._only.deliver(id_)
-            return
-        assert self._gate is not None
         if self._fleet is not None:
             self._fleet.come(id_)
-            return
-        if self._handovers is not None:
-            self._handovers.come(id_)
-            return
-        machine = self._gate.choose(id_)
-        if machine is not None:
-            machine.deliver(id_)
+        elif self._course is not None:
+            self._course.come(id_)
+        elif self._only is not None:
+            self._only.deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
         """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a
@@ -424,8 +425,8 @@ class Cluster:
     # Calls from machines.
 
     def finished(self, id_: int, now_ns: int) -> None:
-        if self._handovers is not None:
-            self._handovers.ended(id_, now_ns)
+        if self._course is not None:
+            self._course.ended(id_, now_ns)
         if self._fleet is not None:
             self._fleet.ended(id_, now_ns)
         if self._think is not None:
@@ -471,8 +472,8 @@ class Cluster:
             core.recorder.close(core.sequences.kv.block_tokens)
         replicas = tuple(core.columns() for core in cores)
         requests = request_columns(state, self._experiment.workload, caching=self._caching)
-        if self._handovers is not None:
-            requests |= self._handovers.columns()
+        if self._course is not None:
+            requests |= self._course.columns()
         if self._fleet is not None:
             requests |= {
                 "failures": as_column(self._fleet.failures, np.int32),

@@ -87,14 +87,12 @@ class LiveRun(Cluster):
         self._state.clear()
         self._n = 0
         self._state.told = self._tell
-        if self._gate is not None:
-            self._gate.clear()
-        if self._handovers is not None:
-            self._handovers.clear()
+        self._table.clear()
+        for gate in self._gates:
+            gate.clear()
         if self._routing is not None:
             self._routing.begin_live()
         if self._fleet is not None:
-            self._fleet.clear()
             self._fleet.more_come = True
             self._fleet.begin()
         self._sessions = array("q")
@@ -147,12 +145,9 @@ class LiveRun(Cluster):
         self._given_up_ns.append(-1)
         self._tree.add(digests, prompt_tokens, output_tokens)
         self._sessions.append(session)
-        if self._gate is not None:
-            self._gate.add(model, session)
-        if self._handovers is not None:
-            self._handovers.add(model, session)
-        if self._fleet is not None:
-            self._fleet.add()
+        self._table.add()
+        for gate in self._gates:
+            gate.add(model, session)
         self._send(id_, now_ns, None)
         return id_
 
@@ -237,8 +232,8 @@ class LiveRun(Cluster):
             stages = [hosting]
         else:
             stages = [
-                [machine for machine in hosting if (spec.roles[machine.index] == "decode") is decodes]
-                for decodes in (False, True)
+                [machine for machine in hosting if spec.stage_of(machine.index) == stage]
+                for stage in range(len(spec.stages))
             ]
             if any(spec.roles[machine.index] == "both" for machine in hosting):
                 # The router says whether another machine has a part in it.
