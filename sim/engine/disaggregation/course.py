@@ -25,7 +25,7 @@ class Present(Protocol):
 
     def ready(self, machines: Sequence[Machine], /) -> list[Machine]: ...
 
-    def took(self, id_: int, machine: Machine, stage: int, /) -> None:
+    def took(self, id_: int, machine: Machine, stage: str, /) -> None:
         """A request has reached *machine* for a stage of its life."""
         ...
 
@@ -91,10 +91,10 @@ class Course:
             machines = ready
         machine = self._entry.choose(id_, machines)
         if machine is not None:
-            self._took(id_, machine, 0)
+            self._took(id_, machine, self.stages[0])
             machine.deliver(id_)
 
-    def _took(self, id_: int, machine: Machine, stage: int) -> None:
+    def _took(self, id_: int, machine: Machine, stage: str) -> None:
         if self.present is not None:
             self.present.took(id_, machine, stage)
 
@@ -110,17 +110,13 @@ class Course:
 
     # Questions of the fleet.
 
-    def stage_of(self, machine: Machine) -> int:
-        """The first stage that *machine* does."""
-        return 0
-
     def role_of(self, machine: Machine) -> str:
         """The stage that *machine* does, or `both`."""
         return "both"
 
-    def wanted(self, id_: int) -> list[tuple[int, Sequence[Machine]]]:
+    def wanted(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
         """The stages of which a held request needs a ready machine to go on, and the machines that could do each."""
-        return [(0, self._entry.hosting(id_))]
+        return [(self.stages[0], self._entry.hosting(id_))]
 
     def ways(self, id_: int) -> list[list[Sequence[Machine]]]:
         """The ways in which a held request can be served to its end, as the machines of which each needs one."""
@@ -143,7 +139,11 @@ class Course:
         KV was on its way there is to have it sent to another one."""
         return Interrupted(requests_at(machine))
 
-    # Results.
+    # Results, and what is checked.
+
+    def places(self, id_: int) -> int:
+        """The number of places between machines where a request is."""
+        return 0
 
     def columns(self) -> dict[str, Any]:
         """The columns of requests that the course adds, by name."""

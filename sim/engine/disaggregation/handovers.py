@@ -57,10 +57,10 @@ class Handovers(Course):
         outside: Rejects, table: RequestTable,
     ) -> None:  # fmt: skip
         """*gates* route to the machines of each stage."""
-        super().__init__(gates[PREFILL], state)
+        entry, self._gate = gates
+        super().__init__(entry, state)
         self.stages = spec.stages
         self._spec = spec
-        self._gate = gates[DECODE]
         self._clock = clock
         self._outside = outside
         self._links = KvLinks(spec)
@@ -434,7 +434,7 @@ class Handovers(Course):
                     cancelled.append(handover.carrier)
                 self._lose_receiver(id_, handover, found, on_link)
         found.lost_kv = [
-            id_ for id_ in _lent(machine) if self.is_between(id_, machine) and state.status[id_] == UNFINISHED
+            id_ for id_ in _lent(machine) if self._is_between(id_, machine) and state.status[id_] == UNFINISHED
         ]
         for id_ in found.lost_kv:
             self._discard(id_, sender_is_there=False)
@@ -479,22 +479,22 @@ class Handovers(Course):
         elif goes_on:
             found.unharmed.append(id_)
 
-    def is_between(self, id_: int, sender: Machine | None = None) -> bool:
+    def _is_between(self, id_: int, sender: Machine | None = None) -> bool:
         """Whether the KV of a request is with the machine that computed it, *sender* where that is given, and has not arrived."""
         number = self.prefill_replica[id_]
         if self._at["prefilled_ns"][id_] < 0 or self._at["landed_ns"][id_] >= 0:
             return False
         return sender is None or self._lenders[number][0] is sender
 
-    def waits_for_room(self, id_: int) -> bool:
-        """Whether a request waits for room before its prompt is computed."""
+    def places(self, id_: int) -> int:
         handover = self.ongoing.get(id_)
-        return handover is not None and not handover.delivered
+        # Or it waits for room before its prompt is computed.
+        return self._is_between(id_) + (handover is not None and not handover.delivered)
 
     def needs(self, machine: Machine) -> bool:
         return any(
             handover.sender is machine or handover.receiver is machine for handover in self.ongoing.values()
-        ) or any(self._state.status[id_] == UNFINISHED and self.is_between(id_, machine) for id_ in _lent(machine))
+        ) or any(self._state.status[id_] == UNFINISHED and self._is_between(id_, machine) for id_ in _lent(machine))
 
     def _choose_anew(self, id_: int) -> None:
         """Choose another machine that decodes for a request whose prompt has been computed."""
@@ -532,17 +532,14 @@ class Handovers(Course):
 
     # Questions of the fleet.
 
-    def stage_of(self, machine: Machine) -> int:
-        return self._spec.stage_of(machine.index)
-
     def role_of(self, machine: Machine) -> str:
         return self._spec.roles[machine.index]
 
-    def wanted(self, id_: int) -> list[tuple[int, Sequence[Machine]]]:
+    def wanted(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
         able = self.able(id_) if self.decodes(id_) else []
         if id_ in self.awaiting:
             return [(DECODE, able)]
-        found: list[tuple[int, Sequence[Machine]]] = [(PREFILL, self._entry.hosting(id_))]
+        found: list[tuple[str, Sequence[Machine]]] = [(PREFILL, self._entry.hosting(id_))]
         if able and (self._spec.room == "before_prefill" or self.is_short(id_, able)):
             # It cannot begin before one of these is ready.
             found.append((DECODE, able))

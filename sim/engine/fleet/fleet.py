@@ -164,14 +164,15 @@ class Fleet:
             self._shown[id(machines)] = known
         return known[1]
 
-    def took(self, id_: int, machine: Machine, stage: int) -> None:
+    def took(self, id_: int, machine: Machine, stage: str) -> None:
         """Count a request that reaches *machine* for a stage of its life."""
         self._count(id_, (machine,), stage)
 
-    def _count(self, id_: int, machines: Sequence[Machine], stage: int) -> None:
+    def _count(self, id_: int, machines: Sequence[Machine], stage: str) -> None:
         """Count a request for the pools of *machines*; it counts once for each stage."""
-        if not self._taken[id_] >> stage & 1:
-            self._taken[id_] |= 1 << stage
+        bit = 1 << self._course.stages.index(stage)
+        if not self._taken[id_] & bit:
+            self._taken[id_] |= bit
             for number in dict.fromkeys(self._spec.pools[machine.index] for machine in machines):
                 self.pools[number].took(self._state.prompt[id_])
 
@@ -204,7 +205,7 @@ class Fleet:
             self.held.append(id_)
         return True
 
-    def _lacks(self, id_: int) -> list[tuple[int, Sequence[Machine]]]:
+    def _lacks(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
         """The stages for which a held request waits, and the machines of which none is ready."""
         return [(stage, machines) for stage, machines in self._course.wanted(id_) if not self.ready(machines)]
 

@@ -210,7 +210,9 @@ class Cluster:
                 self._table,
             )
         self._watch = (
-            Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
+            Watch(self._state, self._machines, self._clock, self._handovers, self._fleet, self._course)
+            if check_invariants
+            else None
         )
         self._reasons: dict[str, int] = {}
         self._sent = 0
@@ -223,10 +225,10 @@ class Cluster:
         """The stages of requests, with a router for each."""
         spec, machines = experiment.handover, self._machines
         routers = [experiment.router] if spec is None else [experiment.router, spec.router]
-        for stage, router in enumerate(routers):
-            mine = machines if spec is None else [each for each in machines if spec.stage_of(each.index) == stage]
+        for place, router in enumerate(routers):
+            mine = machines if spec is None else [m for m in machines if spec.stage_of(m.index) == spec.stages[place]]
             # The router of each further stage has a stream of its own: the first one draws the same numbers whatever follows.
-            luck = [experiment.seed, _ROUTING_STREAM, *([stage] if stage else [])]
+            luck = [experiment.seed, _ROUTING_STREAM, *([place] if place else [])]
             self._gates.append(
                 Gateway(router, mine, machines, experiment.workload, self._state, self._clock, luck, self.rejected)
             )

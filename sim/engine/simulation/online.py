@@ -233,7 +233,7 @@ class LiveRun(Cluster):
         else:
             stages = [
                 [machine for machine in hosting if spec.stage_of(machine.index) == stage]
-                for stage in range(len(spec.stages))
+                for stage in spec.stages
             ]
             if any(spec.roles[machine.index] == "both" for machine in hosting):
                 # The router says whether another machine has a part in it.

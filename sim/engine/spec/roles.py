@@ -10,9 +10,8 @@ from typing import ClassVar, Final, Literal
 from policies.routers import Router
 from sim.engine.tiers.links import LinkSpec
 
-PREFILL: Final = 0
-DECODE: Final = 1
-"""Stages of a request's life, as places in their list."""
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
 
 Role = Literal["both", "prefill", "decode"]
 FirstToken = Literal["prefill", "arrival", "decode"]
@@ -78,7 +77,7 @@ class Part:
 class HandoverSpec:
     """A request's life in two stages."""
 
-    stages: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    stages: ClassVar[tuple[str, ...]] = (PREFILL, DECODE)
     roles: tuple[Role, ...]
     """The role of each machine."""
     pools: tuple[int, ...]
@@ -117,10 +116,10 @@ class HandoverSpec:
         if self.room == "after_prefill" and any(path.layers > 1 for path in self.paths.values()):
             raise ValueError("KV that goes layer by layer needs room before it is computed; take room before_prefill")
 
-    def stage_of(self, machine: int) -> int:
+    def stage_of(self, machine: int) -> str:
         """The first stage that a machine does."""
         role = self.roles[machine]
-        return PREFILL if role == "both" else self.stages.index(role)
+        return PREFILL if role == "both" else role
 
     @property
     def chosen_at_arrival(self) -> bool:
