@@ -80,6 +80,10 @@ class Course:
         self.awaiting: dict[int, None] = {}
         """Requests with a computed prompt for which no machine that decodes is ready, the longest wait first."""
 
+    def attend(self, present: Present) -> None:
+        """Ask and tell *present* about machines from now on."""
+        self.present = present
+
     def come(self, id_: int) -> None:
         """Route a request that has passed the front end, or is routed again."""
         machines, present = self._entry.hosting(id_), self.present
@@ -144,6 +148,10 @@ class Course:
     def places(self, id_: int) -> int:
         """The number of places between machines where a request is."""
         return 0
+
+    def facts(self) -> dict[str, Any]:
+        """Facts about the whole run."""
+        return {}
 
     def columns(self) -> dict[str, Any]:
         """The columns of requests that the course adds, by name."""

@@ -574,9 +574,8 @@ class Handovers(Course):
             **({} if self.present is None else {"prompts_computed": np.frombuffer(self.n_computed, np.int32)}),
         }
 
-    def links(self) -> list[dict[str, int]]:
-        """Each link that carried anything, as `KvLinks.facts`."""
-        return self._links.facts()
+    def facts(self) -> dict[str, Any]:
+        return {"links": self._links.facts()}
 
 
 def _ready_for(

@@ -51,7 +51,7 @@ class Fleet:
         self._spec = spec
         self.machines = machines
         self._course = course
-        course.present = self
+        course.attend(self)
         self._state = state
         self._clock = clock
         self._outside = outside

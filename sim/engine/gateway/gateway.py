@@ -113,7 +113,7 @@ class Gateway:
             request, shown = routing.show(request, machines)
             answer = self._route_of(request, shown)
         if isinstance(answer, Refused):
-            if answer.at >= 0:
+            if answer.at >= 0 and machines[answer.at].cores:
                 self._state.replica[id_] = machines[answer.at].core_of(request.model).number
             self._rejects(id_, answer.reason)
             return None

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from policies.routers import Router
 from sim.engine.disaggregation.course import Course
+from sim.engine.disaggregation.encoding import Encoder, Encoding
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
@@ -187,6 +189,12 @@ class Cluster:
         for index, spec in enumerate(specs):
             self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
             first += len(self._machines[-1].cores)
+        encode = experiment.encode
+        self._encoders = [
+            Encoder(len(specs) + i, spec, encode.sizes, self._clock)
+            for i, spec in enumerate(() if encode is None else encode.machines)
+        ]
+        self._machines += self._encoders
         self._caching = any(core.sequences.kv.caches for machine in self._machines for core in machine.cores)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
@@ -223,19 +231,27 @@ class Cluster:
 
     def _course_of(self, experiment: Experiment) -> Course:
         """The stages of requests, with a router for each."""
-        spec, machines = experiment.handover, self._machines
+        spec, machines = experiment.handover, self._machines[: len(experiment.replicas)]
         routers = [experiment.router] if spec is None else [experiment.router, spec.router]
         for place, router in enumerate(routers):
             mine = machines if spec is None else [m for m in machines if spec.stage_of(m.index) == spec.stages[place]]
             # The router of each further stage has a stream of its own: the first one draws the same numbers whatever follows.
-            luck = [experiment.seed, _ROUTING_STREAM, *([place] if place else [])]
-            self._gates.append(
-                Gateway(router, mine, machines, experiment.workload, self._state, self._clock, luck, self.rejected)
-            )
-        if spec is None:
-            return Course(self._gates[0], self._state)
-        self._handovers = Handovers(spec, machines, self._gates, self._state, self._clock, self, self._table)
-        return self._handovers
+            self._gates.append(self._gate_to(router, mine, place))
+        course = Course(self._gates[0], self._state)
+        if spec is not None:
+            course = Handovers(spec, machines, self._gates, self._state, self._clock, self, self._table)
+            self._handovers = course
+        if experiment.encode is None:
+            return course
+        gate = self._gate_to(experiment.encode.router, self._encoders, len(self._gates))
+        self._gates.append(gate)
+        return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock, self._table)
+
+    def _gate_to(self, router: Router, machines: Sequence[Machine], stream: int) -> Gateway:
+        experiment = self._experiment
+        luck = [experiment.seed, _ROUTING_STREAM, *([stream] if stream else [])]
+        given = experiment.workload, self._state, self._clock, luck, self.rejected
+        return Gateway(router, machines, self._machines, *given)
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """Named contents of the workload in blocks of *block_tokens* tokens."""
@@ -503,11 +519,11 @@ class Cluster:
         }
         if self._caching:
             meta["prefix_evictions"] = sum(core.sequences.kv.evicted for core in cores)
-        if self._handovers is not None:
-            meta["links"] = self._handovers.links()
+        if self._course is not None:
+            meta |= self._course.facts()
         if self._fleet is not None:
             meta["fleet"] = self._fleet.facts()
-        meta["n_machines"] = len(machines)
+        meta["n_machines"] = len(self._experiment.replicas)
         meta["n_stages"] = sum(machine.n_stages for machine in machines)
         if state.tier_hits:
             meta["tiers"] = tier_facts(cores)

@@ -81,6 +81,8 @@ class LiveRun(Cluster):
         workload = experiment.workload
         if not isinstance(workload, Trace) or workload.prefix_block_tokens is None or len(workload) != 1:
             raise ValueError("a live run takes a live_trace for its workload")
+        if experiment.encode is not None:
+            raise ValueError("requests that arrive while a run proceeds have no size to encode; leave encode out")
         self._tree = GrownContents(workload.prefix_block_tokens)
         self._listener = listener
         super().__init__(experiment, False, False)
@@ -232,8 +234,7 @@ class LiveRun(Cluster):
             stages = [hosting]
         else:
             stages = [
-                [machine for machine in hosting if spec.stage_of(machine.index) == stage]
-                for stage in spec.stages
+                [machine for machine in hosting if spec.stage_of(machine.index) == stage] for stage in spec.stages
             ]
             if any(spec.roles[machine.index] == "both" for machine in hosting):
                 # The router says whether another machine has a part in it.

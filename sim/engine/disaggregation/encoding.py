@@ -1,0 +1,271 @@
+"""The course of requests that are encoded before their prompt is computed: a stage with a queue and a cost, before another course.
+
+A request waits at an encoder in order of arrival and is encoded in a batch; what comes of it crosses the encoder's link, and then
+the request comes to the next course. One whose machine fails, at whatever stage, is encoded again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from policies.routers import RoutedRequest
+from sim.engine.disaggregation.course import HEARD_AFTER_NS, Course, Interrupted, Messages, Present
+from sim.engine.gateway.gateway import Gateway
+from sim.engine.machine.machine import Machine
+from sim.engine.record.columns import ABORTED, UNFINISHED
+from sim.engine.requests.state import RequestState
+from sim.engine.requests.table import RequestTable
+from sim.engine.serve.engine_core import EngineCore
+from sim.engine.spec.encoding import ENCODE, EncoderSpec, EncodeSpec
+from sim.engine.tiers.links import Link
+from sim.engine.time.events import MACHINES, Alarm, Clock
+
+_TIMES: Final = ("encode_begin_ns", "encoded_ns", "encode_landed_ns")
+
+
+class Encoder(Machine):
+    """A machine that encodes. It has no engine core: to routers and the fleet it is a machine without KV."""
+
+    def __init__(self, index: int, spec: EncoderSpec, sizes: Sequence[int], clock: Clock) -> None:
+        self.index = index
+        self.no_hit_order = -1
+        self.awaited = self.awaited_tokens = 0
+        self.cores: list[EngineCore] = []
+        self.link = Link(spec.link)
+        self.begun: Callable[[int, int], None] | None = None
+        """Called with each request that is being encoded from now on, and the instant."""
+        self.done: Callable[[Encoder, list[int], int], None] | None = None
+        """Called with a batch that has been encoded, and the instant."""
+        self._spec = spec
+        self._sizes = sizes
+        self._clock = clock
+        self._alarm = Alarm(clock, MACHINES, self._on_turn)
+        self._queue: deque[int] = deque()
+        self._batch: list[int] = []
+        self._n_batches = 0
+
+    def _on_turn(self, _event: object) -> None:
+        now_ns, spec = self._clock.now_ns, self._spec
+        assert self.begun is not None
+        assert self.done is not None
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._n_batches += 1
+            self.done(self, batch, now_ns)
+        if self._queue:
+            self._batch = [self._queue.popleft() for _ in range(min(spec.max_batch, len(self._queue)))]
+            for id_ in self._batch:
+                self.begun(id_, now_ns)
+            seconds = spec.batch_s + sum(spec.request_s(self._sizes[id_]) for id_ in self._batch)
+            self._alarm.set(now_ns + max(round(seconds * 1e9), 1))
+
+    def deliver(self, id_: int, kv_tokens: int = 0) -> None:
+        """Queue a request."""
+        self._queue.append(id_)
+        if not self._batch:
+            self._alarm.set(self._clock.now_ns)
+
+    def give_up(self, id_: int) -> None:
+        """The client of a request that is here has gone: it leaves the queue; in a batch it is encoded to no use."""
+        if id_ in self._queue:
+            self._queue.remove(id_)
+
+    def abort(self, now_ns: int) -> list[int]:
+        """Stop; the requests that are here, running ones before waiting ones."""
+        ids = [*self._batch, *self._queue]
+        self._batch = []
+        self._queue.clear()
+        self._alarm.cancel()
+        return ids
+
+    # What routers and the fleet see.
+
+    @property
+    def has(self) -> set[int]:
+        """Requests that wait or are encoded here."""
+        return {*self._batch, *self._queue}
+
+    @property
+    def events(self) -> int:
+        return self._n_batches
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        return len(self._batch)
+
+    @property
+    def kv_blocks_used(self) -> int:
+        return 0
+
+    @property
+    def kv_use(self) -> float:
+        return 0.0
+
+    @property
+    def block_tokens(self) -> int:
+        return 1
+
+    @property
+    def prefill_tokens(self) -> int:
+        return 0
+
+    @property
+    def n_stages(self) -> int:
+        """It has none that computes tokens."""
+        return 0
+
+    @property
+    def promised_ns(self) -> int:
+        return 0
+
+    def found_tokens(self, request: RoutedRequest) -> int:
+        return 0
+
+    def hosts(self, model: int) -> bool:
+        return True
+
+
+class Encoding(Course):
+    """Requests until they have been encoded; then another course has them."""
+
+    def __init__(
+        self, spec: EncodeSpec, encoders: Sequence[Encoder], gate: Gateway, after: Course, state: RequestState, clock: Clock,
+        table: RequestTable,
+    ) -> None:  # fmt: skip
+        """*gate* routes to the encoders, and *after* has the requests that have been encoded."""
+        super().__init__(gate, state)
+        self.stages = (ENCODE, *after.stages)
+        self._after = after
+        self.awaiting = after.awaiting
+        self._spec = spec
+        self._clock = clock
+        self._messages = Messages(clock, self._on_landed)
+        self._on_link: dict[int, Encoder] = {}
+        """Requests on their way from their encoder."""
+        self._at = {name: table.column("q", -1) for name in _TIMES}
+        self._encoder = table.column("i", -1)
+        self._passages = table.column("i")
+        """Times that a request was given up before it was encoded, or begun anew."""
+        for encoder in encoders:
+            encoder.begun = self._at["encode_begin_ns"].__setitem__
+            encoder.done = self._on_done
+        self._encoders = {encoder.index: encoder for encoder in encoders}
+
+    def attend(self, present: Present) -> None:
+        super().attend(present)
+        self._after.attend(present)
+
+    def _is_here(self, id_: int) -> bool:
+        """Whether a request has yet to be encoded, or to arrive after that."""
+        return self._spec.sizes[id_] > 0 and self._at["encode_landed_ns"][id_] < 0
+
+    def come(self, id_: int) -> None:
+        if self._is_here(id_):
+            super().come(id_)
+        else:
+            self._after.come(id_)
+
+    def _took(self, id_: int, machine: Machine, stage: str) -> None:
+        self._encoder[id_] = machine.index
+        super()._took(id_, machine, stage)
+
+    def _on_done(self, encoder: Encoder, batch: list[int], now_ns: int) -> None:
+        for id_ in batch:
+            if self._state.status[id_] != UNFINISHED:
+                continue
+            self._at["encoded_ns"][id_] = now_ns
+            self._on_link[id_] = encoder
+            sent = encoder.link.send(now_ns, round(self._spec.sizes[id_] * self._spec.bytes_per_unit))
+            self._messages.later(sent.arrived_ns + HEARD_AFTER_NS, 0, id_, self._passages[id_])
+            if self.present is not None:
+                self.present.computed(encoder, 0)
+        if self.present is not None:
+            self.present.perhaps_empty(encoder)
+
+    def _on_landed(self, _what: int, id_: int, which: int) -> None:
+        if which != self._passages[id_]:
+            return
+        self._at["encode_landed_ns"][id_] = self._clock.now_ns
+        encoder = self._on_link.pop(id_)
+        if self.present is not None:
+            self.present.perhaps_empty(encoder)
+        self._after.come(id_)
+
+    def come_again(self, id_: int) -> None:
+        self._passages[id_] += 1
+        for column in self._at.values():
+            column[id_] = -1
+        self._encoder[id_] = -1
+        self._after.come_again(id_)
+
+    def ended(self, id_: int, now_ns: int) -> None:
+        self._after.ended(id_, now_ns)
+
+    def give_up(self, id_: int) -> bool:
+        if not self._is_here(id_) or self._encoder[id_] < 0:
+            return self._after.give_up(id_)
+        encoder = self._encoders[self._encoder[id_]]
+        self._state.status[id_] = ABORTED
+        self._passages[id_] += 1
+        self._on_link.pop(id_, None)
+        encoder.give_up(id_)
+        if self.present is not None:
+            self.present.perhaps_empty(encoder)
+        return True
+
+    # Questions of the fleet.
+
+    def role_of(self, machine: Machine) -> str:
+        return ENCODE if machine.index in self._encoders else self._after.role_of(machine)
+
+    def wanted(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
+        return super().wanted(id_) if self._is_here(id_) else self._after.wanted(id_)
+
+    def ways(self, id_: int) -> list[list[Sequence[Machine]]]:
+        here = [self._entry.hosting(id_)] if self._is_here(id_) else []
+        return [[*here, *way] for way in self._after.ways(id_)]
+
+    def first_token_by(self, id_: int) -> list[int]:
+        return self._after.first_token_by(id_)
+
+    def last_tokens(self, id_: int) -> int:
+        return self._after.last_tokens(id_)
+
+    def needs(self, machine: Machine) -> bool:
+        return machine in self._on_link.values() or self._after.needs(machine)
+
+    def interrupt(self, machine: Machine, keeps_kv: Callable[[int], bool]) -> Interrupted:
+        encoder = self._encoders.get(machine.index)
+        if encoder is None:
+            return self._after.interrupt(machine, keeps_kv)
+        encoder.link.stop(self._clock.now_ns)
+        lost = [id_ for id_, each in self._on_link.items() if each is encoder]
+        for id_ in lost:
+            del self._on_link[id_]
+            self._passages[id_] += 1
+        return Interrupted(encoder.has, lost)
+
+    # Results, and what is checked.
+
+    def places(self, id_: int) -> int:
+        here = self._is_here(id_) and self._encoder[id_] >= 0 and id_ in self._encoders[self._encoder[id_]].has
+        return here + (id_ in self._on_link) + self._after.places(id_)
+
+    def facts(self) -> dict[str, Any]:
+        found = [
+            {"machine": index, "batches": encoder.events, "link_busy_ns": encoder.link.busy_ns}
+            for index, encoder in self._encoders.items()
+        ]
+        return {"encoders": found, **self._after.facts()}
+
+    def columns(self) -> dict[str, Any]:
+        times = {name: np.frombuffer(values, np.int64) for name, values in self._at.items()}
+        return {"encoder": np.frombuffer(self._encoder, np.int32), **times, **self._after.columns()}
