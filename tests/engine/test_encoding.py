@@ -261,7 +261,7 @@ def check_encoding(experiment: Experiment, found: Columns) -> None:
         assert not np.isin(requests["status"], (UNFINISHED, LOST)).any()
 
 
-@pytest.mark.parametrize("seed", some(range(400)))
+@pytest.mark.parametrize("seed", some(range(200)))
 def test_random_runs_with_encoders_keep_every_request_and_step_as_they_run(seed: int) -> None:
     experiment = encoded_first(seed)
     found = run(experiment, check_invariants=True)
@@ -270,6 +270,6 @@ def test_random_runs_with_encoders_keep_every_request_and_step_as_they_run(seed:
 
 
 def test_random_runs_meet_failures_of_encoders_and_closed_loops() -> None:
-    experiments = [encoded_first(seed) for seed in range(40)]
+    experiments = [encoded_first(seed) for seed in range(20)]
     assert any(isinstance(experiment.workload, ClosedLoop) for experiment in experiments)
     assert sum(experiment.fleet is not None and experiment.handover is not None for experiment in experiments) > 3

@@ -18,7 +18,6 @@ from sim.engine.gateway.gateway import Gateway
 from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, UNFINISHED
 from sim.engine.requests.state import RequestState
-from sim.engine.requests.table import RequestTable
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.spec.encoding import ENCODE, EncoderSpec, EncodeSpec
 from sim.engine.tiers.links import Link
@@ -133,12 +132,16 @@ class Encoder(Machine):
         return True
 
 
+def encoders_of(spec: EncodeSpec, first: int, clock: Clock) -> list[Encoder]:
+    """The machines of the stage; *first*: the number of the first."""
+    return [Encoder(first + i, each, spec.sizes, clock) for i, each in enumerate(spec.machines)]
+
+
 class Encoding(Course):
     """Requests until they have been encoded; then another course has them."""
 
     def __init__(
         self, spec: EncodeSpec, encoders: Sequence[Encoder], gate: Gateway, after: Course, state: RequestState, clock: Clock,
-        table: RequestTable,
     ) -> None:  # fmt: skip
         """*gate* routes to the encoders, and *after* has the requests that have been encoded."""
         super().__init__(gate, state)
@@ -150,9 +153,9 @@ class Encoding(Course):
         self._messages = Messages(clock, self._on_landed)
         self._on_link: dict[int, Encoder] = {}
         """Requests on their way from their encoder."""
-        self._at = {name: table.column("q", -1) for name in _TIMES}
-        self._encoder = table.column("i", -1)
-        self._passages = table.column("i")
+        self._at = {name: state.column("q", -1) for name in _TIMES}
+        self._encoder = state.column("i", -1)
+        self._passages = state.column("i")
         """Times that a request was given up before it was encoded, or begun anew."""
         for encoder in encoders:
             encoder.begun = self._at["encode_begin_ns"].__setitem__

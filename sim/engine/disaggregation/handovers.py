@@ -23,7 +23,6 @@ from sim.engine.gateway.gateway import Gateway
 from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, UNFINISHED
 from sim.engine.requests.state import RequestState
-from sim.engine.requests.table import RequestTable
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.kv_exchange import COLLECT, LAND
 from sim.engine.spec.roles import DECODE, PREFILL, HandoverSpec
@@ -54,7 +53,7 @@ class Handovers(Course):
 
     def __init__(
         self, spec: HandoverSpec, machines: Sequence[Machine], gates: Sequence[Gateway], state: RequestState, clock: Clock,
-        outside: Rejects, table: RequestTable,
+        outside: Rejects,
     ) -> None:  # fmt: skip
         """*gates* route to the machines of each stage."""
         entry, self._gate = gates
@@ -69,14 +68,14 @@ class Handovers(Course):
         self._messages = Messages(clock, self._hear)
         """Messages to machines, with the number of the handover or of the prompt's computation that they are about."""
         self._n_handovers = 0
-        self._at = {name: table.column("q", -1) for name in _TIMES}
-        self.passages = table.column("i")
+        self._at = {name: state.column("q", -1) for name in _TIMES}
+        self.passages = state.column("i")
         """Times that a request's prompt was given up, computed for another machine or to be."""
-        self.n_computed = table.column("i")
+        self.n_computed = state.column("i")
         """Times that it was computed."""
-        self._sent_bytes = table.column("q")
-        self._found = table.column("q")
-        self.prefill_replica = table.column("i", -1)
+        self._sent_bytes = state.column("q")
+        self._found = state.column("q")
+        self.prefill_replica = state.column("i", -1)
         self._lenders = [(machine, core) for machine in machines for core in machine.cores]
         self._kinds: dict[int, dict[int, list[tuple[Machine, EngineCore]]]] = {}
         """The machines that decode each model, grouped by equal memory."""

@@ -19,7 +19,6 @@ from sim.engine.fleet.autoscaling import Controller, Pool
 from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
-from sim.engine.requests.table import RequestTable
 from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
 from sim.engine.tiers.stores import Store
 from sim.engine.time.events import ARRIVALS, CONTROL, Alarm, Clock
@@ -46,7 +45,7 @@ class Fleet:
 
     def __init__(
         self, spec: FleetSpec, machines: Sequence[Machine], course: Course, state: RequestState, clock: Clock, outside: Loses,
-        seed: int, table: RequestTable,
+        seed: int,
     ) -> None:  # fmt: skip
         self._spec = spec
         self.machines = machines
@@ -80,20 +79,20 @@ class Fleet:
         self.held: deque[int] = deque()
         self.again: set[int] = set()
         """Requests between a machine that has failed and the router."""
-        self.came = table.column("b")
+        self.came = state.column("b")
         self.more_come = False
         """Whether unknown requests may still arrive, so that every change of a machine matters."""
         self._open: list[int] = []
         """Requests that have arrived and had no first token at the last look."""
         self._first_unfinished = 0
-        self._taken = table.column("b")
+        self._taken = state.column("b")
         """The stages of each request that have been counted for a pool, as bits."""
         self._releases = False
         """Whether held requests are being routed."""
-        self._held_since = table.column("q")
-        self.held_ns = table.column("q")
-        self.failures = table.column("i")
-        state.again = bytearray(len(state.prompt))
+        self._held_since = state.column("q")
+        self.held_ns = state.column("q")
+        self.failures = state.column("i")
+        state.again = state.column("b")
         self._log = [array("q") for _ in range(4)]
         self._counts: dict[str, int] = dict.fromkeys(
             (

@@ -57,23 +57,18 @@ class Gateway:
         """The same of requests that are added, one by one, to none."""
         self._draws = np.random.default_rng(luck_stream)
         self._luck = self._draws.random((len(workload), 2))
-        session = workload.session if isinstance(workload, Trace) else None
-        self._session = None if session is None else array("q", np.ascontiguousarray(session, np.int64).tobytes())
         self.routing = routing_of(router, everybody, clock, state.prompt, state.model, state.contents_in)
 
     def clear(self) -> None:
         """There are no requests."""
-        for column in (self._turn, self._session):
-            if column is not None:
-                del column[:]
+        if self._turn is not None:
+            del self._turn[:]
 
-    def add(self, model: int, session: int) -> None:
+    def add(self, model: int) -> None:
         """Add a request after all others."""
         if self._turn is not None:
             self._turn.append(self._seen[model])
             self._seen[model] += 1
-        if self._session is not None:
-            self._session.append(session)
         if len(self._state.prompt) > len(self._luck):
             self._luck = np.concatenate((self._luck, self._draws.random((len(self._luck), 2))))
 
@@ -94,7 +89,7 @@ class Gateway:
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
             id_ if self._turn is None else self._turn[id_],
-            -1 if self._session is None else self._session[id_],
+            -1 if state.session is None else state.session[id_],
             priority=0 if state.priority is None else state.priority[id_],
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from policies.routers import Router
 from sim.engine.disaggregation.course import Course
-from sim.engine.disaggregation.encoding import Encoder, Encoding
+from sim.engine.disaggregation.encoding import Encoding, encoders_of
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
@@ -27,7 +27,6 @@ from sim.engine.record.columns import ABORTED, LOST, REJECTED, UNFINISHED, Colum
 from sim.engine.record.spill import Spill
 from sim.engine.requests.service_classes import terms_of
 from sim.engine.requests.state import RequestState
-from sim.engine.requests.table import RequestTable
 from sim.engine.serve.engine_core import EngineCore, InCommon
 from sim.engine.simulation.followers import Followers
 from sim.engine.simulation.front_end import FrontEnd
@@ -131,19 +130,19 @@ def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[in
     return [0] * len(workload), _as_array(workload.arrival_ns)
 
 
+def _kept(state: RequestState, column: IntArray | None) -> array[int] | None:
+    """A column of the workload that some have alone, as one of the requests' state."""
+    return None if column is None else state.keep(_as_array(column), -1)
+
+
 def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | None) -> RequestState:
     """The columns of the workload's requests, of which nothing has happened yet."""
     workload = experiment.workload
     n = len(workload)
     arrival = array("q", [-1]) * n
-    model = priority = None
-    if isinstance(workload, Trace):
-        model = None if workload.model_index is None else _as_array(workload.model_index)
-        priority = None if workload.priority is None else _as_array(workload.priority)
-        if experiment.in_flight is None:
-            follows = workload.follows
-            known = workload.arrival_ns
-            arrival = _as_array(known if follows is None else np.where(follows.counts > 0, -1, known))
+    if isinstance(workload, Trace) and experiment.in_flight is None:
+        follows, known = workload.follows, workload.arrival_ns
+        arrival = _as_array(known if follows is None else np.where(follows.counts > 0, -1, known))
     pipelined = any(
         len(spec.hosted) > 1 or core.cost.n_stages > 1 or (core.micro_batches or 1) > 1
         for spec in experiment.machines
@@ -158,11 +157,14 @@ def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | N
         max_tokens=None if workload.max_tokens is None else _as_array(workload.max_tokens),
         contents_in=contents_in,
     )
-    state.model, state.priority = model, priority
-    state.deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
+    if isinstance(workload, Trace):
+        state.model = _kept(state, workload.model_index)
+        state.priority = _kept(state, workload.priority)
+        state.session = _kept(state, workload.session)
+    state.deadline = _kept(state, workload.deadline_ns)
     state.terms = terms_of(workload)
     if experiment.fleet is not None and experiment.handover is not None:
-        state.carried = array("q", bytes(8 * n))
+        state.carried = state.column("q")
     return state
 
 
@@ -190,16 +192,11 @@ class Cluster:
             self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
             first += len(self._machines[-1].cores)
         encode = experiment.encode
-        self._encoders = [
-            Encoder(len(specs) + i, spec, encode.sizes, self._clock)
-            for i, spec in enumerate(() if encode is None else encode.machines)
-        ]
+        self._encoders = [] if encode is None else encoders_of(encode, len(specs), self._clock)
         self._machines += self._encoders
         self._caching = any(core.sequences.kv.caches for machine in self._machines for core in machine.cores)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
-        self._table = RequestTable(self._n)
-        """Columns of requests beside `RequestState`."""
         self._gates: list[Gateway] = []
         """The router of each stage."""
         self._handovers: Handovers | None = None
@@ -207,16 +204,8 @@ class Cluster:
         self._routing = self._gates[0].routing if self._gates else None
         self._fleet: Fleet | None = None
         if experiment.fleet is not None and self._course is not None:
-            self._fleet = Fleet(
-                experiment.fleet,
-                self._machines,
-                self._course,
-                self._state,
-                self._clock,
-                self,
-                experiment.seed,
-                self._table,
-            )
+            given = self._state, self._clock, self, experiment.seed
+            self._fleet = Fleet(experiment.fleet, self._machines, self._course, *given)
         self._watch = (
             Watch(self._state, self._machines, self._clock, self._handovers, self._fleet, self._course)
             if check_invariants
@@ -239,13 +228,13 @@ class Cluster:
             self._gates.append(self._gate_to(router, mine, place))
         course = Course(self._gates[0], self._state)
         if spec is not None:
-            course = Handovers(spec, machines, self._gates, self._state, self._clock, self, self._table)
+            course = Handovers(spec, machines, self._gates, self._state, self._clock, self)
             self._handovers = course
         if experiment.encode is None:
             return course
         gate = self._gate_to(experiment.encode.router, self._encoders, len(self._gates))
         self._gates.append(gate)
-        return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock, self._table)
+        return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock)
 
     def _gate_to(self, router: Router, machines: Sequence[Machine], stream: int) -> Gateway:
         experiment = self._experiment

@@ -89,7 +89,6 @@ class LiveRun(Cluster):
         self._state.clear()
         self._n = 0
         self._state.told = self._tell
-        self._table.clear()
         for gate in self._gates:
             gate.clear()
         if self._routing is not None:
@@ -143,13 +142,12 @@ class LiveRun(Cluster):
         self._asked_ns = now_ns
         id_ = self._n
         self._n += 1
-        self._state.add(prompt_tokens, output_tokens, max_tokens, now_ns, model, priority)
+        self._state.add(prompt_tokens, output_tokens, max_tokens, now_ns, model, priority, session)
         self._given_up_ns.append(-1)
         self._tree.add(digests, prompt_tokens, output_tokens)
         self._sessions.append(session)
-        self._table.add()
         for gate in self._gates:
-            gate.add(model, session)
+            gate.add(model)
         self._send(id_, now_ns, None)
         return id_
 
