@@ -70,6 +70,8 @@ def test_requests_are_encoded_in_order_and_in_batches_that_end_together() -> Non
     assert found["encode_begin_ns"].tolist() == [0, 0, 6 * MS]
     assert found["encoded_ns"].tolist() == [6 * MS, 6 * MS, 8 * MS]
     assert found["encode_landed_ns"].tolist() == [8 * MS + 1, 11 * MS + 1, 12 * MS + 1]
+    facts = run(serving(encoders(1, [2, 3, 1], max_batch=2), [0, 0, 0])).meta["encoders"]
+    assert facts == [{"machine": 1, "batches": 2, "link_busy_ns": 6 * MS}]
 
 
 def test_a_request_with_nothing_to_encode_is_served_at_once() -> None:
@@ -162,6 +164,17 @@ def test_an_encoder_that_drains_goes_when_what_it_sent_has_arrived() -> None:
         (pytest.approx(0.011000002, abs=1e-12), 5, OFF),
     ]
     assert found.requests["status"].tolist() == [FINISHED] * 2
+
+
+def test_an_encoder_that_drains_goes_at_once_when_nothing_of_its_batch_is_wanted() -> None:
+    """The client of the second request goes while it is encoded, by 6 ms."""
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2, abort_ns=np.array([-1, 3 * MS]))
+    to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
+    found = run(with_encoders(pools(trace=trace), encoders(2, [5, 5]), to_one), check_invariants=True)
+    assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [
+        (0.005, 5, DRAINING),
+        (pytest.approx(0.006000001, abs=1e-12), 5, OFF),
+    ]
 
 
 def test_encoders_start_for_requests_that_wait_for_them() -> None:
