@@ -27,9 +27,9 @@ COMPILED = (
             "batch/async_scheduling", "batch/decode_set", "batch/decoding", "batch/micro_batch", "batch/padding", "batch/prices",
             "batch/pricing", "batch/rank_prices", "batch/span", "batch/speculative_set", "batch/stages", "batch/version",
             "cache/block_cache", "cache/prefix_lookup", "cache/radix_cache", "kv/block_runs", "kv/content", "kv/page_tree",
-            "kv/pool", "machine/loads", "machine/machine", "machine/ranks", "machine/turns", "record/columns", "requests/state",
-            "serve/iterations", "serve/planner", "serve/sequences", "serve/engine_core", "simulation/cluster", "simulation/online",
-            "time/clock",
+            "kv/pool", "machine/encoder", "machine/loads", "machine/machine", "machine/ranks", "machine/turns", "record/columns",
+            "requests/state", "serve/iterations", "serve/planner", "serve/sequences", "serve/engine_core", "simulation/cluster",
+            "simulation/online", "time/clock",
         )
     ),
     *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view")),

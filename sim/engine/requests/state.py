@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from policies.view import NO_TERMS, Terms, WaitingSeq
 from sim.engine.batch.micro_batch import MicroBatch
@@ -16,9 +16,6 @@ from sim.engine.record.columns import BUBBLES, UNFINISHED
 
 _new: Final = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
-
-
-Column = TypeVar("Column", "array[int]", bytearray)
 
 
 class RequestState:
@@ -68,7 +65,8 @@ class RequestState:
         """Tokens loaded for a first admission, by kind of tier, and (`swap`) those copied back after a preemption."""
         self.load_ns = array("q")
         """ns held for loads; during a load, less the instant of its start."""
-        self.status = self.keep(bytearray([UNFINISHED]) * len(prompt), UNFINISHED)
+        self.status = bytearray([UNFINISHED]) * len(prompt)
+        self._columns.append((self.status, UNFINISHED))
         self.given_back: dict[int, int] = {}
         """Tokens whose KV was lost with machines that have been stopped, by request."""
         self.again: array[int] | None = None
@@ -82,7 +80,7 @@ class RequestState:
         self.told: Callable[[MicroBatch, int], None] | None = None
         """Called with a micro-batch and the instant when a step of the micro-batch has ended; None: not called."""
 
-    def keep(self, values: Column, blank: int = 0) -> Column:
+    def keep(self, values: array[int], blank: int = 0) -> array[int]:
         """A column that has an entry for each request already; *blank* is the value of a request without any progress."""
         self._columns.append((values, blank))
         return values

@@ -16,11 +16,12 @@ import numpy as np
 
 from policies.routers import Router
 from sim.engine.disaggregation.course import Course
-from sim.engine.disaggregation.encoding import Encoding, encoders_of
+from sim.engine.disaggregation.encoding import Encoding
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
 from sim.engine.kv.content import Contents, contents_of
+from sim.engine.machine.encoder import Encoder, encoders_of
 from sim.engine.machine.machine import Machine
 from sim.engine.machine.ranks import machine_of, ranked
 from sim.engine.record.columns import ABORTED, LOST, REJECTED, UNFINISHED, Columns, IntArray, ReplicaColumns
@@ -192,7 +193,7 @@ class Cluster:
             self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
             first += len(self._machines[-1].cores)
         encode = experiment.encode
-        self._encoders = [] if encode is None else encoders_of(encode, len(specs), self._clock)
+        self._encoders: list[Encoder] = [] if encode is None else encoders_of(encode, len(specs), self._clock)
         self._machines += self._encoders
         self._caching = any(core.sequences.kv.caches for machine in self._machines for core in machine.cores)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
