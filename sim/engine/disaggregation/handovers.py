@@ -230,11 +230,8 @@ class Handovers(Course):
             if which == self.passages[id_]:
                 self._on_prefilled(id_)
         elif what == _GONE:
-            gone = self.ongoing.pop(id_, None)
-            if gone is not None:
-                gone.end()
-                gone.drop(id_)
-                self._needs_no_more(gone.sender, gone.receiver)
+            if id_ in self.ongoing:
+                self._end(id_)
         elif id_ in self.ongoing and self.ongoing[id_].number == which:
             if what == _ROOM:
                 self._on_room(id_)
@@ -351,10 +348,7 @@ class Handovers(Course):
         return f"to decode it, {machines[0].core_of(self._model(id_)).sequences.refusal(id_)}"
 
     def _on_no_room(self, id_: int) -> None:
-        handover = self.ongoing.pop(id_)
-        handover.end()
-        handover.drop(id_)
-        self._needs_no_more(handover.receiver)
+        self._end(id_)
         self._compute_again(id_)
 
     def _send(self, id_: int, handover: Handover) -> None:
@@ -397,26 +391,25 @@ class Handovers(Course):
                 self._collect(id_)
             if handover is not None and not handover.sends:
                 # A transfer that has started is completed.
-                self.ongoing.pop(id_).end()
-                handover.drop(id_)
+                self._end(id_)
                 if handover.computed:
                     handover.collect(id_)
-                self._needs_no_more(handover.sender, handover.receiver)
             return True
         if handover is None or prefilled:
             return False
-        if self._spec.room == "after_prefill":
-            # Its receiver was chosen and has no message of it.
-            self.ongoing.pop(id_).end()
-            self._needs_no_more(handover.receiver)
-            return False
-        self.ongoing.pop(id_).end()
-        handover.drop(id_)
-        self._needs_no_more(handover.sender, handover.receiver)
-        if handover.sender.cores[0].number <= state.replica[id_] <= handover.sender.cores[-1].number:
+        self._end(id_)
+        sender = handover.sender.cores
+        if self._spec.room == "after_prefill" or sender[0].number <= state.replica[id_] <= sender[-1].number:
             return False
         state.status[id_] = ABORTED
         return True
+
+    def _end(self, id_: int) -> None:
+        """End what is between two machines for a request; the receiver frees its blocks, if it was asked for any."""
+        handover = self.ongoing.pop(id_)
+        handover.end()
+        handover.drop(id_)
+        self._needs_no_more(handover.sender, handover.receiver)
 
     # Machines that stop.
 
@@ -424,19 +417,19 @@ class Handovers(Course):
         state, now_ns = self._state, self._clock.now_ns
         found = Interrupted(requests_at(machine))
         cancelled: list[tuple[Link, Transfer]] = []
-        on_link: list[int] = []
         for id_, handover in list(self.ongoing.items()):
             if handover.sender is machine:
-                self._lose_sender(id_, handover, found)
+                if not handover.delivered and state.status[id_] == UNFINISHED:
+                    found.unharmed.append(id_)
+                self._end(id_)
             elif handover.receiver is machine:
                 if handover.carrier is not None:
                     cancelled.append(handover.carrier)
-                self._lose_receiver(id_, handover, found, on_link)
-        found.lost_kv = [
-            id_ for id_ in _lent(machine) if self._is_between(id_, machine) and state.status[id_] == UNFINISHED
-        ]
-        for id_ in found.lost_kv:
+                self._lose_receiver(id_, handover, found, keeps_kv)
+        lent = [id_ for id_ in _lent(machine) if self._is_between(id_, machine) and state.status[id_] == UNFINISHED]
+        for id_ in lent:
             self._discard(id_, sender_is_there=False)
+        found.lost_kv = lent + found.lost_kv
         for id_ in _lent(machine):
             # Messages about it are dropped from now on, aborts too.
             self.passages[id_] += 1
@@ -444,33 +437,21 @@ class Handovers(Course):
         for link, transfer in sorted(cancelled, key=lambda each: each[1].sent_ns, reverse=True):
             link.cancel(transfer, now_ns)
         self._links.stop(machine, now_ns)
-        for id_ in on_link:
-            if keeps_kv(id_):
-                found.kept_kv.append(id_)
-                self._choose_anew(id_)
-            else:
-                found.lost_kv.append(id_)
-                self._discard(id_, sender_is_there=True)
         return found
 
-    def _lose_sender(self, id_: int, handover: Handover, found: Interrupted) -> None:
-        del self.ongoing[id_]
-        delivered = handover.delivered
-        handover.end()
-        handover.drop(id_)
-        self._needs_no_more(handover.receiver)
-        if not delivered and self._state.status[id_] == UNFINISHED:
-            found.unharmed.append(id_)
-
-    def _lose_receiver(self, id_: int, handover: Handover, found: Interrupted, on_link: list[int]) -> None:
+    def _lose_receiver(self, id_: int, handover: Handover, found: Interrupted, keeps_kv: Callable[[int], bool]) -> None:
         del self.ongoing[id_]
         delivered, goes_on = handover.delivered, self._state.status[id_] == UNFINISHED
         handover.end()
         self._needs_no_more(handover.sender)
         if handover.sends and not goes_on:
             handover.collect(id_)
+        elif handover.sends and keeps_kv(id_):
+            found.kept_kv.append(id_)
+            self._choose_anew(id_)
         elif handover.sends:
-            on_link.append(id_)
+            found.lost_kv.append(id_)
+            self._discard(id_, sender_is_there=True)
         elif delivered:
             found.chosen_again += 1
             if handover.computed:

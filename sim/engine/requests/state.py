@@ -26,7 +26,7 @@ class RequestState:
         max_tokens: array[int] | None = None, contents_in: Callable[[int], Contents] | None = None,
     ) -> None:  # fmt: skip
         """*pipelined*: stages may idle ahead of micro-batches. Columns that some runs have alone are given afterwards: `model`,
-        `deadline`, `priority`, `session`."""
+        `turn`, `deadline`, `priority` (0 where there is none), `session` (-1: none)."""
         self._columns: list[tuple[array[int] | bytearray, int]] = []
         self.contents_in = contents_in
         """Contents of requests in blocks of so many tokens; None: the workload names none."""
@@ -35,12 +35,12 @@ class RequestState:
         self.max_tokens = output if max_tokens is None else self.keep(max_tokens)
         """Output tokens that the client allows at most."""
         self.model: array[int] | None = None
+        self.turn: array[int] | None = None
+        """The number of earlier requests for the same model, where there are models."""
         self.deadline: array[int] | None = None
         """ns after the arrival, -1 absent; None: none has one."""
         self.priority: array[int] | None = None
-        """None: 0 for all."""
         self.session: array[int] | None = None
-        """The conversation that each belongs to, -1 none; None: none has one."""
         self.terms: Terms = NO_TERMS
         """Classes of service."""
         self.left = self.keep(output[:])

@@ -131,6 +131,15 @@ def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[in
     return [0] * len(workload), _as_array(workload.arrival_ns)
 
 
+def _turns(models: array[int]) -> array[int]:
+    """For each request, the number of earlier ones for the same model."""
+    turns, seen = array("q"), Counter[int]()
+    for model in models:
+        turns.append(seen[model])
+        seen[model] += 1
+    return turns
+
+
 def _kept(state: RequestState, column: IntArray | None) -> array[int] | None:
     """A column of the workload that some have alone, as one of the requests' state."""
     return None if column is None else state.keep(_as_array(column), -1)
@@ -160,6 +169,7 @@ def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | N
     )
     if isinstance(workload, Trace):
         state.model = _kept(state, workload.model_index)
+        state.turn = None if state.model is None else state.keep(_turns(state.model))
         state.priority = _kept(state, workload.priority)
         state.session = _kept(state, workload.session)
     state.deadline = _kept(state, workload.deadline_ns)

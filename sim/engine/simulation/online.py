@@ -7,6 +7,7 @@ requests gives the same run. Iterations are events of their own: a listener hear
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -89,14 +90,13 @@ class LiveRun(Cluster):
         self._state.clear()
         self._n = 0
         self._state.told = self._tell
-        for gate in self._gates:
-            gate.clear()
         if self._routing is not None:
             self._routing.begin_live()
         if self._fleet is not None:
             self._fleet.more_come = True
             self._fleet.begin()
         self._sessions = array("q")
+        self._of_model = Counter[int]()
         self._given_up_ns = array("q")
         self._asked_ns = -1
 
@@ -143,11 +143,12 @@ class LiveRun(Cluster):
         id_ = self._n
         self._n += 1
         self._state.add(prompt_tokens, output_tokens, max_tokens, now_ns, model, priority, session)
+        if self._state.turn is not None:
+            self._state.turn[-1] = self._of_model[model]
+            self._of_model[model] += 1
         self._given_up_ns.append(-1)
         self._tree.add(digests, prompt_tokens, output_tokens)
         self._sessions.append(session)
-        for gate in self._gates:
-            gate.add(model)
         self._send(id_, now_ns, None)
         return id_
 
