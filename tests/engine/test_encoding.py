@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from policies.control import Seen
 from policies.routers import LeastOutstanding, Prefix, RoundRobin, Router
 from sim.engine import FINISHED, UNFINISHED, Experiment, run
 from sim.engine.record.columns import ABORTED, LOST, Columns
@@ -175,6 +176,34 @@ def test_an_encoder_that_drains_goes_at_once_when_nothing_of_its_batch_is_wanted
         (0.005, 5, DRAINING),
         (pytest.approx(0.006000001, abs=1e-12), 5, OFF),
     ]
+
+
+def test_an_encoder_that_drains_does_not_wait_for_a_transfer_that_nobody_wants() -> None:
+    """What it has encoded is on its link from 6 to 11 ms, and the client goes at 8 ms."""
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2, abort_ns=np.array([-1, 8 * MS]))
+    to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
+    found = run(with_encoders(pools(trace=trace), encoders(2, [5, 5]), to_one), check_invariants=True)
+    assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [
+        (0.005, 5, DRAINING),
+        (pytest.approx(0.008000001, abs=1e-12), 5, OFF),
+    ]
+
+
+def test_the_policy_of_the_stage_sees_what_came_what_waits_and_what_has_been_encoded() -> None:
+    """One encoder, and two requests at 0: 6 ms each, looked at after 5, 10 and 15 ms."""
+    seen: list[tuple[int, ...]] = []
+
+    @dataclass(frozen=True)
+    class Looks:
+        def wanted(self, now: Seen, /) -> int:
+            mine = now.mine
+            seen.append((mine.came, mine.waiting, mine.running, mine.finished, mine.finished_tokens))
+            return 1
+
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2)
+    stays = Scaling(policy=Looks(), min_machines=1, initial=1, interval_s=0.005)
+    run(with_encoders(pools(trace=trace), encoders(1, [5, 5]), stays), check_invariants=True)
+    assert seen[:3] == [(2, 1, 1, 0, 0), (0, 0, 1, 1, 0), (0, 0, 0, 1, 0)]
 
 
 def test_encoders_start_for_requests_that_wait_for_them() -> None:
