@@ -138,9 +138,9 @@ def _levels(
 
 
 def _time_at_none(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> float:
-    """Where prefill and decode are apart, how long none was ready of those to which requests come, or of those that decode."""
-    decodes = np.array([role == "decode" for role in fleet["roles"]], bool)
-    kinds = [decodes, ~decodes] if decodes.any() else [~decodes]
+    """How long none was ready of those to which requests come, or of those of another stage."""
+    roles = np.array(["prefill" if role == "both" else role for role in fleet["roles"]])
+    kinds = [roles == stage for stage in dict.fromkeys(roles.tolist())]
     found = [_levels(fleet, READY, begin_ns, end_ns, of) for of in kinds]
     at_ns = found[0][0]
     none = np.any([levels == 0 for _, levels in found], axis=0)

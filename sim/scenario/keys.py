@@ -742,7 +742,8 @@ class Settings(Section):
     failures: Failures | None = None
     """Machines fail and come back, or are slow."""
     placement: Annotated[str, Field(min_length=1), MayBeFile(lists_models=True)] | None = None
-    """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
+    """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each; with `autoscale`
+    each group has as many such machines as its policy asks for."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
     classes: dict[str, ServiceClass] | None = None

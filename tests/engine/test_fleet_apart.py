@@ -358,6 +358,38 @@ def test_a_prompt_waits_with_the_machine_that_computed_it_until_one_that_decodes
     assert first.requests["scheduled_ns"].tolist() == [15 * MS + 1]
 
 
+def test_a_pool_whose_machines_could_not_hold_a_request_does_not_count_it_as_waiting() -> None:
+    """Room is taken first, and no machine decodes: of two pools that could, one has memory for 16 tokens, and the prompt has 20."""
+    seen: list[tuple[int, ...]] = []
+
+    @dataclass(frozen=True)
+    class Looks:
+        def wanted(self, seen_now: Seen, /) -> int:
+            seen.append(tuple(seen_now.pools[name].waiting for name in ("p", "d", "small")))
+            return int(seen_now.mine.waiting > 0)
+
+    grows = Scaling(policy=Looks(), min_machines=0, initial=0, interval_s=0.01)
+    plain = pools(room="before_prefill", scaling=(None, grows))
+    assert plain.handover is not None
+    assert plain.fleet is not None
+    path = plain.handover.paths[0, 1]
+    experiment = replace(
+        plain,
+        replicas=(ONE, ONE, ONE, replace(ONE, kv_blocks=1)),
+        handover=replace(plain.handover, pools=(0, 0, 1, 2), paths={(0, 1): path, (0, 2): path}),
+        fleet=replace(
+            plain.fleet,
+            pools=(0, 0, 1, 2),
+            names=("p", "d", "small"),
+            scaling=(None, grows, grows),
+            failing=(None,) * 3,
+        ),
+    )
+    found = both_ways(experiment)
+    assert seen[0] == (0, 1, 0)
+    assert [(machine, state) for _, machine, state, _ in changes(found)] == [(2, READY)]
+
+
 def test_a_machine_whose_prompt_nobody_takes_yet_does_not_go() -> None:
     """Its pool is told to be one at 5 ms, and the machine that decodes is ready at 12 ms: KV crosses by 32 ms + 1 ns."""
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20, 20], output_tokens=[1, 4])

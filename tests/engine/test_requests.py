@@ -38,8 +38,8 @@ def test_a_request_more_is_kept_in_every_column_that_the_run_has(allows: bool, m
         pipelined=True,
         max_tokens=one(9) if allows else None,
     )
-    state.model = one(0) if models else None
-    state.priority = one(4) if classes else None
+    state.model = state.keep(one(0)) if models else None
+    state.priority = state.keep(one(4)) if classes else None
     state.add(100, 7, 99, 5, model=2, priority=6)
     assert (list(state.prompt), list(state.output), list(state.left)) == ([1, 100], [2, 7], [2, 7])
     assert list(state.arrival) == [3, 5]

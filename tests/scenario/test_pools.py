@@ -15,7 +15,8 @@ from policies.schedulers import Sarathi
 from policies.wrappers import EvictNewest
 from sim import simulate, sweep
 from sim.cli import build_app
-from sim.engine import run
+from sim.engine import FINISHED, run
+from sim.engine.spec.lifecycle import READY
 from sim.errors import RooftraceError, ScenarioError
 from sim.placement import save_placement
 from sim.placement.scenario import PlaceScenario
@@ -397,6 +398,36 @@ def test_a_placement_is_replayed_as_it_was_scored(tmp_path):
     np.testing.assert_array_equal(np.where(late, -1, requests["finish_ns"]), outcome.columns.finish_ns)
     assert list(result.summary["models"]) == [f"{LARGE}#0", "llama-2-13b", f"{LARGE}#1"]
     assert [pool["gpus"] for pool in result.manifest["pools"].values()] == [2, 2]
+
+
+def test_groups_of_a_placement_scale_each_by_themselves(tmp_path):
+    """Each group begins with `min` machines and has as many as its own requests ask for."""
+    a_placement(tmp_path)
+    scale = {"policy": {"policy": "concurrency", "target": 2}, "min": 1, "max": 4, "interval_s": 0.5}
+    scenario = Scenario(
+        placement=str(tmp_path / "placement.json"),
+        router="least_outstanding",
+        cost_model="roofline",
+        workload={"trace": str(tmp_path / "traffic.csv")},
+        autoscale=scale,
+    )
+    result = simulate(scenario)
+    fleet = result.columns.meta["fleet"]
+    assert [fleet["pools"].count(pool) for pool in (0, 1)] == [4, 4]
+    log = np.array([fleet["log"][name] for name in ("at_ns", "machine", "state")])
+    began = log[1, (log[0] == 0) & (log[2] == READY)].tolist()
+    assert began == [0, 4]
+    assert fleet["starts"] > 0
+    replica, model = (result.columns.requests[name] for name in ("replica", "model_index"))
+    # Two models on each machine; only the machines of a group serve its models.
+    assert set(replica[model == 1] // 2 // 4) | set(replica[model == 2] // 2 // 4) == {0, 1}
+    assert (result.columns.requests["status"] == FINISHED).all()
+    two = resolve(scenario.with_set("autoscale.min=2")).experiment.fleet
+    assert [scaling.initial for scaling in two.scaling] == [2, 2]
+    # As many as there are at most, from the beginning: the run of a fleet that does not change.
+    fixed = simulate(scenario.with_set("autoscale={policy: {policy: concurrency, target: 2}, min: 1, max: 1}"))
+    plain = simulate(Scenario.from_mapping({k: v for k, v in scenario.settings().items() if k != "autoscale"}))
+    np.testing.assert_array_equal(fixed.columns.requests["finish_ns"], plain.columns.requests["finish_ns"])
 
 
 def test_placements_of_measured_tables_are_not_replayed(tmp_path):

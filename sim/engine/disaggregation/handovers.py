@@ -12,14 +12,12 @@ again.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 
+from sim.engine.disaggregation.course import HEARD_AFTER_NS, Course, Interrupted, Messages, Present, requests_at
 from sim.engine.disaggregation.handover import Handover, KvLinks
 from sim.engine.gateway.gateway import Gateway
 from sim.engine.machine.machine import Machine
@@ -27,18 +25,15 @@ from sim.engine.record.columns import ABORTED, UNFINISHED
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.kv_exchange import COLLECT, LAND
-from sim.engine.spec.roles import HandoverSpec, Role
+from sim.engine.spec.roles import DECODE, PREFILL, HandoverSpec
 from sim.engine.tiers.links import Link, Transfer
-from sim.engine.time.events import HANDOVERS, Alarm, Clock
+from sim.engine.time.events import Clock
 
 _ARRIVED: Final = 0
 _GONE: Final = 1
 _ROOM: Final = 2
 _PREFILLED: Final = 3
 _NO_ROOM: Final = 4
-
-HEARD_AFTER_NS: Final = 1
-"""Messages from one machine reach another this much later; see `sim.engine.simulation.cluster.FELT_AFTER_NS`."""
 
 _TIMES: Final = ("prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns")
 
@@ -53,97 +48,39 @@ class Rejects(Protocol):
         ...
 
 
-class Present(Protocol):
-    """The fleet, where machines start and stop: it says which are ready, and hears of requests."""
-
-    def ready(self, machines: Sequence[Machine], /) -> list[Machine]: ...
-
-    def took(self, id_: int, machines: Sequence[Machine], stage: int, /) -> None:
-        """A request has reached one of *machines* for a stage of its life, or would have."""
-        ...
-
-    def hold(self, id_: int, /) -> None:
-        """Hold a request for which no machine is ready until one is, or lose it."""
-        ...
-
-    def hold_computed(self, id_: int, /) -> bool:
-        """Whether a request with a computed prompt waits for a machine that decodes; else it is lost."""
-        ...
-
-    def computed(self, machine: Machine, /) -> None:
-        """A prompt that is decoded elsewhere has been computed."""
-        ...
-
-    def compute_again(self, id_: int, /) -> None:
-        """A computed prompt's KV is freed, and its request is routed anew."""
-        ...
-
-    def perhaps_empty(self, machine: Machine, /) -> None:
-        """A request between machines needs *machine* no more."""
-        ...
-
-
-PREFILLS: Final = 1
-DECODES: Final = 2
-"""Stages of a request's life, as bits."""
-
-
-@dataclass(slots=True)
-class Interrupted:
-    """The requests that had to do with a machine that stops."""
-
-    here: set[int]
-    """Requests that are queued, loading, landing or running there."""
-    lent: list[int] = field(default_factory=list[int])
-    """Requests whose prompt it has computed and whose KV has not arrived elsewhere."""
-    on_link: list[int] = field(default_factory=list[int])
-    """Requests whose KV is on its way to it from a machine that still has it."""
-    unharmed: list[int] = field(default_factory=list[int])
-    """Requests that wait for room before anything is computed: they are routed again and have lost nothing."""
-    chosen_again: int = 0
-    """Requests for which another machine that decodes is chosen: their prompt is computed, or on its way to be, elsewhere."""
-
-
-class Handovers:
+class Handovers(Course):
     """Requests between the machine that computes their prompt and the one that decodes them."""
 
     def __init__(
-        self, spec: HandoverSpec, machines: Sequence[Machine], entry: Gateway, gate: Gateway, state: RequestState,
-        clock: Clock, outside: Rejects,
+        self, spec: HandoverSpec, machines: Sequence[Machine], gates: Sequence[Gateway], state: RequestState, clock: Clock,
+        outside: Rejects,
     ) -> None:  # fmt: skip
-        """*entry* routes to machines that compute prompts, *gate* to those that decode them."""
+        """*gates* route to the machines of each stage."""
+        entry, self._gate = gates
+        super().__init__(entry, state)
+        self.stages = spec.stages
         self._spec = spec
-        self._entry = entry
-        self._gate = gate
-        self._state = state
         self._clock = clock
         self._outside = outside
-        self._machines = machines
         self._links = KvLinks(spec)
         self.ongoing: dict[int, Handover] = {}
         """Requests between machines, or whose receiver is chosen, by id."""
-        self._alarm = Alarm(clock, HANDOVERS, self._on_news)
-        self._due: list[tuple[int, int, int, int]] = []
-        """Messages to machines: instant, kind, request, and number of the handover or of the prompt's computation, since messages
-        of one that is over are dropped. Messages of one instant are read in this order."""
+        self._messages = Messages(clock, self._hear)
+        """Messages to machines, with the number of the handover or of the prompt's computation that they are about."""
         self._n_handovers = 0
-        self.present: Present | None = None
-        """The fleet, which knows the ready machines; None: all are."""
-        self.awaiting: dict[int, None] = {}
-        """Requests with a computed prompt for which no machine that decodes is ready, the longest wait first."""
-        self._set_to = -1
-        n = len(state.prompt)
-        self._at: dict[str, array[int]] = {name: array("q", [-1]) * n for name in _TIMES}
-        self.passages = array("i", bytes(4 * n))
+        self._at = {name: state.column("q", -1) for name in _TIMES}
+        self.passages = state.column("i")
         """Times that a request's prompt was given up, computed for another machine or to be."""
-        self.n_computed = array("i", bytes(4 * n))
+        self.n_computed = state.column("i")
         """Times that it was computed."""
-        self._sent_bytes = array("q", bytes(8 * n))
-        self._found = array("q", bytes(8 * n))
-        self.prefill_replica: array[int] = array("i", [-1]) * n
+        self._sent_bytes = state.column("q")
+        self._found = state.column("q")
+        self.prefill_replica = state.column("i", -1)
         self._lenders = [(machine, core) for machine in machines for core in machine.cores]
         self._kinds: dict[int, dict[int, list[tuple[Machine, EngineCore]]]] = {}
         """The machines that decode each model, grouped by equal memory."""
+        self._able: dict[tuple[int, ...], list[Machine]] = {}
+        """Those without the kinds that could not hold a request, by the model and these kinds."""
         self.least_left = 0 if spec.first_token == "decode" else 1
         """Tokens that prefill gives."""
         for machine in machines:
@@ -151,28 +88,13 @@ class Handovers:
                 if core.sequences.exchange is not None:
                     core.sequences.exchange.joined_ns = self._at["joined_ns"]
 
-    def clear(self) -> None:
-        """Forget all requests."""
-        for column, _ in self._columns():
-            del column[:]
-        self._gate.clear()
-
-    def add(self, model: int, session: int) -> None:
-        """Add a request after all others."""
-        for column, blank in self._columns():
-            column.append(blank)
-        self._gate.add(model, session)
-
-    def _columns(self) -> list[tuple[array[int], int]]:
-        """Each column of requests, and its value for a request of which nothing is known yet."""
-        times = [(values, -1) for values in self._at.values()]
-        counts = (self._sent_bytes, self._found, self.passages, self.n_computed)
-        return [*times, (self.prefill_replica, -1), *((values, 0) for values in counts)]
-
     # Arrival.
 
     def come(self, id_: int) -> None:
-        """Route a request that has passed the front end, or is routed again."""
+        if id_ in self.awaiting:
+            del self.awaiting[id_]
+            self._on_prefilled(id_)
+            return
         spec, state, present = self._spec, self._state, self.present
         if state.carried is not None:
             state.carried[id_] = state.output[id_] - state.left[id_]
@@ -192,7 +114,7 @@ class Handovers:
             if receiver is None:
                 return
             if self._stays(id_, receiver):
-                self._took(id_, receiver, DECODES)
+                self._took(id_, receiver, DECODE)
                 receiver.deliver(id_)
                 return
         if present is not None and hosting and not firsts:
@@ -205,7 +127,7 @@ class Handovers:
     def _come_to(self, id_: int, sender: Machine, receiver: Machine | None, able: Sequence[Machine]) -> None:
         """Have *sender* compute the prompt; *receiver* decodes, where one has been chosen among those *able* to."""
         spec = self._spec
-        self._took(id_, sender, PREFILLS)
+        self._took(id_, sender, PREFILL)
         if spec.roles[sender.index] == "both" or not self.decodes(id_):
             sender.deliver(id_)
             return
@@ -215,7 +137,7 @@ class Handovers:
             self._outside.rejected(id_, self._never(id_))
             return
         if receiver is not None:
-            self._took(id_, receiver, DECODES)
+            self._took(id_, receiver, DECODE)
             self.ongoing[id_] = self._handover(id_, receiver, sender)
         if spec.room == "after_prefill":
             if receiver is not None:
@@ -232,9 +154,6 @@ class Handovers:
         assert handover.keeper is not None
         self._state.replica[id_] = handover.keeper.number
 
-    def role_of(self, machine: Machine) -> Role:
-        return self._spec.roles[machine.index]
-
     def decodes(self, id_: int) -> bool:
         """Whether anything is left to decode when the prompt has been computed."""
         return self._state.left[id_] > self.least_left
@@ -243,17 +162,9 @@ class Handovers:
         """Whether a prompt stays with the machine that decodes it, whatever that has cached."""
         return bool(able) and self._state.to_hand(id_) <= self._spec.local_tokens
 
-    def needs_decoder_first(self, id_: int, able: Sequence[Machine]) -> bool:
-        """Whether a request cannot begin before one of the machines *able* to decode it is ready."""
-        return self._spec.room == "before_prefill" or self.is_short(id_, able)
-
     def _handover(self, id_: int, receiver: Machine, sender: Machine) -> Handover:
         self._n_handovers += 1
         return Handover(self._n_handovers, receiver, sender, self._state.to_hand(id_))
-
-    def _took(self, id_: int, machine: Machine, stage: int) -> None:
-        if self.present is not None:
-            self.present.took(id_, (machine,), stage)
 
     def _model(self, id_: int) -> int:
         return 0 if self._state.model is None else self._state.model[id_]
@@ -270,8 +181,11 @@ class Handovers:
         refusing = [kind for kind, each in kinds.items() if each[0][1].sequences.refusal(id_) is not None]
         if not refusing:
             return hosting
-        gone = {machine for kind in refusing for machine, _ in kinds[kind]}
-        return [machine for machine in hosting if machine not in gone]
+        able = self._able.get((model, *refusing))
+        if able is None:
+            gone = {machine for kind in refusing for machine, _ in kinds[kind]}
+            able = self._able[model, *refusing] = [machine for machine in hosting if machine not in gone]
+        return able
 
     # Messages from machines.
 
@@ -286,13 +200,12 @@ class Handovers:
                 state.first_token[id_] = end_ns
             self._outside.first_token_elsewhere(id_, end_ns)
         if self.present is not None:
-            self.present.computed(self._lenders[state.replica[id_]][0])
-        self._later(end_ns + HEARD_AFTER_NS, _PREFILLED, id_, self.passages[id_])
+            self.present.computed(self._lenders[state.replica[id_]][0], self.least_left)
+        self._messages.later(end_ns + HEARD_AFTER_NS, _PREFILLED, id_, self.passages[id_])
 
     def ended(self, id_: int, now_ns: int) -> None:
-        """A request has ended on the machine that computes prompts, or been rejected there."""
         if id_ in self.ongoing:
-            self._later(now_ns + HEARD_AFTER_NS, _GONE, id_, 0)
+            self._messages.later(now_ns + HEARD_AFTER_NS, _GONE, id_, 0)
 
     def has_room(self, id_: int, now_ns: int, found_tokens: int, number: int) -> None:
         """The receiver has taken room, where it has *found_tokens* tokens already, for the handover with that number."""
@@ -302,44 +215,23 @@ class Handovers:
             return
         self._at["room_ns"][id_] = now_ns
         handover.has_room, handover.found = True, found_tokens
-        self._later(now_ns + HEARD_AFTER_NS, _ROOM, id_, number)
+        self._messages.later(now_ns + HEARD_AFTER_NS, _ROOM, id_, number)
 
     def no_room(self, id_: int, now_ns: int, number: int) -> None:
         """The receiver has looked for the first time for room for the handover with that number, and found none yet."""
         handover = self.ongoing.get(id_)
         if handover is not None and handover.number == number and handover.late:
-            self._later(now_ns + HEARD_AFTER_NS, _NO_ROOM, id_, number)
+            self._messages.later(now_ns + HEARD_AFTER_NS, _NO_ROOM, id_, number)
 
     # Messages to machines, a nanosecond later.
-
-    def _later(self, at_ns: int, what: int, id_: int, which: int) -> None:
-        heappush(self._due, (at_ns, what, id_, which))
-        if self._due[0][0] != self._set_to:
-            self._set_to = self._due[0][0]
-            self._alarm.set(self._set_to)
-
-    def _on_news(self, _event: object) -> None:
-        due, now_ns = self._due, self._clock.now_ns
-        # While it runs nothing needs to be set.
-        self._set_to = now_ns
-        while due and due[0][0] <= now_ns:
-            _, what, id_, which = heappop(due)
-            self._hear(what, id_, which)
-        self._set_to = -1
-        if due:
-            self._set_to = due[0][0]
-            self._alarm.set(self._set_to)
 
     def _hear(self, what: int, id_: int, which: int) -> None:
         if what == _PREFILLED:
             if which == self.passages[id_]:
                 self._on_prefilled(id_)
         elif what == _GONE:
-            gone = self.ongoing.pop(id_, None)
-            if gone is not None:
-                gone.end()
-                gone.drop(id_)
-                self._needs_no_more(gone.sender, gone.receiver)
+            if id_ in self.ongoing:
+                self._end(id_)
         elif id_ in self.ongoing and self.ongoing[id_].number == which:
             if what == _ROOM:
                 self._on_room(id_)
@@ -369,13 +261,11 @@ class Handovers:
     def _decoder_for(self, id_: int) -> Handover | None:
         """Choose the machine that decodes a computed prompt; None where there is none now."""
         late = self._spec.room == "before_prefill"
-        # If all are of one kind, they were found able at its arrival.
-        one_kind = len(self._kinds[self._model(id_)]) == 1
-        able = None if one_kind and self.present is None else self.able(id_)
-        if self.present is not None and able is not None:
+        able = self.able(id_)
+        if self.present is not None:
             able = self.present.ready(able)
             if not able and late:
-                self.present.compute_again(id_)
+                self._compute_again(id_)
                 return None
             if not able:
                 self._await(id_)
@@ -384,7 +274,7 @@ class Handovers:
         if receiver is None:
             self._collect(id_)
             return None
-        self._took(id_, receiver, DECODES)
+        self._took(id_, receiver, DECODE)
         handover = self.ongoing[id_] = self._handover(id_, receiver, self._lenders[self.prefill_replica[id_]][0])
         handover.late = late
         return handover
@@ -393,19 +283,14 @@ class Handovers:
         """Hold a request with a computed prompt until a machine that decodes is ready."""
         assert self.present is not None
         self.awaiting[id_] = None
-        if not self.present.hold_computed(id_):
-            self.awaiting.pop(id_, None)
+        if not self.present.hold(id_):
+            self._discard(id_, sender_is_there=True)
 
     def _collect(self, id_: int) -> None:
         """The machine that computed a prompt may give its blocks back."""
         sender, lender = self._lenders[self.prefill_replica[id_]]
         sender.post(lender, id_, COLLECT)
         self._needs_no_more(sender)
-
-    def choose_again(self, id_: int) -> None:
-        """Look again for a machine that decodes a request that awaits one."""
-        del self.awaiting[id_]
-        self._on_prefilled(id_)
 
     def _needs_no_more(self, *machines: Machine) -> None:
         if self.present is not None:
@@ -463,12 +348,8 @@ class Handovers:
         return f"to decode it, {machines[0].core_of(self._model(id_)).sequences.refusal(id_)}"
 
     def _on_no_room(self, id_: int) -> None:
-        handover = self.ongoing.pop(id_)
-        handover.end()
-        handover.drop(id_)
-        self._needs_no_more(handover.receiver)
-        assert self.present is not None
-        self.present.compute_again(id_)
+        self._end(id_)
+        self._compute_again(id_)
 
     def _send(self, id_: int, handover: Handover) -> None:
         """Send the KV of a request whose prompt is computed and whose receiver has room."""
@@ -495,12 +376,11 @@ class Handovers:
             arrived_ns = transfer.arrived_ns + round(n_bytes * path.repack_s_per_byte * 1e9)
         else:
             self._at["sent_ns"][id_] = now_ns
-        self._later(arrived_ns, _ARRIVED, id_, handover.number)
+        self._messages.later(arrived_ns, _ARRIVED, id_, handover.number)
 
     # Aborts.
 
     def give_up(self, id_: int) -> bool:
-        """Abort a request whose client has gone; False where it is at a machine, which has to abort it."""
         state = self._state
         handover = self.ongoing.get(id_)
         prefilled = self._at["prefilled_ns"][id_] >= 0
@@ -511,44 +391,45 @@ class Handovers:
                 self._collect(id_)
             if handover is not None and not handover.sends:
                 # A transfer that has started is completed.
-                self.ongoing.pop(id_).end()
-                handover.drop(id_)
+                self._end(id_)
                 if handover.computed:
                     handover.collect(id_)
-                self._needs_no_more(handover.sender, handover.receiver)
             return True
         if handover is None or prefilled:
             return False
-        if self._spec.room == "after_prefill":
-            # Its receiver was chosen and has no message of it.
-            self.ongoing.pop(id_).end()
-            self._needs_no_more(handover.receiver)
-            return False
-        self.ongoing.pop(id_).end()
-        handover.drop(id_)
-        self._needs_no_more(handover.sender, handover.receiver)
-        if handover.sender.cores[0].number <= state.replica[id_] <= handover.sender.cores[-1].number:
+        self._end(id_)
+        sender = handover.sender.cores
+        if self._spec.room == "after_prefill" or sender[0].number <= state.replica[id_] <= sender[-1].number:
             return False
         state.status[id_] = ABORTED
         return True
 
+    def _end(self, id_: int) -> None:
+        """End what is between two machines for a request; the receiver frees its blocks, if it was asked for any."""
+        handover = self.ongoing.pop(id_)
+        handover.end()
+        handover.drop(id_)
+        self._needs_no_more(handover.sender, handover.receiver)
+
     # Machines that stop.
 
-    def interrupt(self, machine: Machine) -> Interrupted:
-        """End everything between *machine*, which stops, and others, before its state is lost."""
+    def interrupt(self, machine: Machine, keeps_kv: Callable[[int], bool]) -> Interrupted:
         state, now_ns = self._state, self._clock.now_ns
-        found = Interrupted(_requests_at(machine))
+        found = Interrupted(requests_at(machine))
         cancelled: list[tuple[Link, Transfer]] = []
         for id_, handover in list(self.ongoing.items()):
             if handover.sender is machine:
-                self._lose_sender(id_, handover, found)
+                if not handover.delivered and state.status[id_] == UNFINISHED:
+                    found.unharmed.append(id_)
+                self._end(id_)
             elif handover.receiver is machine:
                 if handover.carrier is not None:
                     cancelled.append(handover.carrier)
-                self._lose_receiver(id_, handover, found)
-        found.lent = [
-            id_ for id_ in _lent(machine) if self.is_between(id_, machine) and state.status[id_] == UNFINISHED
-        ]
+                self._lose_receiver(id_, handover, found, keeps_kv)
+        lent = [id_ for id_ in _lent(machine) if self._is_between(id_, machine) and state.status[id_] == UNFINISHED]
+        for id_ in lent:
+            self._discard(id_, sender_is_there=False)
+        found.lost_kv = lent + found.lost_kv
         for id_ in _lent(machine):
             # Messages about it are dropped from now on, aborts too.
             self.passages[id_] += 1
@@ -558,78 +439,112 @@ class Handovers:
         self._links.stop(machine, now_ns)
         return found
 
-    def _lose_sender(self, id_: int, handover: Handover, found: Interrupted) -> None:
-        del self.ongoing[id_]
-        delivered = handover.delivered
-        handover.end()
-        handover.drop(id_)
-        self._needs_no_more(handover.receiver)
-        if not delivered and self._state.status[id_] == UNFINISHED:
-            found.unharmed.append(id_)
-
-    def _lose_receiver(self, id_: int, handover: Handover, found: Interrupted) -> None:
+    def _lose_receiver(self, id_: int, handover: Handover, found: Interrupted, keeps_kv: Callable[[int], bool]) -> None:
         del self.ongoing[id_]
         delivered, goes_on = handover.delivered, self._state.status[id_] == UNFINISHED
         handover.end()
         self._needs_no_more(handover.sender)
         if handover.sends and not goes_on:
             handover.collect(id_)
+        elif handover.sends and keeps_kv(id_):
+            found.kept_kv.append(id_)
+            self._choose_anew(id_)
         elif handover.sends:
-            found.on_link.append(id_)
+            found.lost_kv.append(id_)
+            self._discard(id_, sender_is_there=True)
         elif delivered:
             found.chosen_again += 1
             if handover.computed:
-                self.choose_anew(id_)
+                self._choose_anew(id_)
         elif goes_on:
             found.unharmed.append(id_)
 
-    def is_between(self, id_: int, sender: Machine | None = None) -> bool:
+    def _is_between(self, id_: int, sender: Machine | None = None) -> bool:
         """Whether the KV of a request is with the machine that computed it, *sender* where that is given, and has not arrived."""
         number = self.prefill_replica[id_]
         if self._at["prefilled_ns"][id_] < 0 or self._at["landed_ns"][id_] >= 0:
             return False
         return sender is None or self._lenders[number][0] is sender
 
-    def waits_for_room(self, id_: int) -> bool:
-        """Whether a request waits for room before its prompt is computed."""
+    def places(self, id_: int) -> int:
         handover = self.ongoing.get(id_)
-        return handover is not None and not handover.delivered
+        # Or it waits for room before its prompt is computed.
+        return self._is_between(id_) + (handover is not None and not handover.delivered)
 
     def needs(self, machine: Machine) -> bool:
-        """Whether any request between machines needs *machine*."""
         return any(
             handover.sender is machine or handover.receiver is machine for handover in self.ongoing.values()
-        ) or any(self._state.status[id_] == UNFINISHED and self.is_between(id_, machine) for id_ in _lent(machine))
+        ) or any(self._state.status[id_] == UNFINISHED and self._is_between(id_, machine) for id_ in _lent(machine))
 
-    def choose_anew(self, id_: int) -> None:
+    def _choose_anew(self, id_: int) -> None:
         """Choose another machine that decodes for a request whose prompt has been computed."""
         for name in ("room_ns", "sent_ns"):
             self._at[name][id_] = -1
-        self._later(self._clock.now_ns + HEARD_AFTER_NS, _PREFILLED, id_, self.passages[id_])
+        self._messages.later(self._clock.now_ns + HEARD_AFTER_NS, _PREFILLED, id_, self.passages[id_])
 
-    def give_up_kv(self, id_: int, *, sender_is_there: bool) -> int:
-        """Give up the KV of a request between machines; return the number of emitted tokens that its client never got."""
+    def _discard(self, id_: int, *, sender_is_there: bool) -> None:
+        """Give up the KV of a request between machines, and with it a token that its client never got, if any."""
+        assert self.present is not None
         state = self._state
         self.awaiting.pop(id_, None)
         state.recomputed[id_] += state.to_hand(id_)
         if sender_is_there:
             self._collect(id_)
-        if self._spec.first_token != "arrival":
-            return 0
-        state.left[id_] += 1
-        return 1
+        if self._spec.first_token == "arrival":
+            state.left[id_] += 1
+            self.present.discarded(1)
+
+    def _compute_again(self, id_: int) -> None:
+        """Send a request with a computed prompt again, without its KV; it has not failed."""
+        self._discard(id_, sender_is_there=True)
+        assert self.present is not None
+        assert self._state.again is not None
+        self._state.again[id_] = 1
+        self.come_again(id_)
+        self.present.send_again([id_])
 
     def come_again(self, id_: int) -> None:
-        """Begin anew with a request: earlier messages about it are dropped."""
+        # Earlier messages about it are dropped.
         self.passages[id_] += 1
         for column in self._at.values():
             column[id_] = -1
         self.prefill_replica[id_] = -1
 
+    # Questions of the fleet.
+
+    def role_of(self, machine: Machine) -> str:
+        return self._spec.roles[machine.index]
+
+    def wanted(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
+        able = self.able(id_) if self.decodes(id_) else []
+        if id_ in self.awaiting:
+            return [(DECODE, able)]
+        found: list[tuple[str, Sequence[Machine]]] = [(PREFILL, self._entry.hosting(id_))]
+        if able and (self._spec.room == "before_prefill" or self.is_short(id_, able)):
+            # It cannot begin before one of these is ready.
+            found.append((DECODE, able))
+        return found
+
+    def ways(self, id_: int) -> list[list[Sequence[Machine]]]:
+        decodes = self.decodes(id_)
+        able = self.able(id_) if decodes else []
+        if id_ in self.awaiting:
+            return [[able]]
+        firsts = self._entry.hosting(id_)
+        whole = [machine for machine in firsts if self.role_of(machine) == "both"]
+        short: list[list[Sequence[Machine]]] = [[able]] if self.is_short(id_, able) else []
+        return [[whole], *short, [firsts, able] if decodes else [firsts]]
+
+    def first_token_by(self, id_: int) -> list[int]:
+        prefilled_by = self.prefill_replica[id_]
+        return super().first_token_by(id_) + ([prefilled_by] if prefilled_by >= 0 else [])
+
+    def last_tokens(self, id_: int) -> int:
+        return super().last_tokens(id_) - (self.least_left if self.prefill_replica[id_] >= 0 else 0)
+
     # The columns.
 
     def columns(self) -> dict[str, Any]:
-        """The columns of requests that disaggregation adds, by name."""
         times = {name: np.frombuffer(values, np.int64) for name, values in self._at.items()}
         return {
             "prefill_replica": np.frombuffer(self.prefill_replica, np.int32),
@@ -639,9 +554,8 @@ class Handovers:
             **({} if self.present is None else {"prompts_computed": np.frombuffer(self.n_computed, np.int32)}),
         }
 
-    def links(self) -> list[dict[str, int]]:
-        """Each link that carried anything, as `KvLinks.facts`."""
-        return self._links.facts()
+    def facts(self) -> dict[str, Any]:
+        return {"links": self._links.facts()}
 
 
 def _ready_for(
@@ -659,15 +573,3 @@ def _lent(machine: Machine) -> list[int]:
     return [
         id_ for core in machine.cores if core.sequences.exchange is not None for id_ in core.sequences.exchange.lent
     ]
-
-
-def _requests_at(machine: Machine) -> set[int]:
-    """Requests that are queued, loading, landing or running at *machine*."""
-    here: set[int] = set()
-    for core in machine.cores:
-        here.update(seq.id for seq in core.sequences.queue)
-        here.update(id_ for batch in core.batches for id_ in batch.admitted)
-        here.update(() if core.loading is None else core.loading.in_flight)
-        exchange = core.sequences.exchange
-        here.update(() if exchange is None else exchange.landing())
-    return here

@@ -1,7 +1,8 @@
 """Machines that start and drain as control policies decide, and that fail and return.
 
 Everything here happens first in its instant. A request is sent to a ready machine; it is held, lost, or on its way again where its
-machine has failed, and nowhere twice.
+machine has failed, and nowhere twice. It waits for the stages of its course for which no machine is ready: a new one for a machine
+of the first stage, one whose prompt has been computed for one that decodes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from policies.control import PoolSeen
+from sim.engine.disaggregation.course import Course
 from sim.engine.fleet.autoscaling import Controller, Pool
-from sim.engine.gateway.gateway import Gateway
 from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
@@ -37,15 +38,19 @@ class Loses(Protocol):
 
 
 class Fleet:
-    """The states of machines, and the requests that wait meanwhile."""
+    """The states of machines, and the requests that wait meanwhile.
+
+    It implements `sim.engine.disaggregation.course.Present` for the course of requests.
+    """
 
     def __init__(
-        self, spec: FleetSpec, machines: Sequence[Machine], gate: Gateway, state: RequestState, clock: Clock, outside: Loses,
+        self, spec: FleetSpec, machines: Sequence[Machine], course: Course, state: RequestState, clock: Clock, outside: Loses,
         seed: int,
     ) -> None:  # fmt: skip
         self._spec = spec
         self.machines = machines
-        self._gate = gate
+        self._course = course
+        course.attend(self)
         self._state = state
         self._clock = clock
         self._outside = outside
@@ -69,22 +74,25 @@ class Fleet:
         self._machine_of = [machine.index for machine in machines for _ in machine.cores]
         """The index of each engine core's machine, by the engine core's number."""
         self._controllers: list[Controller] = []
-        self._shown: dict[int, list[Machine]] = {}
-        """The machines that are ready, by model."""
+        self._shown: dict[int, tuple[Sequence[Machine], list[Machine]]] = {}
+        """Machines that were asked for since the latest change, and those of them that are ready."""
         self.held: deque[int] = deque()
         self.again: set[int] = set()
         """Requests between a machine that has failed and the router."""
-        n_requests = len(state.prompt)
-        self.came = bytearray(n_requests)
+        self.came = state.column("b")
         self.more_come = False
         """Whether unknown requests may still arrive, so that every change of a machine matters."""
         self._open: list[int] = []
         """Requests that have arrived and had no first token at the last look."""
         self._first_unfinished = 0
-        self._held_since = array("q", bytes(8 * n_requests))
-        self.held_ns = array("q", bytes(8 * n_requests))
-        self.failures = array("i", bytes(4 * n_requests))
-        state.again = bytearray(n_requests)
+        self._taken = state.column("b")
+        """The stages of each request that have been counted for a pool, as bits."""
+        self._releases = False
+        """Whether held requests are being routed."""
+        self._held_since = state.column("q")
+        self.held_ns = state.column("q")
+        self.failures = state.column("i")
+        state.again = state.column("b")
         self._log = [array("q") for _ in range(4)]
         self._counts: dict[str, int] = dict.fromkeys(
             (
@@ -92,16 +100,6 @@ class Fleet:
                 "chosen_again", "held_to_the_end",
             ), 0
         )  # fmt: skip
-
-    def clear(self) -> None:
-        """Forget all requests."""
-        for column in (self.came, self._held_since, self.held_ns, self.failures):
-            del column[:]
-
-    def add(self) -> None:
-        """Add a request after all others."""
-        for column in (self.came, self._held_since, self.held_ns, self.failures):
-            column.append(0)
 
     # The run.
 
@@ -135,8 +133,8 @@ class Fleet:
         )
 
     def in_wait(self) -> tuple[int, ...]:
-        """Requests that wait for a machine to be ready."""
-        return tuple(self.held)
+        """Requests that wait for a machine to be ready, computed prompts before the others."""
+        return (*self._course.awaiting, *self.held)
 
     def close(self, horizon_ns: int | None) -> None:
         """End the run: a request that is still held is held until the horizon or, without one, until the last request finished."""
@@ -154,57 +152,74 @@ class Fleet:
             self.came[id_] = 1
             self._open.append(id_)
         self.again.discard(id_)
-        self._route(id_)
+        self._course.come(id_)
 
-    def _route(self, id_: int) -> None:
-        """Send a request to a machine that is ready, or hold it."""
-        machines = self._ready_for(id_)
-        if not machines and self._gate.hosting(id_):
-            self._hold(id_)
-            return
-        machine = self._gate.choose(id_, machines)
-        if machine is None:
-            return
-        if not self.failures[id_]:
-            self.pools[self._spec.pools[machine.index]].took(self._state.prompt[id_])
-        machine.deliver(id_)
+    def ready(self, machines: Sequence[Machine]) -> list[Machine]:
+        """The ready ones of *machines*."""
+        known = self._shown.get(id(machines))
+        if known is None:
+            states = self.states
+            known = machines, [machine for machine in machines if states[machine.index] == READY]
+            self._shown[id(machines)] = known
+        return known[1]
 
-    def _ready_for(self, id_: int) -> list[Machine]:
-        model = 0 if self._state.model is None else self._state.model[id_]
-        shown = self._shown.get(model)
-        if shown is None:
-            shown = [machine for machine in self._gate.hosting(id_) if self.states[machine.index] == READY]
-            self._shown[model] = shown
-        return shown
+    def took(self, id_: int, machine: Machine, stage: str) -> None:
+        """Count a request that reaches *machine* for a stage of its life."""
+        self._count(id_, (machine,), stage)
 
-    def _hold(self, id_: int) -> None:
-        if self._spec.when_none == "lose":
-            self._lose(id_, "no machine was ready")
-            return
-        self._count_as_held(id_)
-        self._held_since[id_] = self._clock.now_ns
-        self.held.append(id_)
-
-    def _count_as_held(self, id_: int) -> None:
-        """Count a request that is held for the pools for which it waits."""
-        if not self.failures[id_]:
-            for number in dict.fromkeys(self._spec.pools[machine.index] for machine in self._gate.hosting(id_)):
+    def _count(self, id_: int, machines: Sequence[Machine], stage: str) -> None:
+        """Count a request for the pools of *machines*; it counts once for each stage."""
+        bit = 1 << self._course.stages.index(stage)
+        if not self._taken[id_] & bit:
+            self._taken[id_] |= bit
+            for number in dict.fromkeys(self._spec.pools[machine.index] for machine in machines):
                 self.pools[number].took(self._state.prompt[id_])
 
+    def computed(self, machine: Machine, tokens: int) -> None:
+        """Count a request that goes on elsewhere: for its pool it has finished, with *tokens* output tokens."""
+        pool = self.pools[self._spec.pools[machine.index]]
+        pool.finished += 1
+        pool.finished_tokens += tokens
+
+    def discarded(self, tokens: int) -> None:
+        """Count output tokens that no client ever got."""
+        self._counts["discarded_tokens"] += tokens
+
+    def perhaps_empty(self, machine: Machine) -> None:
+        """Look soon whether *machine* is empty: a request between machines needs it no more."""
+        if self.states[machine.index] == DRAINING:
+            self._sweep.set(self._clock.now_ns + 1)
+
+    def hold(self, id_: int) -> bool:
+        """Whether a request for which no machine is ready waits until one is; else it is lost."""
+        computed = id_ in self._course.awaiting
+        if not self._releases:
+            if self._spec.when_none == "lose":
+                self._lose(id_, "no machine that decodes was ready" if computed else "no machine was ready")
+                return False
+            for stage, machines in self._lacks(id_):
+                self._count(id_, machines, stage)
+            self._held_since[id_] = self._clock.now_ns
+        if not computed:
+            self.held.append(id_)
+        return True
+
+    def _lacks(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
+        """The stages for which a held request waits, and the machines of which none is ready."""
+        return [(stage, machines) for stage, machines in self._course.wanted(id_) if not self.ready(machines)]
+
     def _release(self) -> None:
-        """Route the requests that were held for a machine, in order of arrival."""
-        for _ in range(len(self.held)):
-            id_ = self.held.popleft()
-            if self._state.status[id_] != UNFINISHED:
-                continue
-            machines = self._ready_for(id_)
-            if not machines:
-                self.held.append(id_)
-                continue
-            self.held_ns[id_] += self._clock.now_ns - self._held_since[id_]
-            machine = self._gate.choose(id_, machines)
-            if machine is not None:
-                machine.deliver(id_)
+        """Route the requests that were held, computed prompts before the others, each in order of arrival."""
+        waiting = [id_ for id_ in self.in_wait() if self._state.status[id_] == UNFINISHED]
+        self.held.clear()
+        self._releases = True
+        for id_ in waiting:
+            self._course.come(id_)
+        self._releases = False
+        still = set(self.in_wait())
+        for id_ in waiting:
+            if id_ not in still:
+                self.held_ns[id_] += self._clock.now_ns - self._held_since[id_]
 
     def _lose(self, id_: int, reason: str) -> None:
         self._counts["lost"] += 1
@@ -219,7 +234,7 @@ class Fleet:
         if self._state.status[id_] == FINISHED:
             pool = self.pools[self._spec.pools[index]]
             pool.finished += 1
-            pool.finished_tokens += self._tokens_of(id_)
+            pool.finished_tokens += self._course.last_tokens(id_)
         if self.states[index] == DRAINING:
             self._sweep.set(max(now_ns, self._clock.now_ns) + 1)
 
@@ -341,23 +356,17 @@ class Fleet:
         for index, state in enumerate(self.states):
             machine = self.machines[index]
             empty = not (machine.running or machine.waiting or any(core.n_loading for core in machine.cores))
-            if state == DRAINING and empty and not self.is_needed(machine):
+            if state == DRAINING and empty and not self._course.needs(machine):
                 self._off(index)
         if self.in_wait():
             self._release()
 
     def held_for(self, machine: Machine) -> int:
-        """The number of held requests that *machine* could serve."""
-        return len(self._held_by_model(machine))
-
-    def _held_by_model(self, machine: Machine) -> list[int]:
-        """Held requests whose model *machine* hosts."""
-        state = self._state
-        return [
-            id_
-            for id_ in self.held
-            if state.status[id_] == UNFINISHED and machine.hosts(0 if state.model is None else state.model[id_])
-        ]
+        """The number of held requests that wait for *machine* or another that could do as much for them."""
+        return sum(
+            self._state.status[id_] == UNFINISHED and any(machine in machines for _, machines in self._lacks(id_))
+            for id_ in self.in_wait()
+        )
 
     def looks(self) -> dict[str, PoolSeen]:
         """Each pool as its control policy sees it, by name."""
@@ -368,9 +377,18 @@ class Fleet:
 
     def _hand_on(self, index: int) -> None:
         """Send the requests of a machine that stops again, or lose them."""
-        machine = self.machines[index]
-        aborted = given_up(machine)
-        sent = self._survivors(self._abort(machine), aborted)
+        machine, course = self.machines[index], self._course
+        aborted = {id_ for core in machine.cores for id_ in core.sequences.given_up}
+        found = course.interrupt(machine, self._keeps_kv)
+        self._counts["chosen_again"] += found.chosen_again + len(found.unharmed)
+        ids = [id_ for id_ in dict.fromkeys(self._abort(machine)) if id_ in found.here]
+        sent = self._survivors(ids, aborted)
+        sent += [id_ for id_ in found.lost_kv if self._goes_on(id_)]
+        for id_ in found.kept_kv:
+            self._goes_on(id_)
+        sent += found.unharmed
+        for id_ in sent:
+            course.come_again(id_)
         if sent:
             self.send_again(sent)
 
@@ -412,6 +430,10 @@ class Fleet:
         """Whether a request whose machine fails now is not sent again."""
         return self._spec.retries is not None and self.failures[id_] >= self._spec.retries
 
+    def _keeps_kv(self, id_: int) -> bool:
+        """Whether a request whose machine fails while its KV is on the way there continues with that KV."""
+        return self._spec.in_flight == "resume" and not self._too_often(id_)
+
     def _goes_on(self, id_: int) -> bool:
         """Whether a request whose machine has failed continues elsewhere; else it is lost."""
         spec, state, counts = self._spec, self._state, self._counts
@@ -438,8 +460,11 @@ class Fleet:
     # Queries.
 
     def _can_be_served(self, id_: int) -> bool:
-        """Whether a waiting request can ever be served: a machine that hosts its model has not failed for good."""
-        return any(not self._is_lost(machine) for machine in self._gate.hosting(id_))
+        """Whether a waiting request can ever be served: each stage left has a machine that has not failed for good."""
+        return any(
+            all(any(not self._is_lost(machine) for machine in machines) for machines in way)
+            for way in self._course.ways(id_)
+        )
 
     def _is_lost(self, machine: Machine) -> bool:
         """Whether a machine has failed for good."""
@@ -453,7 +478,7 @@ class Fleet:
             "names": list(self._spec.names),
             "phases": [[] if pool.scaling is None else [name for name, _ in pool.scaling.phases] for pool in self.pools],
             "in_flight": self._spec.in_flight,
-            "roles": self._roles(),
+            "roles": [self._course.role_of(machine) for machine in self.machines],
             "n_stages": [machine.n_stages for machine in self.machines],
             "n_tenants": [len(machine.cores) for machine in self.machines],
             "fails": any(each is not None for each in self._spec.failing) or bool(self._spec.outages),
@@ -473,31 +498,9 @@ class Fleet:
             first_ns = state.first_token[id_]
             if first_ns >= 0 and state.replica[id_] >= 0:
                 for number in dict.fromkeys(
-                    self._spec.pools[self._machine_of[each]] for each in self._first_token_by(id_)
+                    self._spec.pools[self._machine_of[each]] for each in self._course.first_token_by(id_)
                 ):
                     self.pools[number].firsts_ns.append(first_ns - state.arrival[id_])
             elif state.status[id_] == UNFINISHED:
                 still.append(id_)
         self._open = still
-
-    # A fleet of pools with roles does these otherwise.
-
-    def _roles(self) -> list[str]:
-        return ["both"] * len(self.machines)
-
-    def _first_token_by(self, id_: int) -> list[int]:
-        """Numbers of the engine cores that have their part in the first token of a request."""
-        return [self._state.replica[id_]]
-
-    def _tokens_of(self, id_: int) -> int:
-        """Output tokens that the pool counts of a request that has finished there."""
-        return self._state.output[id_]
-
-    def is_needed(self, machine: Machine) -> bool:
-        """Whether a request elsewhere needs *machine*."""
-        return False
-
-
-def given_up(machine: Machine) -> set[int]:
-    """Requests at *machine* whose clients have gone."""
-    return {id_ for core in machine.cores for id_ in core.sequences.given_up}

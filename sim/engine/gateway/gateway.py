@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -26,15 +25,6 @@ def eligible(machines: Sequence[Machine], workload: Trace | ClosedLoop) -> list[
     return [[machine for machine in machines if machine.hosts(model)] for model in range(n_models)]
 
 
-def _turns(models: array[int], n_models: int) -> array[int]:
-    """For each request, the number of earlier ones for the same model."""
-    turns, seen = array("q"), [0] * n_models
-    for model in models:
-        turns.append(seen[model])
-        seen[model] += 1
-    return turns
-
-
 class Gateway:
     """Routes each request by its router."""
 
@@ -49,33 +39,9 @@ class Gateway:
         self._rejects = rejects
         self._route_of = route_of(router)
         self._hosting = eligible(machines, workload)
-        self._turn = (
-            _turns(state.model, len(self._hosting)) if self._hosting is not None and state.model is not None else None
-        )
-        """For each request, the number of earlier ones for the same model; None where that is its own number."""
-        self._seen = [0] * (0 if self._hosting is None else len(self._hosting))
-        """The same of requests that are added, one by one, to none."""
         self._draws = np.random.default_rng(luck_stream)
         self._luck = self._draws.random((len(workload), 2))
-        session = workload.session if isinstance(workload, Trace) else None
-        self._session = None if session is None else array("q", np.ascontiguousarray(session, np.int64).tobytes())
         self.routing = routing_of(router, everybody, clock, state.prompt, state.model, state.contents_in)
-
-    def clear(self) -> None:
-        """There are no requests."""
-        for column in (self._turn, self._session):
-            if column is not None:
-                del column[:]
-
-    def add(self, model: int, session: int) -> None:
-        """Add a request after all others."""
-        if self._turn is not None:
-            self._turn.append(self._seen[model])
-            self._seen[model] += 1
-        if self._session is not None:
-            self._session.append(session)
-        if len(self._state.prompt) > len(self._luck):
-            self._luck = np.concatenate((self._luck, self._draws.random((len(self._luck), 2))))
 
     def hosting(self, id_: int) -> list[Machine]:
         """The machines that host the model that the request asks for."""
@@ -86,6 +52,9 @@ class Gateway:
     def request(self, id_: int) -> RoutedRequest:
         """The request as a router sees it."""
         state = self._state
+        while id_ >= len(self._luck):
+            # A live run has no number of requests.
+            self._luck = np.concatenate((self._luck, self._draws.random((len(self._luck), 2))))
         return RoutedRequest(
             id_,
             state.prompt[id_],
@@ -93,8 +62,8 @@ class Gateway:
             tuple(self._luck[id_].tolist()),
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
-            id_ if self._turn is None else self._turn[id_],
-            -1 if self._session is None else self._session[id_],
+            id_ if self._hosting is None or state.turn is None else state.turn[id_],
+            -1 if state.session is None else state.session[id_],
             priority=0 if state.priority is None else state.priority[id_],
         )
 
@@ -113,7 +82,7 @@ class Gateway:
             request, shown = routing.show(request, machines)
             answer = self._route_of(request, shown)
         if isinstance(answer, Refused):
-            if answer.at >= 0:
+            if answer.at >= 0 and machines[answer.at].cores:
                 self._state.replica[id_] = machines[answer.at].core_of(request.model).number
             self._rejects(id_, answer.reason)
             return None

@@ -6,7 +6,7 @@ A request's progress belongs to it, never to the machine or the micro-batch that
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from policies.view import NO_TERMS, Terms, WaitingSeq
@@ -19,75 +19,87 @@ _new: Final = tuple[object, ...].__new__
 
 
 class RequestState:
-    """One entry a request in each column."""
+    """One entry a request in each column. Columns grow together: those made by `column`, or given to `keep`."""
 
     def __init__(
         self, prompt: array[int], output: array[int], arrival: array[int], *, pipelined: bool = False,
         max_tokens: array[int] | None = None, contents_in: Callable[[int], Contents] | None = None,
     ) -> None:  # fmt: skip
         """*pipelined*: stages may idle ahead of micro-batches. Columns that some runs have alone are given afterwards: `model`,
-        `deadline`, `priority`."""
-        n = len(prompt)
+        `turn`, `deadline`, `priority` (0 where there is none), `session` (-1: none)."""
+        self._columns: list[tuple[array[int] | bytearray, int]] = []
         self.contents_in = contents_in
         """Contents of requests in blocks of so many tokens; None: the workload names none."""
-        self.prompt = prompt
-        self.output = output
-        self.max_tokens = output if max_tokens is None else max_tokens
+        self.prompt = self.keep(prompt)
+        self.output = self.keep(output)
+        self.max_tokens = output if max_tokens is None else self.keep(max_tokens)
         """Output tokens that the client allows at most."""
         self.model: array[int] | None = None
+        self.turn: array[int] | None = None
+        """The number of earlier requests for the same model, where there are models."""
         self.deadline: array[int] | None = None
         """ns after the arrival, -1 absent; None: none has one."""
         self.priority: array[int] | None = None
-        """None: 0 for all."""
+        self.session: array[int] | None = None
         self.terms: Terms = NO_TERMS
         """Classes of service."""
-        self.left = output[:]
+        self.left = self.keep(output[:])
         """Tokens still to emit; of a sequence that decodes, as of when it joined the others."""
-        self.arrival = arrival
-        self.scheduled, self.first_token, self.finish = (array("q", [-1]) * n for _ in range(3))
-        self.token_ns = array("q", [-1]) * n
+        self.arrival = self.keep(arrival)
+        self.scheduled, self.first_token, self.finish = (self.column("q", -1) for _ in range(3))
+        self.token_ns = self.column("q", -1)
         """The latest token (ns) of a request that was preempted or handed back."""
-        self.rounds = array("i", bytes(4 * n))
+        self.rounds = self.column("i")
         """Decode rounds done, where it speculates: the acceptance of the next one is drawn by their number."""
-        self.recomputed = array("q", bytes(8 * n))
+        self.recomputed = self.column("q")
         """Tokens whose KV was computed and given up."""
-        self.bubbles = tuple(array("q", bytes(8 * n)) for _ in BUBBLES) if pipelined else ()
+        self.bubbles = tuple(self.column("q") for _ in BUBBLES) if pipelined else ()
         """Idle time of stages ahead of its micro-batches, by kind."""
-        self.replica: array[int] = array("i", [-1]) * n
-        self.preemptions = array("i", bytes(4 * n))
-        self.prefix_hits = array("q", bytes(8 * n) if contents_in is not None else b"")
-        """Tokens found in the prefix cache when first admitted."""
-        self.prefix_hits_again = array("q", self.prefix_hits)
-        """Hits after preemptions."""
+        self.replica = self.column("i", -1)
+        self.preemptions = self.column("i")
+        self.prefix_hits, self.prefix_hits_again = (
+            array("q") if contents_in is None else self.column("q") for _ in range(2)
+        )
+        """Tokens found in the prefix cache when first admitted, and after preemptions."""
         self.tier_hits: dict[str, array[int]] = {}
         """Tokens loaded for a first admission, by kind of tier, and (`swap`) those copied back after a preemption."""
         self.load_ns = array("q")
         """ns held for loads; during a load, less the instant of its start."""
-        self.status = bytearray([UNFINISHED]) * n
+        self.status = bytearray([UNFINISHED]) * len(prompt)
+        self._columns.append((self.status, UNFINISHED))
         self.given_back: dict[int, int] = {}
         """Tokens whose KV was lost with machines that have been stopped, by request."""
-        self.again: bytearray | None = None
+        self.again: array[int] | None = None
         """Whether each request's machine has failed, where machines do."""
         self.carried: array[int] | None = None
         """Tokens that a request had emitted when it came to the router, where machines that only prefill may fail: they are
         computed, and handed over, like those of its prompt."""
-        self.reason = array("i", [-1]) * n
+        self.reason = self.column("i", -1)
         self.shortened: dict[int, int] = {}
         """Tokens that answers shortened by a scheduler lack, by request; 0 where they would have ended sooner."""
         self.told: Callable[[MicroBatch, int], None] | None = None
         """Called with a micro-batch and the instant when a step of the micro-batch has ended; None: not called."""
 
+    def keep(self, values: array[int], blank: int = 0) -> array[int]:
+        """A column that has an entry for each request already; *blank* is the value of a request without any progress."""
+        self._columns.append((values, blank))
+        return values
+
+    def column(self, code: str, blank: int = 0) -> array[int]:
+        """A new column of integers of the type *code* of `array`."""
+        return self.keep(array(code, [blank]) * len(self.prompt), blank)
+
     def clear(self) -> None:
         """Removes all requests."""
-        for column, _ in self._blank():
-            del column[:]
+        for values, _ in self._columns:
+            del values[:]
 
     def add(
-        self, prompt: int, output: int, max_tokens: int, arrival_ns: int, model: int = 0, priority: int = 0
-    ) -> None:
+        self, prompt: int, output: int, max_tokens: int, arrival_ns: int, model: int = 0, priority: int = 0, session: int = -1
+    ) -> None:  # fmt: skip
         """Appends a request; values for columns that the run does not have are dropped."""
-        for column, blank in self._blank():
-            column.append(blank)
+        for values, blank in self._columns:
+            values.append(blank)
         self.prompt[-1], self.output[-1], self.left[-1], self.arrival[-1] = prompt, output, output, arrival_ns
         if self.max_tokens is not self.output:
             self.max_tokens[-1] = max_tokens
@@ -95,35 +107,16 @@ class RequestState:
             self.model[-1] = model
         if self.priority is not None:
             self.priority[-1] = priority
-
-    def _blank(self) -> Iterator[tuple[array[int] | bytearray, int]]:
-        """Every column, each once, and its value for a request without any progress."""
-        yield from ((column, 0) for column in (self.prompt, self.output, self.left, self.arrival))
-        if self.max_tokens is not self.output:
-            yield self.max_tokens, 0
-        yield from ((column, 0) for column in (self.model, self.priority) if column is not None)
-        if self.deadline is not None:
-            yield self.deadline, -1
-        absent = (self.scheduled, self.first_token, self.finish, self.token_ns, self.replica, self.reason)
-        yield from ((column, -1) for column in absent)
-        yield from ((column, 0) for column in (self.rounds, self.recomputed, self.preemptions, *self.bubbles))
-        if self.contents_in is not None:
-            yield from ((column, 0) for column in (self.prefix_hits, self.prefix_hits_again))
-        if self.tier_hits:
-            yield from ((column, 0) for column in (*self.tier_hits.values(), self.load_ns))
-        if self.again is not None:
-            yield self.again, 0
-        if self.carried is not None:
-            yield self.carried, 0
-        yield self.status, UNFINISHED
+        if self.session is not None:
+            self.session[-1] = session
 
     def keep_tier_hits(self, kinds: Sequence[str]) -> None:
         """Has loads from tiers of *kinds* counted."""
-        n = len(self.prompt)
+        if not self.tier_hits:
+            self.load_ns = self.column("q")
         for kind in kinds:
-            self.tier_hits.setdefault(kind, array("q", bytes(8 * n)))
-        if not len(self.load_ns):
-            self.load_ns = array("q", bytes(8 * n))
+            if kind not in self.tier_hits:
+                self.tier_hits[kind] = self.column("q")
 
     def to_hand(self, id_: int) -> int:
         """Tokens whose KV goes to the machine that decodes the request."""

@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from policies.routers import Router
+from sim.engine.disaggregation.course import Course
+from sim.engine.disaggregation.encoding import Encoding
 from sim.engine.disaggregation.handovers import Handovers
-from sim.engine.fleet.disaggregated_fleet import DisaggregatedFleet
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
 from sim.engine.kv.content import Contents, contents_of
+from sim.engine.machine.encoder import Encoder, encoders_of
 from sim.engine.machine.machine import Machine
 from sim.engine.machine.ranks import machine_of, ranked
 from sim.engine.record.columns import ABORTED, LOST, REJECTED, UNFINISHED, Columns, IntArray, ReplicaColumns
@@ -128,19 +131,28 @@ def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[in
     return [0] * len(workload), _as_array(workload.arrival_ns)
 
 
+def _turns(models: array[int]) -> array[int]:
+    """For each request, the number of earlier ones for the same model."""
+    turns, seen = array("q"), Counter[int]()
+    for model in models:
+        turns.append(seen[model])
+        seen[model] += 1
+    return turns
+
+
+def _kept(state: RequestState, column: IntArray | None) -> array[int] | None:
+    """A column of the workload that some have alone, as one of the requests' state."""
+    return None if column is None else state.keep(_as_array(column), -1)
+
+
 def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | None) -> RequestState:
     """The columns of the workload's requests, of which nothing has happened yet."""
     workload = experiment.workload
     n = len(workload)
     arrival = array("q", [-1]) * n
-    model = priority = None
-    if isinstance(workload, Trace):
-        model = None if workload.model_index is None else _as_array(workload.model_index)
-        priority = None if workload.priority is None else _as_array(workload.priority)
-        if experiment.in_flight is None:
-            follows = workload.follows
-            known = workload.arrival_ns
-            arrival = _as_array(known if follows is None else np.where(follows.counts > 0, -1, known))
+    if isinstance(workload, Trace) and experiment.in_flight is None:
+        follows, known = workload.follows, workload.arrival_ns
+        arrival = _as_array(known if follows is None else np.where(follows.counts > 0, -1, known))
     pipelined = any(
         len(spec.hosted) > 1 or core.cost.n_stages > 1 or (core.micro_batches or 1) > 1
         for spec in experiment.machines
@@ -155,11 +167,15 @@ def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | N
         max_tokens=None if workload.max_tokens is None else _as_array(workload.max_tokens),
         contents_in=contents_in,
     )
-    state.model, state.priority = model, priority
-    state.deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
+    if isinstance(workload, Trace):
+        state.model = _kept(state, workload.model_index)
+        state.turn = None if state.model is None else state.keep(_turns(state.model))
+        state.priority = _kept(state, workload.priority)
+        state.session = _kept(state, workload.session)
+    state.deadline = _kept(state, workload.deadline_ns)
     state.terms = terms_of(workload)
     if experiment.fleet is not None and experiment.handover is not None:
-        state.carried = array("q", bytes(8 * n))
+        state.carried = state.column("q")
     return state
 
 
@@ -186,21 +202,25 @@ class Cluster:
         for index, spec in enumerate(specs):
             self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
             first += len(self._machines[-1].cores)
+        encode = experiment.encode
+        self._encoders: list[Encoder] = [] if encode is None else encoders_of(encode, len(specs), self._clock)
+        self._machines += self._encoders
         self._caching = any(core.sequences.kv.caches for machine in self._machines for core in machine.cores)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
-        self._gate: Gateway | None = None
+        self._gates: list[Gateway] = []
+        """The router of each stage."""
         self._handovers: Handovers | None = None
-        if self._only is None:
-            self._gate, self._handovers = self._gates()
-        self._routing = None if self._gate is None else self._gate.routing
-        self._fleet = None
-        if experiment.fleet is not None and self._gate is not None:
-            given = experiment.fleet, self._machines, self._gate, self._state, self._clock, self, experiment.seed
-            pools = self._handovers
-            self._fleet = Fleet(*given) if pools is None else DisaggregatedFleet(*given, handovers=pools)
+        self._course = None if self._only is not None else self._course_of(experiment)
+        self._routing = self._gates[0].routing if self._gates else None
+        self._fleet: Fleet | None = None
+        if experiment.fleet is not None and self._course is not None:
+            given = self._state, self._clock, self, experiment.seed
+            self._fleet = Fleet(experiment.fleet, self._machines, self._course, *given)
         self._watch = (
-            Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
+            Watch(self._state, self._machines, self._clock, self._handovers, self._fleet, self._course)
+            if check_invariants
+            else None
         )
         self._reasons: dict[str, int] = {}
         self._sent = 0
@@ -209,23 +229,29 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _gates(self) -> tuple[Gateway, Handovers | None]:
-        """The router of new requests, and what is between machines where prefill and decode are apart."""
-        experiment, spec = self._experiment, self._experiment.handover
-        given = experiment.workload, self._state, self._clock
-        luck = [experiment.seed, _ROUTING_STREAM]
-        if spec is None:
-            gate = Gateway(experiment.router, self._machines, self._machines, *given, luck, self.rejected)
-            return gate, None
-        # New requests are routed to machines that prefill; those that only decode get theirs from these.
-        first, second = (
-            [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
-            for decodes in (False, True)
-        )
-        gate = Gateway(experiment.router, first, self._machines, *given, luck, self.rejected)
-        # A stream of its own: the first router draws the same numbers for requests as without pools.
-        beyond = Gateway(spec.router, second, self._machines, *given, [*luck, 1], self.rejected)
-        return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
+    def _course_of(self, experiment: Experiment) -> Course:
+        """The stages of requests, with a router for each."""
+        spec, machines = experiment.handover, self._machines[: len(experiment.replicas)]
+        routers = [experiment.router] if spec is None else [experiment.router, spec.router]
+        for place, router in enumerate(routers):
+            mine = machines if spec is None else [m for m in machines if spec.stage_of(m.index) == spec.stages[place]]
+            # The router of each further stage has a stream of its own: the first one draws the same numbers whatever follows.
+            self._gates.append(self._gate_to(router, mine, place))
+        course = Course(self._gates[0], self._state)
+        if spec is not None:
+            course = Handovers(spec, machines, self._gates, self._state, self._clock, self)
+            self._handovers = course
+        if experiment.encode is None:
+            return course
+        gate = self._gate_to(experiment.encode.router, self._encoders, len(self._gates))
+        self._gates.append(gate)
+        return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock)
+
+    def _gate_to(self, router: Router, machines: Sequence[Machine], stream: int) -> Gateway:
+        experiment = self._experiment
+        luck = [experiment.seed, _ROUTING_STREAM, *([stream] if stream else [])]
+        given = experiment.workload, self._state, self._clock, luck, self.rejected
+        return Gateway(router, machines, self._machines, *given)
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """Named contents of the workload in blocks of *block_tokens* tokens."""
@@ -359,7 +385,7 @@ class Cluster:
         number = self._state.replica[id_]
         if self._state.status[id_] != UNFINISHED:
             return
-        if self._handovers is not None and self._handovers.give_up(id_):
+        if self._course is not None and self._course.give_up(id_):
             return
         if number < 0:
             # It has not passed the front end yet.
@@ -380,19 +406,12 @@ class Cluster:
     def _route(self, id_: int) -> None:
         if self._state.status[id_] == ABORTED:
             return
-        if self._only is not None:
-            self._only.deliver(id_)
-            return
-        assert self._gate is not None
         if self._fleet is not None:
             self._fleet.come(id_)
-            return
-        if self._handovers is not None:
-            self._handovers.come(id_)
-            return
-        machine = self._gate.choose(id_)
-        if machine is not None:
-            machine.deliver(id_)
+        elif self._course is not None:
+            self._course.come(id_)
+        elif self._only is not None:
+            self._only.deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
         """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a
@@ -424,8 +443,8 @@ class Cluster:
     # Calls from machines.
 
     def finished(self, id_: int, now_ns: int) -> None:
-        if self._handovers is not None:
-            self._handovers.ended(id_, now_ns)
+        if self._course is not None:
+            self._course.ended(id_, now_ns)
         if self._fleet is not None:
             self._fleet.ended(id_, now_ns)
         if self._think is not None:
@@ -471,8 +490,8 @@ class Cluster:
             core.recorder.close(core.sequences.kv.block_tokens)
         replicas = tuple(core.columns() for core in cores)
         requests = request_columns(state, self._experiment.workload, caching=self._caching)
-        if self._handovers is not None:
-            requests |= self._handovers.columns()
+        if self._course is not None:
+            requests |= self._course.columns()
         if self._fleet is not None:
             requests |= {
                 "failures": as_column(self._fleet.failures, np.int32),
@@ -500,11 +519,11 @@ class Cluster:
         }
         if self._caching:
             meta["prefix_evictions"] = sum(core.sequences.kv.evicted for core in cores)
-        if self._handovers is not None:
-            meta["links"] = self._handovers.links()
+        if self._course is not None:
+            meta |= self._course.facts()
         if self._fleet is not None:
             meta["fleet"] = self._fleet.facts()
-        meta["n_machines"] = len(machines)
+        meta["n_machines"] = len(self._experiment.replicas)
         meta["n_stages"] = sum(machine.n_stages for machine in machines)
         if state.tier_hits:
             meta["tiers"] = tier_facts(cores)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sim.engine.batch.micro_batch import MicroBatch
+from sim.engine.disaggregation.course import Course
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.machine.groups import Group
@@ -53,8 +54,9 @@ class Watch:
 
     def __init__(
         self, state: RequestState, machines: Sequence[Machine], clock: Clock, handovers: Handovers | None = None,
-        fleet: Fleet | None = None,
+        fleet: Fleet | None = None, course: Course | None = None,
     ) -> None:  # fmt: skip
+        self._course = course
         self._handovers = handovers
         self._fleet = fleet
         self._state = state
@@ -159,9 +161,8 @@ class Watch:
         landing = {id_ for exchange in exchanges if exchange is not None for id_ in exchange.landing()}
         for id_, status in enumerate(self._state.status):
             if status == UNFINISHED and fleet.came[id_]:
-                places = (id_ in seen) + held.count(id_) + (id_ in fleet.again)
-                if self._handovers is not None:
-                    places += self._handovers.is_between(id_) + self._handovers.waits_for_room(id_) + (id_ in landing)
+                places = (id_ in seen) + held.count(id_) + (id_ in fleet.again) + (id_ in landing)
+                places += 0 if self._course is None else self._course.places(id_)
                 if places != 1:
                     self._fail("INV-11", f"request {id_} is in {places} places")
 

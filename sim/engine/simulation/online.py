@@ -7,6 +7,7 @@ requests gives the same run. Iterations are events of their own: a listener hear
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -81,6 +82,8 @@ class LiveRun(Cluster):
         workload = experiment.workload
         if not isinstance(workload, Trace) or workload.prefix_block_tokens is None or len(workload) != 1:
             raise ValueError("a live run takes a live_trace for its workload")
+        if experiment.encode is not None:
+            raise ValueError("requests that arrive while a run proceeds have no size to encode; leave encode out")
         if any(foresees(hosted.eviction) for hosted in experiment.hosted):
             raise ValueError(
                 "an eviction policy that knows the next use of blocks needs a trace, and requests come one by one here"
@@ -91,17 +94,13 @@ class LiveRun(Cluster):
         self._state.clear()
         self._n = 0
         self._state.told = self._tell
-        if self._gate is not None:
-            self._gate.clear()
-        if self._handovers is not None:
-            self._handovers.clear()
         if self._routing is not None:
             self._routing.begin_live()
         if self._fleet is not None:
-            self._fleet.clear()
             self._fleet.more_come = True
             self._fleet.begin()
         self._sessions = array("q")
+        self._of_model = Counter[int]()
         self._given_up_ns = array("q")
         self._asked_ns = -1
 
@@ -147,16 +146,13 @@ class LiveRun(Cluster):
         self._asked_ns = now_ns
         id_ = self._n
         self._n += 1
-        self._state.add(prompt_tokens, output_tokens, max_tokens, now_ns, model, priority)
+        self._state.add(prompt_tokens, output_tokens, max_tokens, now_ns, model, priority, session)
+        if self._state.turn is not None:
+            self._state.turn[-1] = self._of_model[model]
+            self._of_model[model] += 1
         self._given_up_ns.append(-1)
         self._tree.add(digests, prompt_tokens, output_tokens)
         self._sessions.append(session)
-        if self._gate is not None:
-            self._gate.add(model, session)
-        if self._handovers is not None:
-            self._handovers.add(model, session)
-        if self._fleet is not None:
-            self._fleet.add()
         self._send(id_, now_ns, None)
         return id_
 
@@ -241,8 +237,7 @@ class LiveRun(Cluster):
             stages = [hosting]
         else:
             stages = [
-                [machine for machine in hosting if (spec.roles[machine.index] == "decode") is decodes]
-                for decodes in (False, True)
+                [machine for machine in hosting if spec.stage_of(machine.index) == stage] for stage in spec.stages
             ]
             if any(spec.roles[machine.index] == "both" for machine in hosting):
                 # The router says whether another machine has a part in it.

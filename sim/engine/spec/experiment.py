@@ -14,6 +14,7 @@ from policies.view import PlanFunction, Scheduler
 from sim.engine.batch.decoding import Decoding
 from sim.engine.batch.prices import StageTable
 from sim.engine.record.streaming import Stream
+from sim.engine.spec.encoding import EncodeSpec
 from sim.engine.spec.lifecycle import FleetSpec
 from sim.engine.spec.roles import HandoverSpec, Part
 from sim.engine.tiers.tiers import TierSpec, check_tiers
@@ -186,6 +187,8 @@ class Experiment:
     """The tokens that reach a client together; it changes what clients measure, not what machines do."""
     handover: HandoverSpec | None = None
     """Prefill and decode on machines of their own; None: each machine serves its requests from beginning to end."""
+    encode: EncodeSpec | None = None
+    """A stage before the prompt is computed; None: there is none."""
     fleet: FleetSpec | None = None
     """Changes of machines in time; None: all of them are there from beginning to end."""
 
@@ -200,21 +203,34 @@ class Experiment:
             raise ValueError(
                 f"handover has roles for {len(self.handover.roles)} machines and there are {len(self.replicas)}; give one each"
             )
+        if self.encode is not None:
+            self._check_encode(self.encode)
         if self.fleet is not None:
             self._check_fleet(self.fleet)
         if self.in_flight is not None:
-            if self.in_flight < 1:
-                raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
-            if not isinstance(self.workload, Trace):
-                raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
-            if self.workload.follows is not None or self.workload.abort_ns is not None:
-                raise ValueError("in_flight is for requests that wait for no others and that are not given up")
+            self._check_in_flight(self.in_flight)
+
+    def _check_in_flight(self, in_flight: int) -> None:
+        if in_flight < 1:
+            raise ValueError(f"in_flight is at least 1; got {in_flight}")
+        if not isinstance(self.workload, Trace):
+            raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
+        if self.workload.follows is not None or self.workload.abort_ns is not None:
+            raise ValueError("in_flight is for requests that wait for no others and that are not given up")
+
+    def _check_encode(self, encode: EncodeSpec) -> None:
+        if len(encode.sizes) != len(self.workload):
+            raise ValueError(f"encode has {len(encode.sizes)} sizes for {len(self.workload)} requests; give one each")
+        knows = knowledge_of(self.router)
+        if knows is not None and (knows.event_delay_s or knows.poll_s):
+            raise ValueError(
+                f"{self.router!r} learns late of machines, which is not modelled behind a stage that encodes"
+            )
 
     def _check_fleet(self, fleet: FleetSpec) -> None:
-        if len(fleet.pools) != len(self.replicas):
-            raise ValueError(
-                f"fleet has pools for {len(fleet.pools)} machines and there are {len(self.replicas)}; give one each"
-            )
+        n = len(self.replicas) + (0 if self.encode is None else len(self.encode.machines))
+        if len(fleet.pools) != n:
+            raise ValueError(f"fleet has pools for {len(fleet.pools)} machines and there are {n}; give one each")
 
     def part_of(self, index: int) -> Part | None:
         """The part of machine *index* in hand-over; None: it has none."""

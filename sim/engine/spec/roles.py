@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Literal
+from typing import ClassVar, Final, Literal
 
 from policies.routers import Router
 from sim.engine.tiers.links import LinkSpec
+
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
 
 Role = Literal["both", "prefill", "decode"]
 FirstToken = Literal["prefill", "arrival", "decode"]
@@ -72,8 +75,9 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class HandoverSpec:
-    """The two stages of a request's life."""
+    """A request's life in two stages."""
 
+    stages: ClassVar[tuple[str, ...]] = (PREFILL, DECODE)
     roles: tuple[Role, ...]
     """The role of each machine."""
     pools: tuple[int, ...]
@@ -111,6 +115,11 @@ class HandoverSpec:
                 raise ValueError(f"no path leads from pool {sender}")
         if self.room == "after_prefill" and any(path.layers > 1 for path in self.paths.values()):
             raise ValueError("KV that goes layer by layer needs room before it is computed; take room before_prefill")
+
+    def stage_of(self, machine: int) -> str:
+        """The first stage that a machine does."""
+        role = self.roles[machine]
+        return PREFILL if role == "both" else role
 
     @property
     def chosen_at_arrival(self) -> bool:

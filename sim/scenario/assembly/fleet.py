@@ -32,13 +32,9 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
 
     ScenarioError for what cannot be, or is not modelled.
     """
-    failures, scaled = scenario.failures, [pool for pool in pools if pool.autoscale is not None]
-    if not scaled and failures is None:
+    failures = scenario.failures
+    if failures is None and all(pool.autoscale is None for pool in pools):
         return None
-    if scaled and scenario.placement is not None:
-        raise ScenarioError(
-            f"{scenario.source}: autoscale: a placement says which machines there are; leave out one of the two"
-        )
     failing = None
     if failures is not None and failures.mean_up_s is not None and failures.mean_down_s is not None:
         failing = Failing(

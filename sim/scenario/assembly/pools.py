@@ -79,7 +79,7 @@ def _original(scenario: Scenario, model: str) -> str:
 
 
 def _placed(scenario: Scenario) -> list[PoolOf]:
-    """A pool of one machine for each group of the placement that hosts anything."""
+    """A pool for each group of the placement that hosts anything: of one machine, or of as many as `autoscale` asks for."""
     assert scenario.placement is not None
     file = scenario.find(scenario.placement)
     if file is None:
@@ -98,7 +98,7 @@ def _placed(scenario: Scenario) -> list[PoolOf]:
                 pools[f"group-{number}"] = {
                     "models": list(group.models),
                     "parallel": {"pipeline": group.inter_op, "tensor": group.intra_op},
-                    "replicas": 1,
+                    "replicas": 1 if scenario.autoscale is None else max(scenario.autoscale.min, 1),
                 }
         if not pools:
             raise ScenarioError(f"placement: {file} hosts no model")

@@ -1,0 +1,317 @@
+"""A stage before prefill: what comes with prompts is encoded on machines of their own, and crosses a link.
+
+A batch takes 1 ms and each request as many ms as its size says; 1,000 bytes a unit of size cross a link of 1 MB/s. Then it is as
+in `test_fleet_apart`: one millisecond an iteration, 20 tokens of 1,000 bytes over a link of 1 MB/s, 4 tokens to emit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.control import Seen
+from policies.routers import LeastOutstanding, Prefix, RoundRobin, Router
+from sim.engine import FINISHED, UNFINISHED, Experiment, run
+from sim.engine.record.columns import ABORTED, LOST, Columns
+from sim.engine.simulation.online import LiveRun, live_trace
+from sim.engine.spec.encoding import EncoderSpec, EncodeSpec
+from sim.engine.spec.lifecycle import DRAINING, OFF, READY, Failing, Life, Outage, Scaling
+from sim.engine.tiers.links import LinkSpec
+from tests.engine.random_runs import an_experiment, apart, assert_same, with_fleet
+from tests.engine.test_fleet import Says, changes
+from tests.engine.test_fleet_apart import ONE, both_ways, expected, pools, said
+from tests.sample import some
+from workloads import ClosedLoop, Trace
+
+MS = 1_000_000
+
+
+def encoders(n: int, sizes: list[int], *, router: Router | None = None, max_batch: int = 1) -> EncodeSpec:
+    machine = EncoderSpec(request_s=lambda size: size / 1e3, batch_s=1e-3, max_batch=max_batch, link=LinkSpec(1e6))
+    return EncodeSpec(machines=(machine,) * n, router=router or RoundRobin(), sizes=sizes, bytes_per_unit=1000.0)
+
+
+def with_encoders(experiment: Experiment, encode: EncodeSpec, scaling: Scaling | None = None) -> Experiment:
+    fleet = experiment.fleet
+    if fleet is not None:
+        n = len(fleet.names)
+        fleet = replace(
+            fleet,
+            pools=(*fleet.pools, *[n] * len(encode.machines)),
+            names=(*fleet.names, "e"),
+            scaling=(*fleet.scaling, scaling),
+            failing=(*fleet.failing, None),
+        )
+    return replace(experiment, encode=encode, fleet=fleet)
+
+
+def serving(encode: EncodeSpec, arrival_ns: list[int], **more: Any) -> Experiment:
+    """One machine that serves, and encoders before it, from machine 1 on."""
+    n = len(arrival_ns)
+    trace = Trace(arrival_ns=arrival_ns, prompt_tokens=[20] * n, output_tokens=[4] * n, **more)
+    return Experiment(workload=trace, replicas=(ONE,), router=RoundRobin(), encode=encode)
+
+
+def test_a_request_is_encoded_sent_and_then_served() -> None:
+    found = both_ways(serving(encoders(1, [5]), [0])).requests
+    assert found["encode_begin_ns"].tolist() == [0]
+    assert found["encoded_ns"].tolist() == [6 * MS]
+    assert found["encode_landed_ns"].tolist() == found["scheduled_ns"].tolist() == [11 * MS + 1]
+    assert found["finish_ns"].tolist() == [15 * MS + 1]
+
+
+def test_requests_are_encoded_in_order_and_in_batches_that_end_together() -> None:
+    """Three at once, two in a batch: 1 + 2 + 3 ms, then 1 + 1 ms; the link sends one after the other."""
+    found = both_ways(serving(encoders(1, [2, 3, 1], max_batch=2), [0, 0, 0])).requests
+    assert found["encode_begin_ns"].tolist() == [0, 0, 6 * MS]
+    assert found["encoded_ns"].tolist() == [6 * MS, 6 * MS, 8 * MS]
+    assert found["encode_landed_ns"].tolist() == [8 * MS + 1, 11 * MS + 1, 12 * MS + 1]
+    facts = run(serving(encoders(1, [2, 3, 1], max_batch=2), [0, 0, 0])).meta["encoders"]
+    assert facts == [{"machine": 1, "batches": 2, "link_busy_ns": 6 * MS}]
+
+
+def test_a_request_with_nothing_to_encode_is_served_at_once() -> None:
+    experiment = serving(encoders(1, [0, 5]), [0, 0])
+    found = both_ways(experiment).requests
+    assert found["scheduled_ns"].tolist() == [0, 11 * MS + 1]
+    assert found["encoder"].tolist() == [-1, 1]
+    assert found["encoded_ns"].tolist() == [-1, 6 * MS]
+    # Without sizes the run is that without encoders.
+    plain = run(replace(experiment, encode=None)).requests
+    nothing = run(replace(experiment, encode=encoders(1, [0, 0]))).requests
+    for name, column in plain.items():
+        np.testing.assert_array_equal(nothing[name], column, err_msg=name)
+
+
+def test_the_router_of_the_stage_chooses_the_encoder() -> None:
+    """A long one, then three short ones: in turn, or to the encoder with fewer requests."""
+    for router, chosen in ((RoundRobin(), [1, 2, 1, 2]), (LeastOutstanding(), [1, 2, 2, 2])):
+        encode = encoders(2, [50, 1, 1, 1], router=router)
+        found = run(serving(encode, [0, MS, 10 * MS, 20 * MS]), check_invariants=True).requests
+        assert found["encoder"].tolist() == chosen
+
+
+def test_encode_prefill_and_decode_follow_each_other() -> None:
+    found = both_ways(replace(pools(), encode=encoders(1, [5]), fleet=None)).requests
+    plain = run(replace(pools(), fleet=None)).requests
+    for name in ("scheduled_ns", "prefilled_ns", "sent_ns", "landed_ns", "joined_ns", "finish_ns"):
+        assert found[name].tolist() == [plain[name][0] + 11 * MS + 1], name
+
+
+def after(ns: int) -> dict[str, int]:
+    """What `expected` says of a request that has been encoded and has arrived by *ns*."""
+    return {"finish_ns": ns + 24 * MS + 2, "first_token_ns": ns + 21 * MS + 2}
+
+
+@pytest.mark.parametrize(
+    ("fails_ms", "arrived_ns", "failures"),
+    [(3, 14 * MS + 2, 1), (8, 19 * MS + 2, 1), (11.5, 11 * MS + 1, 0)],
+    ids=["encoding", "on its link", "has sent"],
+)
+def test_what_a_failing_encoder_has_is_encoded_again_elsewhere(fails_ms: float, arrived_ns: int, failures: int) -> None:
+    found = both_ways(_fails(fails_ms))
+    assert said(found) == expected(failures=failures, **after(arrived_ns))
+    assert found.requests["encoder"].tolist() == [5 if failures else 4]
+
+
+def _fails(at_ms: float, n: int = 2, **outage: Any) -> Experiment:
+    plain = with_encoders(pools(), encoders(n, [5]))
+    assert plain.fleet is not None
+    outages = (Outage(machine=4, at_s=at_ms / 1e3, **outage),)
+    return replace(plain, fleet=replace(plain.fleet, outages=outages))
+
+
+def test_a_request_waits_for_an_encoder_that_comes_back() -> None:
+    """The only one fails at 3 ms for 10 ms."""
+    found = both_ways(_fails(3, n=1, for_s=0.01))
+    assert said(found) == expected(failures=1, **after(24 * MS + 1))
+    assert found.requests["held_ns"].tolist() == [10 * MS - 1]
+    # One that does not come back leaves it held to the end of the run.
+    assert run(_fails(3, n=1), check_invariants=True).requests["status"].tolist() == [UNFINISHED]
+
+
+def test_a_request_whose_prefill_machine_fails_is_encoded_again() -> None:
+    """It is there at 11 ms + 1 ns, and its machine fails at 11.5 ms."""
+    encode = encoders(1, [5])
+    plain = with_encoders(pools(), encode)
+    assert plain.fleet is not None
+    found = both_ways(replace(plain, fleet=replace(plain.fleet, outages=(Outage(machine=0, at_s=0.0115),))))
+    assert found.requests["encode_begin_ns"].tolist() == [11_500_001]
+    assert said(found) == expected(failures=1, **after(22_500_002))
+
+
+def test_a_request_that_has_been_encoded_and_waits_for_a_machine_is_not_encoded_again() -> None:
+    """No machine that prefills is ready from 1 to 20 ms."""
+    plain = with_encoders(pools(), encoders(1, [5]))
+    assert plain.fleet is not None
+    outages = tuple(Outage(machine=machine, at_s=1e-3, for_s=0.019) for machine in (0, 1))
+    found = both_ways(replace(plain, fleet=replace(plain.fleet, outages=outages)))
+    assert said(found) == expected(**after(20 * MS))
+    assert found.requests["encode_begin_ns"].tolist() == [0]
+
+
+def test_an_encoder_that_drains_goes_when_what_it_sent_has_arrived() -> None:
+    """Told to be one at 5 ms: of two, the last has the second request until it has sent it, by 16 ms + 1 ns."""
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2)
+    to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
+    found = run(with_encoders(pools(trace=trace), encoders(2, [5, 5]), to_one), check_invariants=True)
+    assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [
+        (0.005, 5, DRAINING),
+        (pytest.approx(0.011000002, abs=1e-12), 5, OFF),
+    ]
+    assert found.requests["status"].tolist() == [FINISHED] * 2
+
+
+def test_an_encoder_that_drains_goes_at_once_when_nothing_of_its_batch_is_wanted() -> None:
+    """The client of the second request goes while it is encoded, by 6 ms."""
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2, abort_ns=np.array([-1, 3 * MS]))
+    to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
+    found = run(with_encoders(pools(trace=trace), encoders(2, [5, 5]), to_one), check_invariants=True)
+    assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [
+        (0.005, 5, DRAINING),
+        (pytest.approx(0.006000001, abs=1e-12), 5, OFF),
+    ]
+
+
+def test_an_encoder_that_drains_does_not_wait_for_a_transfer_that_nobody_wants() -> None:
+    """What it has encoded is on its link from 6 to 11 ms, and the client goes at 8 ms."""
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2, abort_ns=np.array([-1, 8 * MS]))
+    to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
+    found = run(with_encoders(pools(trace=trace), encoders(2, [5, 5]), to_one), check_invariants=True)
+    assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [
+        (0.005, 5, DRAINING),
+        (pytest.approx(0.008000001, abs=1e-12), 5, OFF),
+    ]
+
+
+def test_the_policy_of_the_stage_sees_what_came_what_waits_and_what_has_been_encoded() -> None:
+    """One encoder, and two requests at 0: 6 ms each, looked at after 5, 10 and 15 ms."""
+    seen: list[tuple[int, ...]] = []
+
+    @dataclass(frozen=True)
+    class Looks:
+        def wanted(self, now: Seen, /) -> int:
+            mine = now.mine
+            seen.append((mine.came, mine.waiting, mine.running, mine.finished, mine.finished_tokens))
+            return 1
+
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2)
+    stays = Scaling(policy=Looks(), min_machines=1, initial=1, interval_s=0.005)
+    run(with_encoders(pools(trace=trace), encoders(1, [5, 5]), stays), check_invariants=True)
+    assert seen[:3] == [(2, 1, 1, 0, 0), (0, 0, 1, 1, 0), (0, 0, 0, 1, 0)]
+
+
+def test_encoders_start_for_requests_that_wait_for_them() -> None:
+    grows = Scaling(policy=Says((1,)), min_machines=0, initial=0, interval_s=0.01)
+    found = both_ways(with_encoders(pools(), encoders(2, [5]), grows))
+    assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [(0.01, 4, READY)]
+    assert said(found) == expected(**after(21 * MS + 1))
+
+
+@pytest.mark.parametrize("at_ms", [1, 4, 8], ids=["encoding", "queued", "on the link"])
+def test_a_client_who_goes_before_the_prompt_is_computed_takes_nothing_further(at_ms: int) -> None:
+    """The second request is encoded from 0, 6 or 0 ms on: one encoder, or two."""
+    n = 1 if at_ms == 4 else 2
+    trace: dict[str, Any] = {"abort_ns": np.array([-1, at_ms * MS])}
+    found = both_ways(serving(encoders(n, [5, 5]), [0, 0], **trace)).requests
+    assert found["status"].tolist() == [FINISHED, ABORTED]
+    assert found["scheduled_ns"].tolist() == [11 * MS + 1, -1]
+    assert found["encode_landed_ns"][1] == -1
+
+
+def test_what_cannot_be_is_refused() -> None:
+    one = serving(encoders(1, [5]), [0])
+    with pytest.raises(ValueError, match="2 sizes for 1 requests"):
+        replace(one, encode=encoders(1, [5, 5]))
+    with pytest.raises(ValueError, match="at least 0; got -1"):
+        encoders(1, [-1])
+    with pytest.raises(ValueError, match="has machines; got none"):
+        encoders(0, [5])
+    with pytest.raises(ValueError, match="asks for more than loads"):
+        encoders(1, [5], router=Prefix(event_delay_s=1e-3))
+    with pytest.raises(ValueError, match="learns late of machines"):
+        replace(one, router=Prefix(event_delay_s=1e-3))
+    with pytest.raises(ValueError, match="pools for 4 machines and there are 5"):
+        replace(pools(), encode=encoders(1, [5]))
+    with pytest.raises(ValueError, match="no size to encode"):
+        LiveRun(replace(one, workload=live_trace((), 16)), listener=None)  # pyright: ignore[reportArgumentType]
+
+
+# Random runs.
+
+
+def encoded_first(seed: int) -> Experiment:
+    """A random experiment with encoders before it, which fail and scale like its other machines."""
+    rng = random.Random(f"encoders of {seed}")
+    experiment = (apart if seed % 2 else an_experiment)(seed, speculative=seed % 5 == 0)
+    if seed % 3 and isinstance(experiment.workload, Trace):
+        experiment = with_fleet(experiment, seed)
+    n = len(experiment.workload)
+    machines = tuple(
+        EncoderSpec(
+            request_s=lambda size: size * 1e-4,
+            batch_s=rng.choice([0.0, 1e-3]),
+            max_batch=rng.choice([1, 2, 8]),
+            link=LinkSpec(rng.choice([1e6, 1e9]), latency_s=rng.choice([0.0, 1e-3])),
+        )
+        for _ in range(rng.randrange(1, 4))
+    )
+    encode = EncodeSpec(
+        machines=machines,
+        router=rng.choice([RoundRobin(), LeastOutstanding()]),
+        sizes=[rng.choice([0, 1, 10, 40]) for _ in range(n)],
+        bytes_per_unit=100.0,
+    )
+    experiment = with_encoders(replace(experiment, encode=None), encode)
+    if experiment.fleet is None:
+        return experiment
+    failing = Failing(up=Life(mean_s=0.05), down=Life(mean_s=0.01))
+    return replace(experiment, fleet=replace(experiment.fleet, failing=(*experiment.fleet.failing[:-1], failing)))
+
+
+def check_encoding(experiment: Experiment, found: Columns) -> None:
+    requests, encode = found.requests, experiment.encode
+    assert encode is not None
+    sizes = np.array(encode.sizes)
+    begun, encoded, landed = (requests[name] for name in ("encode_begin_ns", "encoded_ns", "encode_landed_ns"))
+    finished = requests["status"] == FINISHED
+    # Whoever is served has been encoded before, and is encoded for nothing else.
+    assert ((landed >= 0) == (sizes > 0))[finished].all()
+    assert (begun[sizes == 0] == -1).all()
+    failed = requests.get("failures", np.zeros(len(sizes))) > 0
+    assert ((landed <= requests["scheduled_ns"]) | failed | (requests["scheduled_ns"] < 0)).all()
+    through = landed >= 0
+    assert (requests["arrival_ns"] <= begun)[through].all()
+    first = len(experiment.replicas)
+    for id_ in np.flatnonzero(through).tolist():
+        machine = encode.machines[requests["encoder"][id_] - first]
+        own_ns = round(machine.request_s(encode.sizes[id_]) * 1e9)
+        assert encoded[id_] - begun[id_] >= own_ns
+        assert landed[id_] - encoded[id_] >= machine.link.occupied_ns(round(sizes[id_] * 100.0))
+    batches = Counter(zip(requests["encoder"][through].tolist(), begun[through].tolist(), strict=True))
+    assert all(n <= encode.machines[encoder - first].max_batch for (encoder, _), n in batches.items())
+    ends = set(
+        zip(requests["encoder"][through].tolist(), begun[through].tolist(), encoded[through].tolist(), strict=True)
+    )
+    assert len(ends) == len(batches)
+    if experiment.fleet is None and experiment.horizon_ns is None:
+        assert not np.isin(requests["status"], (UNFINISHED, LOST)).any()
+
+
+@pytest.mark.parametrize("seed", some(range(200)))
+def test_random_runs_with_encoders_keep_every_request_and_step_as_they_run(seed: int) -> None:
+    experiment = encoded_first(seed)
+    found = run(experiment, check_invariants=True)
+    check_encoding(experiment, found)
+    assert_same(found, run(experiment, fast_forward=False))
+
+
+def test_random_runs_meet_failures_of_encoders_and_closed_loops() -> None:
+    experiments = [encoded_first(seed) for seed in range(20)]
+    assert any(isinstance(experiment.workload, ClosedLoop) for experiment in experiments)
+    assert sum(experiment.fleet is not None and experiment.handover is not None for experiment in experiments) > 3
