@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from policies.routers import RoutedRequest
+from sim.engine.machine.groups import Group
 from sim.engine.machine.machine import Machine
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.spec.encoding import EncoderSpec, EncodeSpec
@@ -20,6 +21,7 @@ class Encoder(Machine):
         self.index = index
         self.no_hit_order = -1
         self.awaited = self.awaited_tokens = 0
+        self.groups: list[Group] = []
         self.cores: list[EngineCore] = []
         self.link = Link(spec.link)
         self.begun: Callable[[int, int], None] | None = None
