@@ -102,7 +102,8 @@ def _of_columns(columns: Any) -> Iterator[tuple[str, str]]:
         yield f"iterations.{name}", _digest(column)
     transfers = columns.transfers()
     for name, column in () if transfers is None else transfers.items():
-        yield f"transfers.{name}", _digest(column)
+        # Older checkouts have those of tiers alone.
+        yield f"transfers.{name}", _digest(column[transfers["tier"] >= 0])
     gaps, weights = columns.itl()
     lengths, index = np.unique(gaps, return_inverse=True)
     yield "gaps", _digest(lengths) + _digest(np.bincount(index, weights=weights))

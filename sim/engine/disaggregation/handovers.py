@@ -23,7 +23,7 @@ import numpy as np
 from sim.engine.disaggregation.handover import Handover, KvLinks
 from sim.engine.gateway.gateway import Gateway
 from sim.engine.machine.machine import Machine
-from sim.engine.record.columns import ABORTED, UNFINISHED
+from sim.engine.record.columns import ABORTED, DEVICE, HAND_OVER, UNFINISHED, sent_bytes
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.kv_exchange import COLLECT, LAND
@@ -138,7 +138,6 @@ class Handovers:
         """Times that a request's prompt was given up, computed for another machine or to be."""
         self.n_computed = array("i", bytes(4 * n))
         """Times that it was computed."""
-        self._sent_bytes = array("q", bytes(8 * n))
         self._found = array("q", bytes(8 * n))
         self.prefill_replica: array[int] = array("i", [-1]) * n
         self._lenders = [(machine, core) for machine in machines for core in machine.cores]
@@ -166,7 +165,7 @@ class Handovers:
     def _columns(self) -> list[tuple[array[int], int]]:
         """Each column of requests, and its value for a request of which nothing is known yet."""
         times = [(values, -1) for values in self._at.values()]
-        counts = (self._sent_bytes, self._found, self.passages, self.n_computed)
+        counts = (self._found, self.passages, self.n_computed)
         return [*times, (self.prefill_replica, -1), *((values, 0) for values in counts)]
 
     # Arrival.
@@ -479,7 +478,6 @@ class Handovers:
         tokens = state.to_hand(id_) - handover.found
         n_bytes = path.n_bytes(tokens)
         self._found[id_] = handover.found
-        self._sent_bytes[id_] += n_bytes
         arrived_ns = now_ns
         if n_bytes:
             since_ns, last_bytes = None, 0
@@ -493,6 +491,12 @@ class Handovers:
             handover.carrier = link, transfer
             self._at["sent_ns"][id_] = max(transfer.begin_ns, now_ns)
             arrived_ns = transfer.arrived_ns + round(n_bytes * path.repack_s_per_byte * 1e9)
+            assert handover.lender is not None
+            assert handover.keeper is not None
+            handover.lender.recorder.add_transfer(
+                HAND_OVER, id_, n_bytes, (*transfer.times[:3], arrived_ns),
+                (DEVICE, handover.lender.number), (DEVICE, handover.keeper.number),
+            )  # fmt: skip
         else:
             self._at["sent_ns"][id_] = now_ns
         self._later(arrived_ns, _ARRIVED, id_, handover.number)
@@ -634,7 +638,9 @@ class Handovers:
         return {
             "prefill_replica": np.frombuffer(self.prefill_replica, np.int32),
             **times,
-            "sent_bytes": np.frombuffer(self._sent_bytes, np.int64),
+            "sent_bytes": sent_bytes(
+                (core.recorder.transfers.array() for _, core in self._lenders), len(self.prefill_replica)
+            ),
             "found_at_decode_tokens": np.frombuffer(self._found, np.int64),
             **({} if self.present is None else {"prompts_computed": np.frombuffer(self.n_computed, np.int32)}),
         }

@@ -440,7 +440,8 @@ class EngineCore:
             kv_blocks_total=kv.total,
             block_tokens=kv.block_tokens,
             n_stages=len(self.stages),
-            transfers=recorder.transfers.array() if self.loading is not None else None,
+            transfers=recorder.transfers.array(),
+            tiered=self.loading is not None,
             emitted=_emitted(self.batches) if speculates else None,
             speculation=sum_rounds(batch.decoding.speculation() for batch in self.batches) if speculates else None,
         )

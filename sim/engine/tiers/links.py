@@ -101,6 +101,11 @@ class Transfer:
     n_bytes: int
 
     @property
+    def times(self) -> tuple[int, int, int, int]:
+        """Asked for, begun, sent, arrived (ns)."""
+        return self.asked_ns, self.begin_ns, self.sent_ns, self.arrived_ns
+
+    @property
     def waited_ns(self) -> int:
         """Time queued; 0 for one that began before all bytes existed."""
         return max(self.begin_ns - self.asked_ns, 0)
