@@ -91,7 +91,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
+        return {name: _rounded(value[name]) for name in sorted(value, key=str)}
     return value
 
 

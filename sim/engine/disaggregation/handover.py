@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.engine.machine.machine import Machine
 from sim.engine.serve.engine_core import EngineCore
-from sim.engine.serve.kv_exchange import ASK, COLLECT, DROP
+from sim.engine.serve.kv_connector import ASK, COLLECT, DROP
 from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import Link, Transfer
 

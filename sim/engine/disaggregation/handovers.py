@@ -26,7 +26,7 @@ from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, DEVICE, HAND_OVER, UNFINISHED, sent_bytes
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
-from sim.engine.serve.kv_exchange import COLLECT, LAND
+from sim.engine.serve.kv_connector import COLLECT, LAND
 from sim.engine.spec.roles import HandoverSpec, Role
 from sim.engine.tiers.links import Link, Transfer
 from sim.engine.time.events import HANDOVERS, Alarm, Clock
@@ -147,8 +147,7 @@ class Handovers:
         """Tokens that prefill gives."""
         for machine in machines:
             for core in machine.cores:
-                if core.sequences.exchange is not None:
-                    core.sequences.exchange.joined_ns = self._at["joined_ns"]
+                core.sequences.connector.joined_ns = self._at["joined_ns"]
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -662,9 +661,7 @@ def _ready_for(
 
 
 def _lent(machine: Machine) -> list[int]:
-    return [
-        id_ for core in machine.cores if core.sequences.exchange is not None for id_ in core.sequences.exchange.lent
-    ]
+    return [id_ for core in machine.cores for id_ in core.sequences.connector.machines.lent]
 
 
 def _requests_at(machine: Machine) -> set[int]:
@@ -673,7 +670,6 @@ def _requests_at(machine: Machine) -> set[int]:
     for core in machine.cores:
         here.update(seq.id for seq in core.sequences.queue)
         here.update(id_ for batch in core.batches for id_ in batch.admitted)
-        here.update(() if core.loading is None else core.loading.in_flight)
-        exchange = core.sequences.exchange
-        here.update(() if exchange is None else exchange.landing())
+        here.update(core.sequences.connector.tiers.in_transit)
+        here.update(core.sequences.connector.landing())
     return here

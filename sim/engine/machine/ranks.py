@@ -218,7 +218,7 @@ class Together(Turns):
         # A rank waits for other machines alone; ranks have no memory in common.
         if any(core.n_loading for core in self.cores):
             return []
-        return [core for core in self.cores if core.sequences.busy and not core.sequences.awaits()]
+        return [core for core in self.cores if core.sequences.busy and not core.sequences.connector.awaits]
 
     def _planned_nothing(self, core: EngineCore, ticks: int, where: str = "") -> PolicyError:
         return super()._planned_nothing(core, ticks, f" on rank {self.cores.index(core)}")
