@@ -28,7 +28,7 @@ from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.kv_connector import COLLECT, LAND
 from sim.engine.spec.roles import HandoverSpec, Role
-from sim.engine.tiers.links import Link, Transfer
+from sim.engine.tiers.links import Link, Links, Transfer
 from sim.engine.time.events import HANDOVERS, Alarm, Clock
 
 _ARRIVED: Final = 0
@@ -109,7 +109,7 @@ class Handovers:
 
     def __init__(
         self, spec: HandoverSpec, machines: Sequence[Machine], entry: Gateway, gate: Gateway, state: RequestState,
-        clock: Clock, outside: Rejects,
+        clock: Clock, outside: Rejects, links: Links,
     ) -> None:  # fmt: skip
         """*entry* routes to machines that compute prompts, *gate* to those that decode them."""
         self._spec = spec
@@ -119,7 +119,7 @@ class Handovers:
         self._clock = clock
         self._outside = outside
         self._machines = machines
-        self._links = KvLinks(spec)
+        self._links = KvLinks(spec, links)
         self.ongoing: dict[int, Handover] = {}
         """Requests between machines, or whose receiver is chosen, by id."""
         self._alarm = Alarm(clock, HANDOVERS, self._on_news)

@@ -30,7 +30,7 @@ class Turns:
         self._fast_forward = fast_forward
         self._ticks = 0
         """The end of the latest iteration, if it is known here."""
-        self._alarm = Alarm(clock, MACHINES, self._on_turn)
+        self._alarm = Alarm(clock, MACHINES, self._on_turn, order=cores[0].number)
         """Rings for the next turn."""
 
     def _on_turn(self, _event: object) -> None:

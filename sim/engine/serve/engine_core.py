@@ -27,10 +27,10 @@ from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, sum_ro
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.iterations import NO_PROMPTS, Iterations
+from sim.engine.serve.kv_connector import Outside
 from sim.engine.serve.loading import Loading
 from sim.engine.serve.planner import Planner
 from sim.engine.serve.preemption import preempt_in_turn
-from sim.engine.serve.kv_connector import Outside
 from sim.engine.serve.sequences import Sequences, let_go, refuse, take_for_rounds
 from sim.engine.serve.sequences import hand_back as give_all_back
 from sim.engine.spec.experiment import ReplicaSpec
@@ -58,8 +58,8 @@ class InCommon(NamedTuple):
     fast_forward: bool
     prices: dict[int, Prices]
     """Prices of iterations, worked out once for all replicas that one `ReplicaSpec` describes, by its identity."""
-    stores: SharedStores | None = None
-    """KV that machines share; None without tiers."""
+    stores: SharedStores
+    """KV memory and links that machines share."""
     spill: Spill | None = None
     """Takes the records of iterations that are more than memory should hold."""
 
@@ -99,7 +99,7 @@ class EngineCore:
         """Sequences that have ended free their blocks at once, and not when a plan knows it."""
         self.loading: Loading | None = None
         if spec.tiers and (sequences.kv.caches or spec.swaps):
-            self.loading = self._loading_of(machine, common.stores or SharedStores(peers=False))
+            self.loading = self._loading_of(machine, common.stores)
         self.iterations = iterations = Iterations(
             spec, sequences, recorder, prices, stages, alone=alone, is_rank=is_rank, fast_forward=common.fast_forward
         )

@@ -101,7 +101,7 @@ class Books:
     """KV from and to one kind of place, by request."""
 
     wanted: dict[int, int] = field(default_factory=dict[int, int])
-    """Requests that ask for blocks, the longest wait first, and the numbers that their answers have: one that returns has another."""
+    """Requests that ask for blocks, the longest wait first, and the numbers of their hand-overs: one that returns has another."""
     in_transit: dict[int, Held] = field(default_factory=dict[int, Held])
     here: dict[int, Held] = field(default_factory=dict[int, Held])
     lent: dict[int, Held] = field(default_factory=dict[int, Held])

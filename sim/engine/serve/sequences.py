@@ -34,7 +34,6 @@ from sim.engine.spec.roles import Part
 from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.time.errors import PolicyError
 
-
 _new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 

@@ -31,6 +31,7 @@ from sim.engine.simulation.front_end import FrontEnd
 from sim.engine.simulation.invariants import Watch
 from sim.engine.simulation.result_columns import as_column, bubble_columns, request_columns, tier_columns, tier_facts
 from sim.engine.spec.experiment import Experiment, MachineSpec
+from sim.engine.tiers.links import Links
 from sim.engine.tiers.tiers import SharedStores
 from sim.engine.time.errors import UnservedError
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
@@ -108,10 +109,9 @@ def _as_array(column: IntArray) -> array[int]:
     return array("q", np.ascontiguousarray(column, np.int64).tobytes())
 
 
-def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
-    """The stores that machines share; None where no machine has a tier."""
-    kinds = [tier.kind for spec in specs for core in spec.hosted for tier in core.tiers]
-    return SharedStores(peers="peer" in kinds) if kinds else None
+def _stores(specs: Sequence[MachineSpec]) -> SharedStores:
+    """The stores and links that machines share."""
+    return SharedStores(peers=any(tier.kind == "peer" for spec in specs for core in spec.hosted for tier in core.tiers))
 
 
 def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
@@ -181,7 +181,8 @@ class Cluster:
         self._clock = Clock()
         self._machines: list[Machine] = []
         spill = Spill(spill_to, sum(len(spec.hosted) * spec.ranks for spec in specs))
-        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs), spill)
+        stores = _stores(specs)
+        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, stores, spill)
         first = 0
         for index, spec in enumerate(specs):
             self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
@@ -192,7 +193,7 @@ class Cluster:
         self._gate: Gateway | None = None
         self._handovers: Handovers | None = None
         if self._only is None:
-            self._gate, self._handovers = self._gates()
+            self._gate, self._handovers = self._gates(stores.links)
         self._routing = None if self._gate is None else self._gate.routing
         self._fleet = None
         if experiment.fleet is not None and self._gate is not None:
@@ -209,7 +210,7 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _gates(self) -> tuple[Gateway, Handovers | None]:
+    def _gates(self, links: Links) -> tuple[Gateway, Handovers | None]:
         """The router of new requests, and what is between machines where prefill and decode are apart."""
         experiment, spec = self._experiment, self._experiment.handover
         given = experiment.workload, self._state, self._clock
@@ -225,7 +226,7 @@ class Cluster:
         gate = Gateway(experiment.router, first, self._machines, *given, luck, self.rejected)
         # A stream of its own: the first router draws the same numbers for requests as without pools.
         beyond = Gateway(spec.router, second, self._machines, *given, [*luck, 1], self.rejected)
-        return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
+        return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self, links)
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """Named contents of the workload in blocks of *block_tokens* tokens."""

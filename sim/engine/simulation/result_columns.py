@@ -106,10 +106,10 @@ def tier_facts(cores: Sequence[EngineCore]) -> dict[str, dict[str, int]]:
 
 
 def _facts_of(tiers: Tiers, place: int, transfers: NDArray[Any], seen: set[int]) -> dict[str, int]:
-    """The facts of one tier of a machine; a store that machines share counts once."""
-    store = tiers.stores[place]
-    own = None if id(store) in seen else store
-    seen.add(id(store))
+    """The facts of one tier of a machine; a store or link that others share counts once."""
+    store, link = tiers.stores[place], tiers.links[place]
+    own, busy_ns = None if id(store) in seen else store, 0 if id(link) in seen else link.busy_ns
+    seen.update((id(store), id(link)))
     crossed = transfer_facts(transfers)
     return {
         "capacity_bytes": 0 if own is None else own.capacity_bytes,
@@ -119,5 +119,5 @@ def _facts_of(tiers: Tiers, place: int, transfers: NDArray[Any], seen: set[int])
         **crossed,
         "skipped_short": tiers.skipped[place, "short"],
         "skipped_slower": tiers.skipped[place, "slower"],
-        "link_busy_ns": tiers.links[place].busy_ns,
+        "link_busy_ns": busy_ns,
     }

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from sim.engine.kv.content import Contents
 from sim.engine.record.columns import DEVICE, LOAD, MOVE_IN, PLACES, STORE, Recorder
-from sim.engine.tiers.links import Link, LinkSpec, Slowdown, Transfer, check_slowdowns
+from sim.engine.tiers.links import Limit, Links, LinkSpec, Slowdown, Transfer, check_slowdowns
 from sim.engine.tiers.stores import Piece, SharedStore, Space, Store
 
 TierKind = Literal["host", "disk", "remote", "peer"]
@@ -53,6 +53,10 @@ class TierSpec:
     """A `remote` tier's store."""
     slowdowns: tuple[Slowdown, ...] = ()
     """Times at which its link is slower."""
+    limits: tuple[Limit, ...] = ()
+    """Limits that its link shares with others: of a store over all machines, or of a fabric."""
+    link: str = ""
+    """Models on a machine whose tiers name the same link share it."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -71,6 +75,17 @@ class TierSpec:
             raise ValueError(f"min_load_tokens is at least 0; got {self.min_load_tokens}")
         check_slowdowns(self.slowdowns)
 
+    @property
+    def link_spec(self) -> LinkSpec:
+        return LinkSpec(
+            bandwidth_bytes_per_s=self.read_bytes_per_s,
+            latency_s=self.latency_s,
+            concurrent_transfers=self.concurrent_transfers,
+            write_bytes_per_s=self.write_bytes_per_s,
+            slowdowns=self.slowdowns,
+            limits=self.limits,
+        )
+
 
 def check_tiers(specs: Sequence[TierSpec]) -> None:
     """ValueError for tiers of one machine that do not go together."""
@@ -85,6 +100,11 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
     for above, spec in zip((None, *specs), specs, strict=False):
         if spec.write != "eviction" or spec.kind == "peer" or above is None:
             continue
+        if above.kind == "host" and "peer" in kinds and spec.limits:
+            raise ValueError(
+                f"write: eviction: the {spec.kind} tier would take what host memory gives up that others read, at a moment that no "
+                "order of machines says, over a limit that they share; write it through, or leave the limit out"
+            )
         if above.kind in ("remote", "peer"):
             raise ValueError(
                 f"write: eviction: the {spec.kind} tier would take what a {above.kind} tier gives up, which is no machine's own; "
@@ -93,9 +113,10 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
 
 
 class SharedStores:
-    """Stores that machines of a run share."""
+    """Stores and links that machines of a run share."""
 
     def __init__(self, *, peers: bool) -> None:
+        self.links = Links()
         self.peers = peers
         """Whether machines read each other's host memory."""
         self.hosts: dict[int, SharedStore] = {}
@@ -147,16 +168,8 @@ class Tiers:
         self._machine = machine
         self._number = number
         self.links = [
-            Link(
-                LinkSpec(
-                    bandwidth_bytes_per_s=spec.read_bytes_per_s,
-                    latency_s=spec.latency_s,
-                    concurrent_transfers=spec.concurrent_transfers,
-                    write_bytes_per_s=spec.write_bytes_per_s,
-                    slowdowns=spec.slowdowns,
-                )
-            )
-            for spec in specs
+            shared.links.of(("machine", machine, spec.link) if spec.link else ("tier", number, place), spec.link_spec)
+            for place, spec in enumerate(specs)
         ]
         self.stores = [self._store_of(spec) for spec in specs]
         if number in shared.hosts:
