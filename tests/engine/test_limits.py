@@ -64,6 +64,28 @@ def test_a_load_that_would_wait_for_the_store_is_left_out() -> None:
     assert columns.meta["tiers"]["remote"]["skipped_slower"] > 0
 
 
+def test_machines_that_ask_in_one_instant_are_served_in_their_order() -> None:
+    # Two machines in turn, the first with iterations of 1.5 s. Both ask for what the other has computed at 26 s: the first after
+    # an iteration that began at 24.5 s, the second after six of 1 s, which are one event or six.
+    trace = a_trace(
+        (0, 9, 1, A), (0, 13, 1, B), (20, 1, 1, []), (20, 1, 6, []), (20.2, 1, 1, []), (20.5, 9, 1, A), (24.5, 1, 1, []),
+        (24.6, 1, 1, []), (24.7, 13, 1, B),
+    )  # fmt: skip
+    tier = replace(STORE, limits=(Limit("read", 1000.0, "read"),))
+    spec = ReplicaSpec(
+        cost=Linear(fixed_s=1.0), scheduler=ONE_SEAT, kv_blocks=4, block_tokens=4, prefix_cache="blocks", tiers=(tier,),
+        block_bytes=1000,
+    )  # fmt: skip
+    replicas = (replace(spec, cost=Linear(fixed_s=1.5)), spec)
+    for fast_forward in (True, False):
+        columns = run(Experiment(workload=trace, replicas=replicas, router=RoundRobin()), fast_forward=fast_forward)
+        moved = columns.transfers()
+        assert moved is not None
+        loads = moved["destination"] == PLACES.index("device")
+        assert (moved["asked_ns"][loads] / S).tolist() == [26.0, 26.0]
+        assert (moved["sent_ns"][loads] / S).tolist() == [29.0, 31.0]
+
+
 def test_hand_overs_of_several_senders_share_a_fabric_by_hand() -> None:
     # Two machines prefill, each with a link of its own to the machine that decodes; the fabric carries as much as one of them.
     # Both prompts are there at once, 16 kB each at 16 MB/s.

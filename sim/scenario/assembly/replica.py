@@ -91,7 +91,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         max_model_len=deployment.model.max_positions,
         model=row,
         **cache_of(scenario, workload, plan.block_tokens, deployment.model),
-        **tiers_of(scenario, deployment, plan, alone=alone),
+        **tiers_of(scenario, deployment, plan, models=len(pool.serves)),
         **slots,
     )
     if decoding is not None:
