@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sim.engine.machine.machine import Machine
 from sim.engine.serve.engine_core import EngineCore
-from sim.engine.serve.kv_exchange import ASK, COLLECT, DROP
+from sim.engine.serve.kv_connector import ASK, COLLECT, DROP
 from sim.engine.spec.roles import HandoverSpec, KvPath
-from sim.engine.tiers.links import Link, Transfer
+from sim.engine.tiers.links import Link, Links, Transfer
 
 
 class Handover:
@@ -74,10 +74,11 @@ class Handover:
 
 
 class KvLinks:
-    """The links between machines over which KV is sent, each made when it first carries any."""
+    """The links between machines over which KV is sent."""
 
-    def __init__(self, spec: HandoverSpec) -> None:
+    def __init__(self, spec: HandoverSpec, links: Links) -> None:
         self._spec = spec
+        self._of_run = links
         self._links: dict[tuple[int, ...], Link] = {}
 
     def path(self, sender: Machine, receiver: Machine) -> KvPath:
@@ -95,9 +96,7 @@ class KvLinks:
             "pair": (*both, sender.index, receiver.index),
             "pools": (*both, -1, -1),
         }[path.shared]
-        link = self._links.get(key)
-        if link is None:
-            link = self._links[key] = Link(path.link)
+        link = self._links[key] = self._of_run.of(key, path.link)
         return link
 
     def stop(self, machine: Machine, now_ns: int) -> None:

@@ -34,6 +34,7 @@ from sim.engine.simulation.front_end import FrontEnd
 from sim.engine.simulation.invariants import Watch
 from sim.engine.simulation.result_columns import as_column, bubble_columns, request_columns, tier_columns, tier_facts
 from sim.engine.spec.experiment import Experiment, MachineSpec
+from sim.engine.tiers.links import Links
 from sim.engine.tiers.tiers import SharedStores
 from sim.engine.time.errors import UnservedError
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
@@ -111,10 +112,9 @@ def _as_array(column: IntArray) -> array[int]:
     return array("q", np.ascontiguousarray(column, np.int64).tobytes())
 
 
-def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
-    """The stores that machines share; None where no machine has a tier."""
-    kinds = [tier.kind for spec in specs for core in spec.hosted for tier in core.tiers]
-    return SharedStores(peers="peer" in kinds) if kinds else None
+def _stores(specs: Sequence[MachineSpec]) -> SharedStores:
+    """The stores and links that machines share."""
+    return SharedStores(peers=any(tier.kind == "peer" for spec in specs for core in spec.hosted for tier in core.tiers))
 
 
 def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
@@ -197,7 +197,8 @@ class Cluster:
         self._clock = Clock()
         self._machines: list[Machine] = []
         spill = Spill(spill_to, sum(len(spec.hosted) * spec.ranks for spec in specs))
-        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs), spill)
+        stores = _stores(specs)
+        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, stores, spill)
         first = 0
         for index, spec in enumerate(specs):
             self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
@@ -211,7 +212,7 @@ class Cluster:
         self._gates: list[Gateway] = []
         """The router of each stage."""
         self._handovers: Handovers | None = None
-        self._course = None if self._only is not None else self._course_of(experiment)
+        self._course = None if self._only is not None else self._course_of(experiment, stores.links)
         self._routing = self._gates[0].routing if self._gates else None
         self._fleet: Fleet | None = None
         if experiment.fleet is not None and self._course is not None:
@@ -229,7 +230,7 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _course_of(self, experiment: Experiment) -> Course:
+    def _course_of(self, experiment: Experiment, links: Links) -> Course:
         """The stages of requests, with a router for each."""
         spec, machines = experiment.handover, self._machines[: len(experiment.replicas)]
         routers = [experiment.router] if spec is None else [experiment.router, spec.router]
@@ -239,7 +240,7 @@ class Cluster:
             self._gates.append(self._gate_to(router, mine, place))
         course = Course(self._gates[0], self._state)
         if spec is not None:
-            course = Handovers(spec, machines, self._gates, self._state, self._clock, self)
+            course = Handovers(spec, machines, self._gates, self._state, self._clock, self, links)
             self._handovers = course
         if experiment.encode is None:
             return course
