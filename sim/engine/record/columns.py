@@ -379,8 +379,8 @@ class Recorder:
         for spans, pieces, drawn, _ in self._written:
             records = np.frombuffer(spill.read(spans), SPAN.dtype)
             of_pieces = np.frombuffer(spill.read(pieces), np.int64)
-            drawn = np.frombuffer(spill.read(drawn), np.int64).reshape(5, -1)
-            places.append(spill.write(self._taken_apart(records, of_pieces, drawn, growth_of)))
+            of_drawn = np.frombuffer(spill.read(drawn), np.int64).reshape(5, -1)
+            places.append(spill.write(self._taken_apart(records, of_pieces, of_drawn, growth_of)))
         of_stages = [spill.write(spill.read(stages)) for _, _, _, stages in self._written]
         self._closed = together(places), together(of_stages)
 
