@@ -211,8 +211,10 @@ class Cluster:
         self._only = self._machines[0] if alone else None
         self._gates: list[Gateway] = []
         """The router of each stage."""
+        self._course: Course | None = None
         self._handovers: Handovers | None = None
-        self._course = None if self._only is not None else self._course_of(experiment, stores.links)
+        if self._only is None:
+            self._course, self._handovers = self._course_of(experiment, stores.links)
         self._routing = self._gates[0].routing if self._gates else None
         self._fleet: Fleet | None = None
         if experiment.fleet is not None and self._course is not None:
@@ -230,23 +232,23 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _course_of(self, experiment: Experiment, links: Links) -> Course:
-        """The stages of requests, with a router for each."""
+    def _course_of(self, experiment: Experiment, links: Links) -> tuple[Course, Handovers | None]:
+        """The stages of requests, with a router for each; and what is between machines where prefill and decode are apart."""
         spec, machines = experiment.handover, self._machines[: len(experiment.replicas)]
         routers = [experiment.router] if spec is None else [experiment.router, spec.router]
         for place, router in enumerate(routers):
             mine = machines if spec is None else [m for m in machines if spec.stage_of(m.index) == spec.stages[place]]
             # The router of each further stage has a stream of its own: the first one draws the same numbers whatever follows.
             self._gates.append(self._gate_to(router, mine, place))
-        course = Course(self._gates[0], self._state)
+        handovers = None
         if spec is not None:
-            course = Handovers(spec, machines, self._gates, self._state, self._clock, self, links)
-            self._handovers = course
+            handovers = Handovers(spec, machines, self._gates, self._state, self._clock, self, links)
+        course = Course(self._gates[0], self._state) if handovers is None else handovers
         if experiment.encode is None:
-            return course
+            return course, handovers
         gate = self._gate_to(experiment.encode.router, self._encoders, len(self._gates))
         self._gates.append(gate)
-        return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock)
+        return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock), handovers
 
     def _gate_to(self, router: Router, machines: Sequence[Machine], stream: int) -> Gateway:
         experiment = self._experiment
