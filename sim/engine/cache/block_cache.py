@@ -17,15 +17,13 @@ the cache.
 
 from __future__ import annotations
 
-from typing import Any
-
 from policies.eviction import foresees, rank_of
 from policies.view import looks_itself
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
 from sim.engine.kv.content import Contents
 from sim.engine.kv.next_uses import NextUses
-from sim.engine.kv.pool import KvPool
+from sim.engine.kv.pool import WHOLE_PROMPTS, KvPool, Slots
 from sim.engine.requests.state import RequestState
 from sim.engine.spec.experiment import LeftBehind, ReplicaSpec
 
@@ -35,8 +33,8 @@ class BlockCache(RunPool):
 
     __slots__ = ("_entered", "_writes", "left_behind")
 
-    def __init__(self, total: int, block_tokens: int, contents: Contents, **how: Any) -> None:
-        super().__init__(total, block_tokens, contents, **how)
+    def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
+        super().__init__(total, block_tokens, contents, slots)
         self.left_behind: LeftBehind | None = None
         self._entered = self._writes = 0
 
@@ -287,18 +285,18 @@ class BlockCache(RunPool):
 
 def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool:
     """The KV memory of a model on a machine: blocks are counted, or found again where the workload names their content."""
-    how: dict[str, Any] = {"by_chunk": by_chunk, "lookahead_tokens": spec.lookahead_tokens, "limit": spec.max_model_len}
+    slots = Slots(by_chunk, spec.lookahead_tokens, spec.max_model_len)
     if state.contents_in is None or spec.prefix_cache is None:
-        return KvPool(spec.kv_blocks, spec.block_tokens, **how)
+        return KvPool(spec.kv_blocks, spec.block_tokens, slots)
     contents = state.contents_in(spec.block_tokens)
     pool: RadixCache | BlockCache
     if spec.prefix_cache == "tree":
         pool = tree = RadixCache(
-            spec.kv_blocks, spec.block_tokens, contents, state.prompt, token_contents=state.contents_in(1), **how
+            spec.kv_blocks, spec.block_tokens, contents, state.prompt, token_contents=state.contents_in(1), slots=slots
         )
         tree.used_by_looks = looks_itself(spec.scheduler)
     else:
-        pool = blocks = BlockCache(spec.kv_blocks, spec.block_tokens, contents, **how)
+        pool = blocks = BlockCache(spec.kv_blocks, spec.block_tokens, contents, slots)
         blocks.left_behind = spec.left_behind
     pool.drops_last = spec.prefix_drops_last
     if spec.eviction is not None:

@@ -15,12 +15,11 @@ The tree itself is in `sim.engine.kv.page_tree`.
 from __future__ import annotations
 
 from array import array
-from typing import Any
 
 from policies.view import Looks
 from sim.engine.kv.content import Contents
 from sim.engine.kv.page_tree import HeldNode, TreePool
-from sim.engine.kv.pool import OutOfBlocks
+from sim.engine.kv.pool import WHOLE_PROMPTS, OutOfBlocks, Slots
 
 RETRACT_DECODE_STEPS = 20
 """Tokens of each remaining sequence for which room is made when one of a batch has been retracted: environ.py."""
@@ -33,11 +32,11 @@ class RadixCache(TreePool):
 
     def __init__(
         self, total: int, block_tokens: int, contents: Contents, prompts: array[int], *,
-        token_contents: Contents | None = None, **how: Any,
+        token_contents: Contents | None = None, slots: Slots = WHOLE_PROMPTS,
     ) -> None:  # fmt: skip
         """*prompts*: tokens of each request's prompt; *token_contents*: the contents in blocks of one token, where pages are
         longer."""
-        super().__init__(total, block_tokens, contents, **how)
+        super().__init__(total, block_tokens, contents, slots)
         self.used_by_looks = False
         """Whether the scheduler's own look-ups (`use`) count as use, and admission does not."""
         self._tokens = contents if token_contents is None else token_contents

@@ -15,7 +15,7 @@ from typing import Any
 
 from sim.engine.kv.caching_pool import CachingPool, Held
 from sim.engine.kv.content import Contents
-from sim.engine.kv.pool import OutOfBlocks
+from sim.engine.kv.pool import WHOLE_PROMPTS, OutOfBlocks, Slots
 
 
 class Chain:
@@ -96,8 +96,8 @@ class RunPool(CachingPool[HeldRuns]):
 
     __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked", "gives_up")
 
-    def __init__(self, total: int, block_tokens: int, contents: Contents, **how: Any) -> None:
-        super().__init__(total, block_tokens, contents, **how)
+    def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
+        super().__init__(total, block_tokens, contents, slots)
         self._chains: dict[int, Chain] = {}
         self._own: dict[int, Chain] = {}
         self._head = head = Run(None, 0, 0, 0, False)

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from policies.eviction import CachedBlocks, Rank, RankFunction
 from sim.engine.kv.content import Contents
 from sim.engine.kv.next_uses import NextUses
-from sim.engine.kv.pool import KvPool
+from sim.engine.kv.pool import WHOLE_PROMPTS, KvPool, Slots
 
 
 class Blocks(Protocol):
@@ -43,11 +43,8 @@ class CachingPool(KvPool, Generic[H]):
 
     __slots__ = ("_blank", "_contents", "_held", "_log", "_n_admitted", "drops_last", "eviction", "next_uses")
 
-    def __init__(
-        self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
-        limit: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
+    def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
+        super().__init__(total, block_tokens, slots)
         self.caches = True
         self.drops_last = False
         """Whether the last block found is computed again, for a drafter that needs the target's states there."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from sim.engine.kv.caching_pool import CachingPool, Held
 from sim.engine.kv.content import Contents
+from sim.engine.kv.pool import WHOLE_PROMPTS, Slots
 
 _ENDLESS = 1 << 60
 _STEP = 1 << 32
@@ -65,8 +66,8 @@ class TreePool(CachingPool[HeldNode]):
 
     __slots__ = ("_clock", "_heap", "_n_nodes", "_n_pushed", "_paths", "_root", "_walked")
 
-    def __init__(self, total: int, block_tokens: int, contents: Contents, **how: Any) -> None:
-        super().__init__(total, block_tokens, contents, **how)
+    def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
+        super().__init__(total, block_tokens, contents, slots)
         self.caches_late = True
         self._clock = self._n_pushed = 0
         self._start()

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from policies.view import Looks
 
 
 class OutOfBlocks(Exception):
     """More blocks were asked for than are free."""
+
+
+class Slots(NamedTuple):
+    """Slots for tokens that a sequence holds."""
+
+    by_chunk: bool = False
+    """Prompts take blocks as they are computed, and not all when they are admitted."""
+    lookahead_tokens: int = 0
+    """Slots beyond its tokens, where blocks are taken by chunk."""
+    limit: int | None = None
+    """The most that a sequence holds."""
+
+
+WHOLE_PROMPTS: Final = Slots()
 
 
 class KvPool:
@@ -28,23 +43,12 @@ class KvPool:
         "total",
     )
 
-    def __init__(
-        self,
-        total: int,
-        block_tokens: int,
-        *,
-        by_chunk: bool = False,
-        lookahead_tokens: int = 0,
-        limit: int | None = None,
-    ) -> None:
-        """*by_chunk*: prompts take blocks as they are computed, and not all when they are admitted; a sequence then holds
-        *lookahead_tokens* slots more than it has tokens, *limit* slots at most."""
+    def __init__(self, total: int, block_tokens: int, slots: Slots = WHOLE_PROMPTS) -> None:
         self.total = total
         self.block_tokens = block_tokens
         self.free: int = total
-        self.by_chunk = by_chunk
-        self.lookahead_tokens = lookahead_tokens if by_chunk else 0
-        self._limit = limit
+        self.by_chunk, lookahead_tokens, self._limit = slots
+        self.lookahead_tokens = lookahead_tokens if self.by_chunk else 0
         self.caches = False
         """Whether blocks are found again by their content."""
         self.caches_late = False
