@@ -44,7 +44,8 @@ class Sglang(Settings):
     def plan(self, view: ReplicaView, /) -> Plan:
         past = self._recalled(view)
         queue, known = self._queue(view, past)
-        past = past._replace(known=known, queue=tuple(seq.id for seq in queue) if self.by_prefix else None)
+        if known is not None or self.by_prefix:
+            past = past._replace(known=known, queue=tuple(seq.id for seq in queue) if self.by_prefix else None)
         if not (view.prefilling or (queue and not past.full)):
             return self._decode(view, past, bool(queue))
         seats = self.seats(view.total_blocks * view.block_tokens, view.max_model_len)
@@ -177,7 +178,8 @@ class Sglang(Settings):
         running = self._running(view, past)
         used: list[tuple[int, int]] = []
         queue, of_queue = self._looked_over(view, queue, used)
-        past = past._replace(queue=tuple(seq.id for seq in queue) if self.by_prefix else None)
+        if self.by_prefix:
+            past = past._replace(queue=tuple(seq.id for seq in queue))
         adder = Adder(self, view, past, running)
         cache = self._cache(view)
         if cache is not None:
@@ -292,13 +294,13 @@ class Sglang(Settings):
         n, ahead = view.n_decoding, self._is_ahead(view)
         polled = self._polled(past)
         full = past.full and not view.n_leaving
-        memo = past._replace(full=full, n_running=n, polled=polled)
         if view.growth_blocks > view.free_blocks and not view.n_leaving:
-            return self._retract(view, memo)._replace(reject=reject, looks=looks)
+            return self._retract(view, past._replace(polled=polled))._replace(reject=reject, looks=looks)
         if not n or view.growth_blocks > view.free_blocks:
             # Sequences that end in the iteration in flight will have freed memory.
-            return Plan(reject=reject, memo=memo._replace(late=(), polled=polled + 1), looks=looks)
-        memo = memo._replace(decays=True, late=ahead, weight=1)
+            memo = past._replace(full=full, n_running=n, polled=polled + 1, late=())
+            return Plan(reject=reject, memo=memo, looks=looks)
+        memo = past._replace(full=full, n_running=n, polled=polled, decays=True, late=ahead, weight=1)
         hold = UNTIL_CHANGE if full or not waits else 1
         through_arrivals = full
         if self.scheduler_recv_interval > 1:

@@ -98,10 +98,10 @@ class Settings:
         """The new-token ratio *steps* decode steps after it was *ratio*; taken off step by step, for floats to round as there."""
         least = self.last_ratio
         decay = (self.first_ratio - least) / NEW_TOKEN_RATIO_DECAY_STEPS
-        for _ in range(steps):
-            before, ratio = ratio, max(ratio - decay, least)
-            if ratio == before:
-                break
+        for _ in range(steps if decay else 0):
+            ratio -= decay
+            if ratio <= least:
+                return least
         return ratio
 
     def seats(self, pool_tokens: int, context_tokens: int) -> int:

@@ -51,9 +51,8 @@ class PrefixLookup:
         return self.kv.order(id_)
 
     def complete(self, id_: int, cached: int) -> None:
-        """A prompt is complete, *cached* tokens long."""
-        if self.kv.caches_late:
-            self.ended.append((self._rank(id_), id_, 0, cached))
+        """A prompt is complete, *cached* tokens long; for a cache that finds it only from then on."""
+        self.ended.append((self._rank(id_), id_, 0, cached))
 
     def go_on(self, batch: MicroBatch) -> None:
         """Chunked prompts can be found as far as they are computed."""

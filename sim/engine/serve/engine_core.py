@@ -167,12 +167,12 @@ class EngineCore:
                 if self._still_holds(batch, batch.held, ticks):
                     return self._go_on(batch, batch.held, ticks)
                 batch.held = None
-            if not planner.show(batch, ticks):
+            plan = planner.plan(batch, ticks)
+            if plan is None:
                 if planner.plans_now():
                     continue
                 batch.wake_ns = ALWAYS_NS
                 return NOTHING
-            plan = planner.ask(batch)
             end = self._carry_out(batch, plan, ticks)
             if end >= 0:
                 return end
@@ -320,24 +320,26 @@ class EngineCore:
     # Ending.
 
     def commit(self, batch: MicroBatch, done: int, end_ticks: int) -> None:
-        """Account for the first *done* iterations of the span in flight, which end at *end_ticks*: all of them, or fewer when
-        the machine stops."""
+        """Account for the first *done* iterations of the span in flight, one at least, which end at *end_ticks*: all of them, or
+        fewer when the machine stops."""
         span = batch.span
         assert span is not None
         batch.span = None
         if done < span.n or not span.is_recorded:
             span.close(self.recorder, done)
-            if not done:
-                batch.undo_prompts()
-                return
         if self._ahead is not None:
-            if done > 1:
-                # Each iteration of a span but its first goes on with a plan that counts as made while the one before ran.
-                self._ahead.made = True
+            # Each iteration of a span but its first goes on with a plan that counts as made while the one before ran.
+            self._ahead.made |= done > 1
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences, end_ns = self.sequences, end_ticks >> TICK_BITS
         if batch.decodes:
-            sequences.end_rounds(batch, done, span.growth_first, end_ns)
+            if done > 1:
+                take_for_rounds(self._kv, batch.decoding, done, span.growth_first)
+            batch.last_round_ns = end_ns
+            departures = batch.decoding.advance(done)
+            sequences.in_vain = 0
+            if departures:
+                sequences.end_all(batch, departures, end_ns)
         if self.loading is not None and batch.run:
             self._write_prompts(self.loading.tiers, batch, end_ns)
         if batch.completing:
@@ -356,9 +358,16 @@ class EngineCore:
 
     def stop(self, batch: MicroBatch, done: int, end_ticks: int) -> None:
         """Commit the first *done* iterations of the span in flight, in the middle of which the machine stops."""
-        n = 0 if batch.span is None else batch.span.n
+        span = batch.span
+        assert span is not None
+        if not done:
+            batch.span = None
+            span.close(self.recorder, 0)
+            batch.undo_prompts()
+            return
+        n = span.n
         self.commit(batch, done, end_ticks)
-        if 0 < done < n:
+        if done < n:
             # The step in flight had taken its blocks, and what was evicted for them is gone.
             take_for_rounds(self._kv, batch.decoding, 1, 0)
 

@@ -46,8 +46,9 @@ class Planner:
         self.prompts_wait = False
         """No prompt is shown to the scheduler: the ranks of a machine start prompts together."""
 
-    def show(self, batch: MicroBatch, ticks: int) -> bool:
-        """Bring the view of *batch* up to date; False where there is nothing to plan."""
+    def plan(self, batch: MicroBatch, ticks: int) -> Plan | None:
+        """Show *batch* as it is to the scheduler, and take its plan, held for no longer than it holds; None where there is nothing
+        to plan."""
         decoding, partial, queue, view = batch.decoding, batch.partial, self._queue, batch.view
         if self._speculates:
             decoding.follow_batch()
@@ -59,7 +60,7 @@ class Planner:
             growth = self._sequences.growth_of(batch)
         if not (n or partial or queue) and not self._is_leaving(batch):
             view.memo = None
-            return False
+            return None
         kv = self._kv
         if growth > kv.free and self._connector.tiers.here:
             assert self._loading is not None
@@ -73,7 +74,13 @@ class Planner:
         view.after_prefill = len(batch.run) > 0
         if self._shows_more:
             self._show_more(batch)
-        return True
+        plan = self._plan(view)
+        if not isinstance(plan, Plan):
+            raise self._no_plan(plan)
+        if plan.reject or not self._is_plain:
+            plan = self._taken_up(batch, plan)
+        view.memo = plan.memo
+        return plan
 
     def _is_leaving(self, batch: MicroBatch) -> bool:
         """Whether sequences that have ended keep their seats in an otherwise empty micro-batch until a plan knows it."""
@@ -92,15 +99,10 @@ class Planner:
         if self.prompts_wait:
             view.waiting = view.prefilling = ()
 
-    def ask(self, batch: MicroBatch) -> Plan:
-        """The scheduler's plan for *batch*, as it was shown, held for no longer than it holds."""
-        view = batch.view
-        plan = self._plan(view)
-        if not isinstance(plan, Plan):
-            raise self._no_plan(plan)
+    def _taken_up(self, batch: MicroBatch, plan: Plan) -> Plan:
+        """*plan* as it is carried out where it rejects requests, or where more happens than it knows or causes."""
         if self._loading is not None:
             plan = self._with_loads(self._loading, batch, plan)
-        view.memo = plan.memo
         if self._late:
             self._sequences.prefix_lookup.listed = plan.order
             if plan.looks is not None:

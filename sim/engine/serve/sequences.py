@@ -61,7 +61,7 @@ class Sequences:
         """Waiting sequences with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
         """Requests whose clients have gone, and when; they are aborted when the plan knows it."""
-        self._in_vain = 0
+        self.in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
         self._recorder = recorder
@@ -275,8 +275,8 @@ class Sequences:
             state.token_ns[id_] = token_ns
         self.kv.release(id_, blocks + beside, known)
         self.version.changes += 1
-        self._in_vain += 1
-        if self._in_vain > _MOST_IN_VAIN:
+        self.in_vain += 1
+        if self.in_vain > _MOST_IN_VAIN:
             raise PolicyError(
                 f"{self.scheduler!r} has preempted {_MOST_IN_VAIN:,} times while nobody emitted a token: sequences take memory "
                 "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
@@ -349,16 +349,9 @@ class Sequences:
             short_of_memory=True,
         )
 
-    def end_rounds(self, batch: MicroBatch, rounds: int, growth_first: int, end_ns: int) -> None:
-        """The decodes of a micro-batch have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""
+    def end_all(self, batch: MicroBatch, departures: Sequence[Departure], end_ns: int) -> None:
+        """Sequences have emitted their last tokens in the rounds of their micro-batch that ended at *end_ns*."""
         decoding = batch.decoding
-        self._in_vain = 0
-        if rounds > 1:
-            take_for_rounds(self.kv, decoding, rounds, growth_first)
-        batch.last_round_ns = end_ns
-        departures = decoding.advance(rounds)
-        if not departures:
-            return
         state = self.state
         for departure in departures:
             self._log_departure(batch, departure)
@@ -373,12 +366,12 @@ class Sequences:
         for id_ in batch.completing:
             cached = batch.partial.pop(id_).cached_tokens
             if self.hands_over and self.connector.leaves(id_):
-                self._in_vain = 0
+                self.in_vain = 0
                 self.connector.depart(batch, id_, cached, end_ns)
                 continue
             left = state.left[id_]
             if left:
-                self._in_vain = 0
+                self.in_vain = 0
                 if state.first_token[id_] < 0:
                     state.first_token[id_] = end_ns
                 else:
@@ -386,7 +379,8 @@ class Sequences:
                 state.left[id_] = left = left - 1
             if left:
                 self._join(batch, id_, cached, end_ns)
-                self.prefix_lookup.complete(id_, cached)
+                if self.kv.caches_late:
+                    self.prefix_lookup.complete(id_, cached)
             else:
                 self._end(batch, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
 
