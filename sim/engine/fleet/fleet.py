@@ -21,10 +21,15 @@ from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
 from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
 from sim.engine.tiers.stores import Store
+from sim.engine.time.errors import UnservedError
 from sim.engine.time.events import ARRIVALS, CONTROL, Alarm, Clock
 
 AGAIN_AFTER_NS: Final = 1
 """Requests of a machine that has failed are at the router this much later; see `sim.engine.simulation.cluster.FELT_AFTER_NS`."""
+
+
+_MOST_STARTS: Final = 1_000
+"""Times in a row that a request may come to a machine without one token more; then a run is said not to end."""
 
 
 class Loses(Protocol):
@@ -87,6 +92,9 @@ class Fleet:
         self._first_unfinished = 0
         self._taken = state.column("b")
         """The stages of each request that have been counted for a pool, as bits."""
+        self._starts = state.column("i")
+        """Times that each request has come to a machine since it had fewest tokens left, and how many those were."""
+        self._least_left = state.column("q", -1)
         self._releases = False
         """Whether held requests are being routed."""
         self._held_since = state.column("q")
@@ -166,6 +174,16 @@ class Fleet:
     def took(self, id_: int, machine: Machine, stage: str) -> None:
         """Count a request that reaches *machine* for a stage of its life."""
         self._count(id_, (machine,), stage)
+        left, least = self._state.left[id_], self._least_left[id_]
+        if least < 0 or left < least:
+            self._least_left[id_] = left
+            self._starts[id_] = 0
+        self._starts[id_] += 1
+        if self._starts[id_] > _MOST_STARTS:
+            raise UnservedError(
+                f"request {id_} has come to a machine {_MOST_STARTS:,} times until t={self._clock.now_ns / 1e9:.6f} s without one "
+                "token more: each machine stopped before; give a longer time to drain, a minimum of 1 machine, or fewer retries"
+            )
 
     def _count(self, id_: int, machines: Sequence[Machine], stage: str) -> None:
         """Count a request for the pools of *machines*; it counts once for each stage."""
