@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic
 
 import numpy as np
 
 from policies.routers import Refused, RoutedRequest, Router, route_of
 from sim.engine.gateway.routing import routing_of
-from sim.engine.machine.machine import Machine
+from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.requests.state import RequestState
 from sim.engine.time.errors import PolicyError
 from sim.engine.time.events import Clock
@@ -17,7 +18,7 @@ from workloads import ClosedLoop, Trace
 Rejects = Callable[[int, str], None]
 
 
-def eligible(machines: Sequence[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
+def eligible(machines: Sequence[M], workload: Trace | ClosedLoop) -> list[list[M]] | None:
     """For each model the machines that host it; None where every machine serves every request."""
     if all(core.spec.model is None for machine in machines for core in machine.cores):
         return None
@@ -25,11 +26,11 @@ def eligible(machines: Sequence[Machine], workload: Trace | ClosedLoop) -> list[
     return [[machine for machine in machines if machine.hosts(model)] for model in range(n_models)]
 
 
-class Gateway:
+class Gateway(Generic[M]):
     """Routes each request by its router."""
 
     def __init__(
-        self, router: Router, machines: Sequence[Machine], everybody: Sequence[Machine], workload: Trace | ClosedLoop,
+        self, router: Router, machines: Sequence[M], everybody: Sequence[AnyMachine], workload: Trace | ClosedLoop,
         state: RequestState, clock: Clock, luck_stream: Sequence[int], rejects: Rejects,
     ) -> None:  # fmt: skip
         """*machines*: its choice, out of *everybody*."""
@@ -43,7 +44,7 @@ class Gateway:
         self._luck = self._draws.random((len(workload), 2))
         self.routing = routing_of(router, everybody, clock, state.prompt, state.model, state.contents_in)
 
-    def hosting(self, id_: int) -> list[Machine]:
+    def hosting(self, id_: int) -> list[M]:
         """The machines that host the model that the request asks for."""
         if self._hosting is None:
             return self._machines
@@ -67,7 +68,7 @@ class Gateway:
             priority=0 if state.priority is None else state.priority[id_],
         )
 
-    def choose(self, id_: int, machines: Sequence[Machine] | None = None) -> Machine | None:
+    def choose(self, id_: int, machines: Sequence[M] | None = None) -> M | None:
         """The machine that gets the request, of *machines* or of all that host its model; None: it has been rejected."""
         if machines is None:
             machines = self.hosting(id_)
@@ -82,8 +83,8 @@ class Gateway:
             request, shown = routing.show(request, machines)
             answer = self._route_of(request, shown)
         if isinstance(answer, Refused):
-            if answer.at >= 0 and machines[answer.at].cores:
-                self._state.replica[id_] = machines[answer.at].core_of(request.model).number
+            if answer.at >= 0:
+                self._state.replica[id_] = machines[answer.at].core_number(request.model)
             self._rejects(id_, answer.reason)
             return None
         if not 0 <= answer < len(machines):

@@ -21,6 +21,7 @@ from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
 from sim.engine.kv.content import Contents, contents_of
+from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.machine.encoder import Encoder, encoders_of
 from sim.engine.machine.machine import Machine
 from sim.engine.machine.ranks import machine_of, ranked
@@ -195,20 +196,21 @@ class Cluster:
         self._state = _state_of(experiment, contents_in)
         self._prompt = self._state.prompt
         self._clock = Clock()
-        self._machines: list[Machine] = []
+        self._serving: list[Machine] = []
+        """The machines that run models; they come first."""
         spill = Spill(spill_to, sum(len(spec.hosted) * spec.ranks for spec in specs))
         common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs), spill)
         first = 0
         for index, spec in enumerate(specs):
-            self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
-            first += len(self._machines[-1].cores)
+            self._serving.append(machine_of(common, index, spec, first, experiment.part_of(index)))
+            first += len(self._serving[-1].cores)
         encode = experiment.encode
         self._encoders: list[Encoder] = [] if encode is None else encoders_of(encode, len(specs), self._clock)
-        self._machines += self._encoders
+        self._machines: list[AnyMachine] = [*self._serving, *self._encoders]
         self._caching = any(core.sequences.kv.caches for machine in self._machines for core in machine.cores)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
-        self._gates: list[Gateway] = []
+        self._gates: list[Gateway[Any]] = []
         """The router of each stage."""
         self._handovers: Handovers | None = None
         self._course = None if self._only is not None else self._course_of(experiment)
@@ -229,17 +231,18 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _course_of(self, experiment: Experiment) -> Course:
+    def _course_of(self, experiment: Experiment) -> Course[Any]:
         """The stages of requests, with a router for each."""
-        spec, machines = experiment.handover, self._machines[: len(experiment.replicas)]
+        spec, machines, gates = experiment.handover, self._serving, list[Gateway[Machine]]()
         routers = [experiment.router] if spec is None else [experiment.router, spec.router]
         for place, router in enumerate(routers):
             mine = machines if spec is None else [m for m in machines if spec.stage_of(m.index) == spec.stages[place]]
             # The router of each further stage has a stream of its own: the first one draws the same numbers whatever follows.
-            self._gates.append(self._gate_to(router, mine, place))
-        course = Course(self._gates[0], self._state)
+            gates.append(self._gate_to(router, mine, place))
+        self._gates += gates
+        course = Course(gates[0], self._state)
         if spec is not None:
-            course = Handovers(spec, machines, self._gates, self._state, self._clock, self)
+            course = Handovers(spec, machines, gates, self._state, self._clock, self)
             self._handovers = course
         if experiment.encode is None:
             return course
@@ -247,7 +250,7 @@ class Cluster:
         self._gates.append(gate)
         return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock)
 
-    def _gate_to(self, router: Router, machines: Sequence[Machine], stream: int) -> Gateway:
+    def _gate_to(self, router: Router, machines: Sequence[M], stream: int) -> Gateway[M]:
         experiment = self._experiment
         luck = [experiment.seed, _ROUTING_STREAM, *([stream] if stream else [])]
         given = experiment.workload, self._state, self._clock, luck, self.rejected
@@ -391,7 +394,7 @@ class Cluster:
             # It has not passed the front end yet.
             self._state.status[id_] = ABORTED
             return
-        next(m for m in self._machines if m.cores[0].number <= number <= m.cores[-1].number).give_up(id_)
+        next(m for m in self._serving if m.cores[0].number <= number <= m.cores[-1].number).give_up(id_)
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
