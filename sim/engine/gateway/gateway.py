@@ -31,7 +31,7 @@ class Gateway(Generic[M]):
 
     def __init__(
         self, router: Router, machines: Sequence[M], everybody: Sequence[AnyMachine], workload: Trace | ClosedLoop,
-        state: RequestState, clock: Clock, luck_stream: Sequence[int], rejects: Rejects,
+        state: RequestState, clock: Clock, draw_stream: Sequence[int], rejects: Rejects,
     ) -> None:  # fmt: skip
         """*machines*: its choice, out of *everybody*."""
         self._router = router
@@ -40,8 +40,8 @@ class Gateway(Generic[M]):
         self._rejects = rejects
         self._route_of = route_of(router)
         self._hosting = eligible(machines, workload)
-        self._draws = np.random.default_rng(luck_stream)
-        self._luck = self._draws.random((len(workload), 2))
+        self._rng = np.random.default_rng(draw_stream)
+        self._draws = self._rng.random((len(workload), 2))
         self.routing = routing_of(router, everybody, clock, state.prompt, state.model, state.contents_in)
 
     def hosting(self, id_: int) -> list[M]:
@@ -53,14 +53,14 @@ class Gateway(Generic[M]):
     def request(self, id_: int) -> RoutedRequest:
         """The request as a router sees it."""
         state = self._state
-        while id_ >= len(self._luck):
+        while id_ >= len(self._draws):
             # A live run has no number of requests.
-            self._luck = np.concatenate((self._luck, self._draws.random((len(self._luck), 2))))
+            self._draws = np.concatenate((self._draws, self._rng.random((len(self._draws), 2))))
         return RoutedRequest(
             id_,
             state.prompt[id_],
             0 if state.model is None else state.model[id_],
-            tuple(self._luck[id_].tolist()),
+            tuple(self._draws[id_].tolist()),
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
             id_ if self._hosting is None or state.turn is None else state.turn[id_],

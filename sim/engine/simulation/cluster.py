@@ -252,8 +252,8 @@ class Cluster:
 
     def _gate_to(self, router: Router, machines: Sequence[M], stream: int) -> Gateway[M]:
         experiment = self._experiment
-        luck = [experiment.seed, _ROUTING_STREAM, *([stream] if stream else [])]
-        given = experiment.workload, self._state, self._clock, luck, self.rejected
+        stream_of_draws = [experiment.seed, _ROUTING_STREAM, *([stream] if stream else [])]
+        given = experiment.workload, self._state, self._clock, stream_of_draws, self.rejected
         return Gateway(router, machines, self._machines, *given)
 
     def _contents_in(self, block_tokens: int) -> Contents:
