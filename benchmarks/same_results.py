@@ -91,7 +91,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
+        return {name: _rounded(value[name]) for name in sorted(value, key=str)}
     return value
 
 
@@ -102,7 +102,8 @@ def _of_columns(columns: Any) -> Iterator[tuple[str, str]]:
         yield f"iterations.{name}", _digest(column)
     transfers = columns.transfers()
     for name, column in () if transfers is None else transfers.items():
-        yield f"transfers.{name}", _digest(column)
+        # Older checkouts have those of tiers alone.
+        yield f"transfers.{name}", _digest(column[transfers["tier"] >= 0])
     gaps, weights = columns.itl()
     lengths, index = np.unique(gaps, return_inverse=True)
     yield "gaps", _digest(lengths) + _digest(np.bincount(index, weights=weights))

@@ -4,7 +4,7 @@
 finished, no SLO given) is None, never NaN. Read `figures` first; other modules have one subject each.
 """
 
-from sim.metrics.columns import STATUS_NAMES, TRANSFER_NAMES, Columns, transfers_of
+from sim.metrics.columns import PLACES, STATUS_NAMES, TRANSFER_NAMES, Columns, transfers_of
 from sim.metrics.figures import summary
 from sim.metrics.fleet import STATES as MACHINE_STATES
 from sim.metrics.fleet import stays
@@ -18,6 +18,7 @@ from sim.metrics.windows import WHOLE, WindowError, in_window, window_of
 
 __all__ = [
     "MACHINE_STATES",
+    "PLACES",
     "STATISTICS",
     "STATUS_NAMES",
     "TIER_KINDS",

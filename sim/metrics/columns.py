@@ -14,11 +14,14 @@ FINISHED, REJECTED, UNFINISHED, ABORTED, LOST = 0, 1, 2, 3, 4
 STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted", "lost")
 
 
-TRANSFER_NAMES = ("load", "store", "swap_out")
+TRANSFER_NAMES = ("load", "store", "swap_out", "hand_over")
+PLACES = ("device", "host", "disk", "remote", "peer")
+"""Where KV comes from, and goes to."""
 
 
 def transfers_of(columns: Columns) -> Mapping[str, NDArray[Any]] | None:
-    """The transfers that crossed the links of KV tiers, one row a transfer; None where there are none, or they were not kept."""
+    """The transfers of KV, from and to tiers and between machines, one row a transfer; None where there are neither, or they were
+    not kept."""
     transfers = getattr(columns, "transfers", None)
     return None if transfers is None else transfers()
 

@@ -56,14 +56,13 @@ def iteration_table(iterations: Mapping[str, NDArray[Any]]) -> pa.Table:
 
 
 def transfer_table(transfers: Mapping[str, NDArray[Any]]) -> pa.Table:
-    """Transfers of KV tiers as an Arrow table: what they were as text."""
+    """Transfers of KV as an Arrow table: what they were, from where and to where as text."""
     import pyarrow as pa
 
+    texts = {"what": metrics.TRANSFER_NAMES, "source": metrics.PLACES, "destination": metrics.PLACES}
     return pa.table(
         {
-            name: _text_column(values, metrics.TRANSFER_NAMES)
-            if name == "what"
-            else _number_column(values.astype(np.int64))
+            name: _text_column(values, texts[name]) if name in texts else _number_column(values.astype(np.int64))
             for name, values in transfers.items()
         }
     )

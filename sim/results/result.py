@@ -122,8 +122,8 @@ class Result:
 
     @functools.cached_property
     def kv_transfers(self) -> pd.DataFrame | None:
-        """One row a transfer of KV between a device and a tier, as in kv_transfers.parquet; None without tiers, and of a folder
-        that was read back."""
+        """One row a transfer of KV between a device and a tier or from one machine to another, as in kv_transfers.parquet; None
+        where there are neither, and of a folder that was read back."""
         transfers = metrics.transfers_of(self.columns)
         return None if transfers is None else transfer_table(transfers).to_pandas()
 

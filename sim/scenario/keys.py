@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Degraded, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, Named, Policy, Section
-from sim.scenario.tiers import Tier
+from sim.scenario.tiers import Fabric, Tier
 from sim.text import unknown
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
@@ -665,6 +665,8 @@ class KvLink(Section):
     """The transfers that wait for each other: those of one sending machine, of one receiving, of the two, or of both pools."""
     sent: Literal["whole", "layers"] = "whole"
     """`layers`: each layer's KV goes while the next ones are computed, where there is room for it before (`handover.room`)."""
+    fabric: Fabric | None = None
+    """A network that it shares with other links, and with tiers that name it."""
     degraded: list[Degraded] = Field(default_factory=list)
     """Times for which the link, of all machines of the two pools, has less bandwidth or takes longer; no two at once."""
 

@@ -16,8 +16,19 @@ _ONLY_OF = {
     "write_gb_per_s": ("host", "disk", "remote"),
     "staged": ("disk", "remote", "peer"),
     "store": ("remote",),
+    "store_read_gb_per_s": ("remote",),
+    "store_write_gb_per_s": ("remote",),
+    "fabric": ("disk", "remote", "peer"),
 }
 """Settings that say nothing of a tier of another kind."""
+
+
+class Fabric(Section):
+    """A network that links cross, and what it carries at most: tiers and links that name the same one share that."""
+
+    name: Annotated[str, Field(min_length=1)]
+    gb_per_s: _Rate
+    """Of all transfers together, in both directions, in 10^9 bytes."""
 
 
 class Tier(Section):
@@ -48,6 +59,13 @@ class Tier(Section):
     """Loaded blocks come to host memory first: the time of a copy from there to the GPUs is added, but no wait for its turn."""
     store: str = "shared"
     """The store of a `remote` tier; replicas that name the same one share it."""
+    store_read_gb_per_s: _Rate | None = None
+    """What the store of a `remote` tier gives all replicas together at most, in GB/s; where it is left out, as much as their links
+    take."""
+    store_write_gb_per_s: _Rate | None = None
+    """What it takes from all replicas together at most."""
+    fabric: Fabric | None = None
+    """A network that its transfers share with others."""
     degraded: list[Degraded] = Field(default_factory=list)
     """Times for which the link, of all replicas, has less bandwidth or takes longer; no two at once."""
 

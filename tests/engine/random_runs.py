@@ -39,7 +39,7 @@ from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.spec.roles import HandoverSpec, KvPath, Role, Room
-from sim.engine.tiers.links import LinkSpec, Slowdown
+from sim.engine.tiers.links import Limit, LinkSpec, Slowdown
 from sim.engine.tiers.tiers import TierKind, TierSpec, WriteRule
 from tests.engine.costs import Linear, Ranked
 from workloads import ClosedLoop, Follows, Trace
@@ -523,6 +523,42 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
             shared = beginnings(rng, workload.prompt_tokens.tolist(), workload.output_tokens.tolist())
         workload = replace(workload, **shared)
     return replace(experiment, replicas=machines, workload=workload)
+
+
+def with_limits(experiment: Experiment, seed: int) -> Experiment:
+    """The same with limits that links share, of stores over all machines and of a fabric that tiers and hand-overs cross; on some
+    machines models share the links of their tiers."""
+    rng = random.Random(f"limits of {seed}")
+    fabric = Limit("fabric", rng.choice([2e5, 1e6, 1e7]))
+    store = (Limit("read", rng.choice([1e5, 2e6]), "read"), Limit("written", rng.choice([1e5, 2e6]), "write"))
+    crosses = {kind: rng.random() < 0.6 for kind in ("host", "disk", "remote", "peer")}
+
+    def limited(tier: TierSpec, first: TierSpec, kinds: Sequence[str], *, shared: bool) -> TierSpec:
+        tier = replace(first, min_load_tokens=tier.min_load_tokens, link=tier.kind) if shared else tier
+        if "peer" in kinds and tier.write == "eviction" and tier.kind != "host":
+            return tier
+        mine = (*(store if tier.kind == "remote" else ()), *((fabric,) if crosses[tier.kind] else ()))
+        return replace(tier, limits=mine)
+
+    machines = list[MachineSpec]()
+    for spec in experiment.machines:
+        firsts, shared = spec.hosted[0].tiers, rng.random() < 0.5
+        kinds = [tier.kind for tier in firsts]
+        hosted = (
+            replace(
+                core, tiers=tuple(limited(*pair, kinds, shared=shared) for pair in zip(core.tiers, firsts, strict=True))
+            )
+            for core in spec.hosted
+        )
+        machines.append(replace(spec, hosted=tuple(hosted)))
+    handover = experiment.handover
+    if handover is not None:
+        paths = {
+            ends: replace(path, link=replace(path.link, limits=(fabric,))) if rng.random() < 0.7 else path
+            for ends, path in handover.paths.items()
+        }
+        handover = replace(handover, paths=paths)
+    return replace(experiment, replicas=tuple(machines), handover=handover)
 
 
 @dataclass(frozen=True)

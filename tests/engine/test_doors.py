@@ -21,6 +21,7 @@ from sim.engine.machine.machine import Machine
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import InCommon
 from sim.engine.simulation.invariants import Watch
+from sim.engine.tiers.tiers import SharedStores
 from sim.engine.time.events import Clock
 from tests.engine.costs import Linear
 
@@ -56,7 +57,15 @@ class Alone:
         self.clock = Clock()
         self.ended = Ended()
         replica = ReplicaSpec(scheduler=scheduler, kv_blocks=kv_blocks, **settings)
-        common = InCommon(self.clock, self.state, self.ended, seed=1, fast_forward=fast_forward, prices={})
+        common = InCommon(
+            self.clock,
+            self.state,
+            self.ended,
+            seed=1,
+            fast_forward=fast_forward,
+            prices={},
+            stores=SharedStores(peers=False),
+        )
         self.machine = Machine(common, 0, MachineSpec(hosted=(replica,)), 0)
         self.core = self.machine.cores[0]
 

@@ -20,7 +20,7 @@ from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, MachineSpec, ReplicaSpec, run
 from sim.engine.record.columns import Columns
-from sim.engine.serve.kv_exchange import Exchange
+from sim.engine.serve.kv_connector import KvConnector
 from sim.engine.spec.experiment import LeftBehind
 from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import LinkSpec, Slowdown
@@ -548,13 +548,13 @@ def test_the_random_runs_with_pools_cover_what_they_should() -> None:
 
 @patches_the_engine
 def test_a_sender_that_gives_its_blocks_back_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    depart = Exchange.depart
+    depart = KvConnector.depart
 
-    def hasty(self: Exchange, batch: Any, id_: int, cached: int, end_ns: int) -> None:
+    def hasty(self: KvConnector, batch: Any, id_: int, cached: int, end_ns: int) -> None:
         depart(self, batch, id_, cached, end_ns)
         self._collect(id_)
 
-    monkeypatch.setattr(Exchange, "depart", hasty)
+    monkeypatch.setattr(KvConnector, "depart", hasty)
     trace = Trace(arrival_ns=[0], prompt_tokens=[64], output_tokens=[3])
     with pytest.raises(InvariantError, match="INV-10 at t="):
         run(two(trace), check_invariants=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from math import inf
 
 import numpy as np
 import pytest
 
-from sim.engine.tiers.links import Link, LinkSpec, Slowdown
+from sim.engine.tiers.links import Limit, Link, Links, LinkSpec, Slowdown, Transfer
 
 
 def test_an_idle_link_adds_bytes_over_bandwidth_and_its_latency() -> None:
@@ -123,3 +125,112 @@ def test_two_slowdowns_at_once_are_refused() -> None:
 def test_what_no_link_can_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         LinkSpec(**wrong)  # type: ignore[arg-type]
+
+
+def test_two_links_with_a_limit_carry_no_more_than_that_together() -> None:
+    # 1 byte a ns each, and no more than that together.
+    links, spec = Links(), LinkSpec(1e9, latency_s=5e-9, limits=(Limit("fabric", 1e9),))
+    one, two = links.of("one", spec), links.of("two", spec)
+    assert one.send(0, 100).times == (0, 0, 100, 105)
+    # Begun at once, and through when the first has let it.
+    assert two.send(0, 100).times == (0, 0, 200, 205)
+    # Its own link is free at 100, the limit at 200.
+    assert one.send(50, 50).times == (50, 100, 250, 255)
+    assert links.of("three", LinkSpec(1e9)).send(60, 10).sent_ns == 70
+
+
+def test_a_transfer_that_waits_for_its_own_link_leaves_the_limit_to_others() -> None:
+    links, spec = Links(), LinkSpec(1e9, limits=(Limit("fabric", 2e9),))
+    one, two = links.of("one", spec), links.of("two", spec)
+    assert [one.send(0, 100).sent_ns for _ in range(2)] == [100, 200]
+    # The limit is taken from 0 to 50 and from 100 to 150: 100 bytes of the third pass between, the others behind.
+    assert two.send(0, 100).sent_ns == 100
+    assert two.send(100, 120).sent_ns == 220
+
+
+def test_reading_and_writing_have_limits_of_their_own() -> None:
+    limits = (Limit("store, read", 1e9, "read"), Limit("store, written", 5e8, "write"))
+    links, spec = Links(), LinkSpec(1e10, limits=limits)
+    one, two = links.of("one", spec), links.of("two", spec)
+    assert one.send(0, 100).sent_ns == 100
+    assert two.send(0, 100, writes=True).sent_ns == 200
+    assert links.of("three", spec).send(0, 100).sent_ns == 200
+    assert links.of("four", spec).send(0, 100, writes=True).sent_ns == 400
+
+
+def test_the_time_that_a_load_would_take_counts_its_limits() -> None:
+    links, spec = Links(), LinkSpec(1e9, latency_s=7e-9, limits=(Limit("fabric", 1e9),))
+    one, two = links.of("one", spec), links.of("two", spec)
+    one.send(0, 100)
+    for link in (one, two):
+        expected = link.wait_ns(20) + link.takes_ns(20, 30)
+        assert link.send(20, 30).arrived_ns - 20 == expected
+
+
+@pytest.mark.parametrize("ends", ["stop", "cancel"])
+def test_what_a_link_that_stops_had_of_a_limit_is_there_for_others(ends: str) -> None:
+    links, spec = Links(), LinkSpec(1e9, limits=(Limit("fabric", 1e9),))
+    one, two, three = (links.of(name, spec) for name in ("one", "two", "three"))
+    transfer = one.send(0, 100)
+    assert two.send(0, 50).sent_ns == 150
+    if ends == "stop":
+        one.stop(40)
+    else:
+        one.cancel(transfer, 40)
+    assert one.busy_ns == 40
+    # 60 are left of the first; the second keeps its times.
+    assert three.send(40, 70).sent_ns == 160
+
+
+def brute_force(taken: Counter[int], begin: int, n_bytes: int) -> int:
+    """The end of a transfer of so many bytes that takes the first nanoseconds that are free, one for each byte."""
+    at = begin
+    for _ in range(n_bytes):
+        while taken[at]:
+            at += 1
+        taken[at] += 1
+        at += 1
+    return at
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_limits_are_those_that_count_each_nanosecond(seed: int) -> None:
+    rng = random.Random(seed)
+    links, both, read = Links(), Counter[int](), Counter[int]()
+    limits = (Limit("both", 1e9), Limit("read", 1e9, "read"))
+    several = [
+        links.of(i, LinkSpec(rng.choice([inf, 1e9, 4e8]), concurrent_transfers=rng.choice([1, 2]), limits=limits[:n]))
+        for i, n in enumerate((1, 2, 2))
+    ]
+    sent: list[tuple[Link, Transfer]] = []
+    now = 0
+    for _ in range(120):
+        now += rng.choice([0, 0, 1, 5, 40])
+        link, n_bytes, writes = rng.choice(several), rng.randrange(1, 30), rng.random() < 0.5
+        transfer = link.send(now, n_bytes, writes=writes)
+        rate = link.spec.bandwidth_bytes_per_s
+        end = transfer.begin_ns + (0 if rate == inf else round(n_bytes / rate * 1e9))
+        end = max(end, brute_force(both, transfer.begin_ns, n_bytes))
+        if len(link.spec.limits) == 2 and not writes:
+            end = max(end, brute_force(read, transfer.begin_ns, n_bytes))
+        assert transfer.sent_ns == end
+        sent.append((link, transfer))
+        if rng.random() < 0.2:
+            link, transfer = sent.pop(rng.randrange(len(sent)))
+            if transfer.sent_ns > now:
+                link.cancel(transfer, now)
+                for capacity, stretches in transfer.taken:
+                    slots = both if capacity.limit.name == "both" else read
+                    slots.subtract(at for low, high in stretches for at in range(max(low, now), high))
+    assert max(both.values()) == 1
+
+
+def test_links_that_say_different_things_of_one_limit_are_refused() -> None:
+    links = Links()
+    links.of("one", LinkSpec(1e9, limits=(Limit("fabric", 1e9),)))
+    with pytest.raises(ValueError, match="links share the limit 'fabric'"):
+        links.of("two", LinkSpec(1e9, limits=(Limit("fabric", 2e9),)))
+    with pytest.raises(ValueError, match="the link 'one' is shared"):
+        links.of("one", LinkSpec(2e9))
+    with pytest.raises(ValueError, match="finite and above 0"):
+        Limit("fabric", 0.0)

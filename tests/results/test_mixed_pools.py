@@ -56,7 +56,7 @@ def test_what_only_some_pools_have_is_blank_for_the_others(tmp_path, seed):
     pd.testing.assert_frame_equal(loaded.iterations, made.iterations)
     whole = made.columns.iterations()
     assert list(whole) == list(loaded.columns.iterations())
-    tiered = np.array([replica.transfers is not None for replica in made.columns.replicas])
+    tiered = np.array([replica.tiered for replica in made.columns.replicas])
     for name in TIERED:
         assert (name in whole) == tiered.any()
         if name in whole:

@@ -253,6 +253,10 @@ class _Around:
                 pool = self._machine(_MODELS[0], classes, shared=True)
                 del pool["model"]
                 pool["models"] = shared
+                own = Random(str(pool))
+                if own.random() < 0.4:
+                    drafts = {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}}
+                    pool["decoding_by_model"] = {own.choice(shared): drafts}
                 hosted += shared
             else:
                 which = rng.choices(_MODELS, _WEIGHTS)[0] if several else model
@@ -497,6 +501,12 @@ class _Around:
                 tier["store"] = "elsewhere"
             if rng.random() < 0.15:
                 tier["degraded"] = self._degraded()
+            own = Random(str(tier))
+            if tier.get("write") != "eviction":
+                if kind == "remote":
+                    tier |= _some(own, 0.3, store_read_gb_per_s=[5.0], store_write_gb_per_s=[3.0])
+                if kind != "host":
+                    tier |= _some(own, 0.2, fabric=[{"name": "net", "gb_per_s": 4.0}])
             found.append(tier)
         return found
 

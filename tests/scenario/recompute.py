@@ -490,7 +490,7 @@ class _Run:
         assert self.transfers is not None
         kinds = self._kinds_of_tiers()
         where = zip(self.transfers["replica"], self.transfers["tier"], strict=True)
-        mine = self.transfers[np.array([kinds[replica][tier] == kind for replica, tier in where], bool)]
+        mine = self.transfers[np.array([tier >= 0 and kinds[replica][tier] == kind for replica, tier in where], bool)]
         loads, stores = mine[mine["what"] == 0], mine[mine["what"] != 0]
 
         def mean(ns: pd.Series) -> float | None:

@@ -138,7 +138,11 @@ def test_the_stages_of_a_life_are_all_of_its_time(tmp_path: Any) -> None:
     rows = stage_rows(result.summary)
     assert [name for name, _ in rows][:2] == ["Queue", "Prefill"]
     assert len({len(cells[-1]) for _, cells in rows}) == 1
+    moved = result.kv_transfers
+    assert moved["bytes"].tolist() == (tokens[moved["request"]] * 32_768).tolist()
+    assert {*moved["what"], *moved["source"], *moved["destination"]} == {"hand_over", "device"}
     result.save(tmp_path / "out")
+    assert (tmp_path / "out" / "kv_transfers.parquet").is_file()
     again = Result.load(tmp_path / "out")
     np.testing.assert_array_equal(again.columns.requests["landed_ns"], result.columns.requests["landed_ns"])
     assert again.summary == json.loads(json.dumps(result.summary))

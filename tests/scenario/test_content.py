@@ -54,6 +54,12 @@ FILES = {
     "pools.a.hardware": lambda behind: _pool(hardware=behind),
     "pools.a.serving_stack": lambda behind: _pool(serving_stack=behind),
     "pools.a.experts.popularity": lambda behind: _pool(experts={"popularity": behind}),
+    "pools.a.decoding_by_model.a.draft.model": lambda behind: _pool(
+        models=["a", "b"], decoding_by_model={"a": _decoding("draft", behind)}
+    ),
+    "pools.a.decoding_by_model.a.acceptance.recorded": lambda behind: _pool(
+        models=["a", "b"], decoding_by_model={"a": _decoding("recorded", behind)}
+    ),
     "pools.a.decoding.draft.model": lambda behind: _pool(decoding=_decoding("draft", behind)),
     "pools.a.decoding.acceptance.recorded": lambda behind: _pool(decoding=_decoding("recorded", behind)),
 }
@@ -65,6 +71,11 @@ POLICIES = {
     "handover.router": lambda behind: {**PARTED, "handover": {"router": behind}},
     "autoscale.policy": lambda behind: {"autoscale": {"policy": behind, "max": 2}},
     "decoding.acceptance.policy": lambda behind: {"decoding": _decoding("policy", behind)},
+    "memory.eviction": lambda behind: {"memory": {"eviction": behind}},
+    "pools.a.memory.eviction": lambda behind: _pool(memory={"eviction": behind}),
+    "pools.a.decoding_by_model.a.acceptance.policy": lambda behind: _pool(
+        models=["a", "b"], decoding_by_model={"a": _decoding("policy", behind)}
+    ),
     "pools.a.scheduler": lambda behind: _pool(scheduler=behind),
     "pools.a.rank_router": lambda behind: _pool(rank_router=behind),
     "pools.a.decoding.acceptance.policy": lambda behind: _pool(decoding=_decoding("policy", behind)),

@@ -20,9 +20,10 @@ LOAD = {
 
 
 def scenario(memory: dict[str, Any], **settings: Any) -> Scenario:
+    model = {} if "models" in str(settings.get("pools")) else {"model": "llama-3.1-8b"}
     return Scenario.from_mapping(
         {
-            "model": "llama-3.1-8b", "hardware": "h100-sxm", "scheduler": {"policy": "vllm"}, "memory": memory,
+            **model, "hardware": "h100-sxm", "scheduler": {"policy": "vllm"}, "memory": memory,
             "workload": {"shared_prefix": LOAD}, **settings,
         }
     )  # fmt: skip
@@ -88,6 +89,7 @@ REMOTE = {"kind": "remote", "gib": 10.0, "read_gb_per_s": 5.0}
             {"tiers": [{**HOST, "store": "a"}]},
             "store is a setting of tiers of kind remote; leave it out of one of kind host",
         ),
+        ({"tiers": [{**DISK, "store_read_gb_per_s": 1.0}]}, "store_read_gb_per_s is a setting of tiers of kind remote"),
         ({"tiers": [{**HOST, "staged": True}]}, "staged is a setting of tiers of kind disk and remote and peer"),
         ({"tiers": [HOST, {**PEER, "write": "eviction"}]}, "leave it out of one of kind peer"),
         ({"tiers": [HOST, {**PEER, "write_gb_per_s": 2.0}]}, "leave it out of one of kind peer"),
@@ -101,6 +103,97 @@ def test_what_cannot_be_is_refused_in_a_sentence(memory: dict[str, Any], words: 
     with pytest.raises(ScenarioError, match=words) as caught:
         build(scenario(memory))
     assert "\n" not in str(caught.value)
+
+
+SHARED = {"models": ["llama-3.1-8b", "llama-3.1-8b#2"]}
+BOTH = {
+    "scheduler": "sarathi",
+    "workload": {"shared_prefix": LOAD, "models": {"llama-3.1-8b": 1, "llama-3.1-8b#2": 1}},
+}
+
+
+def test_models_of_a_machine_have_equal_parts_of_its_tiers_and_the_same_links() -> None:
+    tiers = [{"kind": "host", "gib": 4.0, "read_gb_per_s": 10.0}, REMOTE]
+    built = build(scenario({"tiers": tiers}, pools={"a": SHARED}, **BOTH))
+    one, other = built.hosted
+    assert one.tiers == other.tiers
+    assert [tier.capacity_bytes >> 30 for tier in one.tiers] == [2, 10]
+    assert [tier.read_bytes_per_s for tier in one.tiers] == [10e9, 5e9]
+    assert all(tier.link for tier in one.tiers)
+    assert len({tier.link for tier in one.tiers}) == 2
+
+
+def test_models_of_a_machine_load_from_its_tiers() -> None:
+    memory = {"kv_blocks": 120, "tiers": [{"kind": "host", "gib": 2.0, "read_gb_per_s": 10.0}]}
+    result = simulate(scenario(memory, pools={"a": SHARED}, **BOTH))
+    loads = result.kv_transfers.query("what == 'load'")
+    assert set(loads["replica"]) == {0, 1}
+    assert result.summary["kv_tiers"]["host"]["hits"] > 1000
+    # One link: no two transfers at once.
+    moved = result.kv_transfers.sort_values("begin_ns")
+    assert (moved["begin_ns"].to_numpy()[1:] >= moved["sent_ns"].to_numpy()[:-1]).all()
+
+
+def test_a_store_gives_all_replicas_together_no_more_than_it_says() -> None:
+    def loads(**limits: float) -> Any:
+        memory = {"kv_blocks": 120, "tiers": [{**REMOTE, "read_gb_per_s": 2.0, **limits}]}
+        moved = simulate(build(scenario(memory, replicas=4))).kv_transfers
+        return moved[moved["what"] == ("store" if "store_write_gb_per_s" in limits else "load")]
+
+    free, read, written = loads(), loads(store_read_gb_per_s=1.0), loads(store_write_gb_per_s=1.0)
+    assert (free.eval("sent_ns - begin_ns") * 2).tolist() == pytest.approx(free["bytes"].tolist(), rel=1e-6)
+    for limited in (read, written):
+        took_ns = limited.eval("sent_ns - begin_ns")
+        # At 1 GB/s a byte takes a nanosecond, and longer behind those of others.
+        assert (took_ns >= limited["bytes"] - 1).all()
+        assert (took_ns > limited["bytes"] + 1).any()
+
+
+def test_a_fabric_is_one_for_tiers_and_links_of_its_name() -> None:
+    def run(**fabric: Any) -> Any:
+        pools = {
+            "p": {"role": "prefill", "replicas": 2},
+            "d": {"role": "decode", "memory": {"tiers": [{**REMOTE, **fabric}]}},
+        }
+        links = {"net": {"bandwidth_gb_per_s": 5.0, "latency_s": 0.0, **fabric}}
+        return simulate(scenario({}, pools=pools, links=links))
+
+    free, shared = run(), run(fabric={"name": "spine", "gb_per_s": 1.0})
+    for result, ns_per_byte in ((free, 0.2), (shared, 1.0)):
+        moved = result.kv_transfers
+        assert {"hand_over", "store"} <= set(moved["what"])
+        assert (moved.eval("sent_ns - begin_ns") >= ns_per_byte * moved["bytes"] - 1).all()
+    assert shared.manifest["handover"]["links"][0]["limits"][0]["name"] == "fabric spine"
+    assert shared.summary["e2el_s"]["mean"] > free.summary["e2el_s"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"store_read_gb_per_s": 1.0}, {"store_read_gb_per_s": 2.0},
+         "store_read_gb_per_s: of shared, which is shared, 1 and 2 GB/s are said; give one rate"),
+        ({"fabric": {"name": "f", "gb_per_s": 1.0}}, {"fabric": {"name": "f", "gb_per_s": 3.0}},
+         "fabric.gb_per_s: of f, which is shared, 1 and 3 GB/s are said"),
+    ],
+)  # fmt: skip
+def test_replicas_that_disagree_about_a_limit_are_refused(one: Any, other: Any, words: str) -> None:
+    pools = {
+        name: {"model": "llama-3.1-8b", "replicas": 1, "memory": {"tiers": [{**REMOTE, **mine}]}}
+        for name, mine in (("one", one), ("other", other))
+    }
+    with pytest.raises(ScenarioError, match=words):
+        build(scenario({}, pools=pools))
+
+
+def test_sequences_are_swapped_to_host_memory_that_others_read() -> None:
+    load = {
+        "arrivals": {"process": "poisson", "rate_per_s": 50.0}, "prompt_tokens": 200, "output_tokens": 200, "requests": 60,
+    }  # fmt: skip
+    memory = {"kv_blocks": 150, "preemption": "swap", "tiers": [{"kind": "host", "gib": 4.0}, PEER]}
+    result = simulate(build(scenario(memory, replicas=2, workload=load)))
+    assert result.summary["preemptions"] > 0
+    assert result.summary["kv_tiers"]["swapped_tokens"] > 0
+    assert result.requests["recomputed_tokens"].sum() == 0
 
 
 def test_replicas_that_disagree_about_the_size_of_their_store_are_refused_in_a_sentence() -> None:

@@ -291,14 +291,15 @@ def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool
     if state.contents_in is None or spec.prefix_cache is None:
         return KvPool(spec.kv_blocks, spec.block_tokens, **how)
     contents = state.contents_in(spec.block_tokens)
+    pool: RadixCache | BlockCache
     if spec.prefix_cache == "tree":
-        pool = RadixCache(
+        pool = tree = RadixCache(
             spec.kv_blocks, spec.block_tokens, contents, state.prompt, token_contents=state.contents_in(1), **how
         )
-        pool.used_by_looks = looks_itself(spec.scheduler)
+        tree.used_by_looks = looks_itself(spec.scheduler)
     else:
-        pool = BlockCache(spec.kv_blocks, spec.block_tokens, contents, **how)
-        pool.left_behind = spec.left_behind
+        pool = blocks = BlockCache(spec.kv_blocks, spec.block_tokens, contents, **how)
+        blocks.left_behind = spec.left_behind
     pool.drops_last = spec.prefix_drops_last
     if spec.eviction is not None:
         pool.eviction = rank_of(spec.eviction)

@@ -195,7 +195,6 @@ def requests_at(machine: AnyMachine) -> set[int]:
     for core in machine.cores:
         here.update(seq.id for seq in core.sequences.queue)
         here.update(id_ for batch in core.batches for id_ in batch.admitted)
-        here.update(() if core.loading is None else core.loading.in_flight)
-        exchange = core.sequences.exchange
-        here.update(() if exchange is None else exchange.landing())
+        here.update(core.sequences.connector.tiers.in_transit)
+        here.update(core.sequences.connector.landing())
     return here

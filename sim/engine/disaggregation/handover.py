@@ -5,9 +5,9 @@ from __future__ import annotations
 from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.machine import Machine
 from sim.engine.serve.engine_core import EngineCore
-from sim.engine.serve.kv_exchange import ASK, COLLECT, DROP
+from sim.engine.serve.kv_connector import ASK, COLLECT, DROP
 from sim.engine.spec.roles import HandoverSpec, KvPath
-from sim.engine.tiers.links import Link, Transfer
+from sim.engine.tiers.links import Link, Links, Transfer
 
 
 class Handover:
@@ -75,10 +75,11 @@ class Handover:
 
 
 class KvLinks:
-    """The links between machines over which KV is sent, each made when it first carries any."""
+    """The links between machines over which KV is sent."""
 
-    def __init__(self, spec: HandoverSpec) -> None:
+    def __init__(self, spec: HandoverSpec, links: Links) -> None:
         self._spec = spec
+        self._of_run = links
         self._links: dict[tuple[int, ...], Link] = {}
 
     def path(self, sender: Machine, receiver: Machine) -> KvPath:
@@ -96,9 +97,7 @@ class KvLinks:
             "pair": (*both, sender.index, receiver.index),
             "pools": (*both, -1, -1),
         }[path.shared]
-        link = self._links.get(key)
-        if link is None:
-            link = self._links[key] = Link(path.link)
+        link = self._links[key] = self._of_run.of(key, path.link)
         return link
 
     def stop(self, machine: AnyMachine, now_ns: int) -> None:

@@ -22,12 +22,12 @@ from sim.engine.disaggregation.handover import Handover, KvLinks
 from sim.engine.gateway.gateway import Gateway
 from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.machine import Machine
-from sim.engine.record.columns import ABORTED, UNFINISHED
+from sim.engine.record.columns import ABORTED, DEVICE, HAND_OVER, UNFINISHED, sent_bytes
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
-from sim.engine.serve.kv_exchange import COLLECT, LAND
+from sim.engine.serve.kv_connector import COLLECT, LAND
 from sim.engine.spec.roles import DECODE, PREFILL, HandoverSpec
-from sim.engine.tiers.links import Link, Transfer
+from sim.engine.tiers.links import Link, Links, Transfer
 from sim.engine.time.events import Clock
 
 _ARRIVED: Final = 0
@@ -53,8 +53,8 @@ class Handovers(Course[Machine]):
     """Requests between the machine that computes their prompt and the one that decodes them."""
 
     def __init__(
-        self, spec: HandoverSpec, machines: Sequence[Machine], gates: Sequence[Gateway[Machine]], state: RequestState, clock: Clock,
-        outside: Rejects,
+        self, spec: HandoverSpec, machines: Sequence[Machine], gates: Sequence[Gateway[Machine]], state: RequestState,
+        clock: Clock, outside: Rejects, links: Links,
     ) -> None:  # fmt: skip
         """*gates* route to the machines of each stage."""
         entry, self._gate = gates
@@ -63,7 +63,7 @@ class Handovers(Course[Machine]):
         self._spec = spec
         self._clock = clock
         self._outside = outside
-        self._links = KvLinks(spec)
+        self._links = KvLinks(spec, links)
         self.ongoing: dict[int, Handover] = {}
         """Requests between machines, or whose receiver is chosen, by id."""
         self._messages = Messages(clock, self._hear)
@@ -74,7 +74,6 @@ class Handovers(Course[Machine]):
         """Times that a request's prompt was given up, computed for another machine or to be."""
         self.n_computed = state.column("i")
         """Times that it was computed."""
-        self._sent_bytes = state.column("q")
         self._found = state.column("q")
         self.prefill_replica = state.column("i", -1)
         self._lenders = [(machine, core) for machine in machines for core in machine.cores]
@@ -86,8 +85,7 @@ class Handovers(Course[Machine]):
         """Tokens that prefill gives."""
         for machine in machines:
             for core in machine.cores:
-                if core.sequences.exchange is not None:
-                    core.sequences.exchange.joined_ns = self._at["joined_ns"]
+                core.sequences.connector.joined_ns = self._at["joined_ns"]
 
     # Arrival.
 
@@ -361,7 +359,6 @@ class Handovers(Course[Machine]):
         tokens = state.to_hand(id_) - handover.found
         n_bytes = path.n_bytes(tokens)
         self._found[id_] = handover.found
-        self._sent_bytes[id_] += n_bytes
         arrived_ns = now_ns
         if n_bytes:
             since_ns, last_bytes = None, 0
@@ -375,6 +372,12 @@ class Handovers(Course[Machine]):
             handover.carrier = link, transfer
             self._at["sent_ns"][id_] = max(transfer.begin_ns, now_ns)
             arrived_ns = transfer.arrived_ns + round(n_bytes * path.repack_s_per_byte * 1e9)
+            assert handover.lender is not None
+            assert handover.keeper is not None
+            handover.lender.recorder.add_transfer(
+                HAND_OVER, id_, n_bytes, (*transfer.times[:3], arrived_ns),
+                (DEVICE, handover.lender.number), (DEVICE, handover.keeper.number),
+            )  # fmt: skip
         else:
             self._at["sent_ns"][id_] = now_ns
         self._messages.later(arrived_ns, _ARRIVED, id_, handover.number)
@@ -550,7 +553,9 @@ class Handovers(Course[Machine]):
         return {
             "prefill_replica": np.frombuffer(self.prefill_replica, np.int32),
             **times,
-            "sent_bytes": np.frombuffer(self._sent_bytes, np.int64),
+            "sent_bytes": sent_bytes(
+                (core.recorder.transfers.array() for _, core in self._lenders), len(self.prefill_replica)
+            ),
             "found_at_decode_tokens": np.frombuffer(self._found, np.int64),
             **({} if self.present is None else {"prompts_computed": np.frombuffer(self.n_computed, np.int32)}),
         }
@@ -571,6 +576,4 @@ def _ready_for(
 
 
 def _lent(machine: AnyMachine) -> list[int]:
-    return [
-        id_ for core in machine.cores if core.sequences.exchange is not None for id_ in core.sequences.exchange.lent
-    ]
+    return [id_ for core in machine.cores for id_ in core.sequences.connector.machines.lent]

@@ -43,8 +43,11 @@ class CachingPool(KvPool, Generic[H]):
 
     __slots__ = ("_blank", "_contents", "_held", "_log", "_n_admitted", "drops_last", "eviction", "next_uses")
 
-    def __init__(self, total: int, block_tokens: int, contents: Contents, **how: Any) -> None:
-        super().__init__(total, block_tokens, **how)
+    def __init__(
+        self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
+        limit: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
         self.caches = True
         self.drops_last = False
         """Whether the last block found is computed again, for a drafter that needs the target's states there."""

@@ -43,7 +43,7 @@ class ContentStore:
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self.used_bytes = 0
+        self.used_bytes: int = 0
         """Bytes of contents, and of whatever else takes room here."""
         self.evicted = 0
         """Evicted blocks."""

@@ -86,7 +86,7 @@ def left_waiting(core: EngineCore, now_ns: int) -> int:
     sequences = core.sequences
     assert sequences.came_ns is not None
     known = len(sequences.queue) - came_after(sequences.came_ns, _planned_ns(core, now_ns))
-    return max(known, 0) + (0 if sequences.exchange is None else sequences.exchange.coming)
+    return max(known, 0) + sequences.connector.coming
 
 
 def _planned_ns(core: EngineCore, now_ns: int) -> int:

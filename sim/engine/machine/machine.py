@@ -185,9 +185,8 @@ class Machine(AnyMachine):
 
     def post(self, core: EngineCore, id_: int, what: int, tokens: int = 0) -> None:
         """Post a message about a request from another machine; it is read when the next iteration is planned."""
-        now_ns, exchange = self._clock.now_ns, core.sequences.exchange
-        assert exchange is not None
-        exchange.tell(now_ns, what, id_, tokens)
+        now_ns = self._clock.now_ns
+        core.sequences.connector.tell(now_ns, what, id_, tokens)
         self.turns.heed(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:

@@ -33,7 +33,7 @@ class Turns:
         self._fast_forward = fast_forward
         self._ticks = 0
         """The end of the latest iteration, if it is known here."""
-        self._alarm = Alarm(clock, MACHINES, self._on_turn)
+        self._alarm = Alarm(clock, MACHINES, self._on_turn, order=self._cores[0].number)
         """Rings for the next turn."""
 
     def _on_turn(self, _event: object) -> None:
@@ -93,7 +93,7 @@ class Turns:
         if any([core.n_loading for core in self._cores]):
             return []
         # One that waits for other machines waits alone: engine cores have no memory in common.
-        return [core for core in self._cores if core.sequences.busy and not core.sequences.awaits()]
+        return [core for core in self._cores if core.sequences.busy and not core.sequences.connector.awaits]
 
     def _planned_nothing(self, core: EngineCore, ticks: int) -> PolicyError:
         (group,) = [group for group in self._groups if core in group.cores]

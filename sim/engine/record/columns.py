@@ -116,19 +116,26 @@ STAGE = Layout(
     ("bubble", "i"),  # its kind, an index into BUBBLES
 )
 
-LOAD, STORE, MOVE_IN = 0, 1, 2
-TRANSFER_NAMES = ("load", "store", "swap_out")
+LOAD, STORE, MOVE_IN, HAND_OVER = 0, 1, 2, 3
+TRANSFER_NAMES = ("load", "store", "swap_out", "hand_over")
+PLACES = ("device", "host", "disk", "remote", "peer")
+"""Where KV comes from, and goes to."""
+DEVICE: Final = 0
 
 TRANSFER = Layout(
-    # KV that crosses the link of a tier.
-    ("tier", "i"),
-    ("what", "i"),  # LOAD, STORE or MOVE_IN
+    # KV that crosses a link, of a tier or between machines.
+    ("tier", "i"),  # -1: of no tier
+    ("what", "i"),  # an index into TRANSFER_NAMES
     ("request", "q"),  # -1: of blocks that were evicted
     ("bytes", "q"),
     ("asked_ns", "q"),
     ("begin_ns", "q"),
     ("sent_ns", "q"),
     ("arrived_ns", "q"),
+    ("source", "i"),  # an index into PLACES
+    ("source_replica", "i"),  # -1: a store that no replica has to itself
+    ("destination", "i"),
+    ("destination_replica", "i"),
 )
 
 _UNDER_WAY = ("loads_under_way", "stores_under_way")
@@ -267,6 +274,13 @@ class Recorder:
         """The `Piece` of every piece of a piecewise span."""
         self._evicted = 0
 
+    def add_transfer(
+        self, what: int, request: int, n_bytes: int, times: tuple[int, int, int, int], source: tuple[int, int],
+        destination: tuple[int, int], tier: int = -1,
+    ) -> None:  # fmt: skip
+        """A transfer from one place of a replica to another. *times*: asked for, begun, sent, arrived."""
+        self.transfers.add(tier, what, request, n_bytes, *times, *source, *destination)
+
     def newly_evicted(self, evicted: int) -> int:
         """Blocks evicted since the last call, *evicted* being all so far."""
         before, self._evicted = self._evicted, evicted
@@ -365,8 +379,8 @@ class Recorder:
         for spans, pieces, drawn, _ in self._written:
             records = np.frombuffer(spill.read(spans), SPAN.dtype)
             of_pieces = np.frombuffer(spill.read(pieces), np.int64)
-            drawn = np.frombuffer(spill.read(drawn), np.int64).reshape(5, -1)
-            places.append(spill.write(self._taken_apart(records, of_pieces, drawn, growth_of)))
+            of_drawn = np.frombuffer(spill.read(drawn), np.int64).reshape(5, -1)
+            places.append(spill.write(self._taken_apart(records, of_pieces, of_drawn, growth_of)))
         of_stages = [spill.write(spill.read(stages)) for _, _, _, stages in self._written]
         self._closed = together(places), together(of_stages)
 
@@ -480,8 +494,10 @@ class ReplicaColumns:
     kv_blocks_total: int
     block_tokens: int
     n_stages: int = 1
-    transfers: NDArray[Any] | None = None
-    """Structured by TRANSFER, in the order in which they were requested; None without tiers."""
+    transfers: NDArray[Any]
+    """Structured by TRANSFER, in the order in which this replica asked for them."""
+    tiered: bool = False
+    """Whether it has tiers."""
     emitted: dict[int, IntArray] | None = None
     """Tokens of every round of every stay for each micro-batch, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
@@ -544,7 +560,7 @@ class Columns:
 
     def _iteration_pieces(self, max_rows: int) -> Iterator[tuple[int, Table]]:
         # A table has the same columns for all, whether they have tiers or not.
-        tiered = any(replica.transfers is not None for replica in self.replicas)
+        tiered = any(replica.tiered for replica in self.replicas)
         for index, replica in enumerate(self.replicas):
             spans = replica.spans
             several = any(int(block["n"].max()) > 1 for block in in_blocks(spans, _SPANS_AT_ONCE))
@@ -597,7 +613,7 @@ class Columns:
         }
 
     def _tier_columns(self, replica: ReplicaColumns, loaded: IntArray, start_ns: IntArray) -> Table:
-        if replica.transfers is None:
+        if not replica.tiered:
             absent = np.full(len(start_ns), -1, np.int64)
             return dict.fromkeys(("loaded_tokens", *_UNDER_WAY), absent)
         return {"loaded_tokens": loaded, **_under_way(replica.transfers, start_ns)}
@@ -608,18 +624,18 @@ class Columns:
         return np.searchsorted(queued, start_ns, side="right") - np.searchsorted(queued, span_ns, side="right")
 
     def transfers(self) -> Table | None:
-        """One row a transfer of KV between a device and a tier, in the order in which they were asked for; None without tiers.
+        """One row a transfer of KV between a device and a tier or from one machine to another, in the order in which they were
+        asked for; None where there are neither tiers nor machines that hand requests over.
 
-        Columns: replica, tier (its place, nearest first), what (an index into `TRANSFER_NAMES`), request (-1: of evicted blocks),
-        bytes, asked_ns, begin_ns, sent_ns, arrived_ns.
+        Columns: replica (that asked for it), tier (its place, nearest first; -1: between machines), what (an index into
+        `TRANSFER_NAMES`), request (-1: of evicted blocks), bytes, asked_ns, begin_ns, sent_ns, arrived_ns, source and destination
+        (indices into `PLACES`), source_replica and destination_replica (-1: a store that replicas share).
         """
-        parts = [
-            (index, replica.transfers) for index, replica in enumerate(self.replicas) if replica.transfers is not None
-        ]
-        if not parts:
+        if not (any(replica.tiered for replica in self.replicas) or "sent_bytes" in self.requests):
             return None
-        rows = np.concatenate([part for _, part in parts])
-        table: Table = {"replica": np.concatenate([np.full(len(part), index, np.int32) for index, part in parts])}
+        parts = [replica.transfers for replica in self.replicas]
+        rows = np.concatenate(parts)
+        table: Table = {"replica": np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])}
         table |= {name: rows[name] for name in TRANSFER.offset}
         order = np.lexsort((table["replica"], table["asked_ns"]))
         return {name: column[order] for name, column in table.items()}
@@ -703,11 +719,35 @@ def _batch_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator
         first, last_end_ns = first + len(ends), int(ends[-1])
 
 
+def sent_bytes(transfers: Iterable[NDArray[Any]], n: int) -> IntArray:
+    """The bytes that were handed over for each of *n* requests."""
+    found = np.zeros(n, np.int64)
+    for rows in transfers:
+        handed = rows[rows["what"] == HAND_OVER]
+        np.add.at(found, handed["request"], handed["bytes"])
+    return found
+
+
+def transfer_facts(rows: NDArray[Any]) -> dict[str, int]:
+    """What *rows*, transfers from and to a tier, are together."""
+    waited = rows["begin_ns"] - rows["asked_ns"]
+    load = rows["what"] == LOAD
+    return {
+        "loads": int(load.sum()),
+        "load_bytes": int(rows["bytes"][load].sum()),
+        "load_ns": int((rows["arrived_ns"] - rows["asked_ns"])[load].sum()),
+        "load_wait_ns": int(waited[load].sum()),
+        "stores": int((~load).sum()),
+        "store_bytes": int(rows["bytes"][~load].sum()),
+        "store_wait_ns": int(waited[~load].sum()),
+    }
+
+
 def _under_way(transfers: NDArray[Any], start_ns: IntArray) -> Table:
     """Requested loads and stores of tiers that have not arrived at the start of each iteration."""
     found: Table = {}
     loads = transfers["what"] == LOAD
-    for name, mine in zip(_UNDER_WAY, (loads, ~loads), strict=True):
+    for name, mine in zip(_UNDER_WAY, (loads, (transfers["tier"] >= 0) & ~loads), strict=True):
         asked, arrived = np.sort(transfers["asked_ns"][mine]), np.sort(transfers["arrived_ns"][mine])
         found[name] = np.searchsorted(asked, start_ns, side="right") - np.searchsorted(arrived, start_ns, side="right")
     return found

@@ -26,10 +26,11 @@ from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, sum_ro
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.iterations import NO_PROMPTS, Iterations
+from sim.engine.serve.kv_connector import Outside
 from sim.engine.serve.loading import Loading
 from sim.engine.serve.planner import Planner
 from sim.engine.serve.preemption import preempt_in_turn
-from sim.engine.serve.sequences import Outside, Sequences, let_go, refuse, take_for_rounds
+from sim.engine.serve.sequences import Sequences, let_go, refuse, take_for_rounds
 from sim.engine.serve.sequences import hand_back as give_all_back
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.spec.roles import OneEach, Part
@@ -56,8 +57,8 @@ class InCommon(NamedTuple):
     fast_forward: bool
     prices: dict[int, Prices]
     """Prices of iterations, worked out once for all replicas that one `ReplicaSpec` describes, by its identity."""
-    stores: SharedStores | None = None
-    """KV that machines share; None without tiers."""
+    stores: SharedStores
+    """KV memory and links that machines share."""
     spill: Spill | None = None
     """Takes the records of iterations that are more than memory should hold."""
 
@@ -96,7 +97,7 @@ class EngineCore:
         """Sequences that have ended free their blocks at once, and not when a plan knows it."""
         self.loading: Loading | None = None
         if spec.tiers and (sequences.kv.caches or spec.swaps):
-            self.loading = self._loading_of(machine, common.stores or SharedStores(peers=False))
+            self.loading = self._loading_of(machine, common.stores)
         self.iterations = iterations = Iterations(
             spec, sequences, recorder, prices, stages, alone=alone, is_rank=is_rank, fast_forward=common.fast_forward
         )
@@ -273,7 +274,7 @@ class EngineCore:
             steps.append(self._let_go)
         if self._ahead is not None and sequences.kv.caches:
             steps.append(self._free_the_ended)
-        if sequences.exchange is not None:
+        if sequences.connector.takes_part:
             steps.append(self._read_news)
         if self._late:
             steps.append(self._show_chunks)
@@ -308,10 +309,9 @@ class EngineCore:
             self._finding.free_the_ended()
 
     def _read_news(self, batch: MicroBatch, ticks: int) -> None:
-        exchange = self.sequences.exchange
-        assert exchange is not None
-        if exchange.mail or exchange.asked:
-            exchange.read(batch, ticks)
+        connector = self.sequences.connector
+        if connector.mail or connector.machines.wanted:
+            connector.read(batch, ticks)
 
     def _show_chunks(self, batch: MicroBatch, ticks: int) -> None:
         if batch.partial:
@@ -376,8 +376,7 @@ class EngineCore:
 
     def hand_back(self) -> list[int]:
         """Give up everything; see `sim.engine.serve.sequences.hand_back`."""
-        ids = give_all_back(self.sequences, self.batches)
-        return ids if self.loading is None else ids + self.loading.reset()
+        return give_all_back(self.sequences, self.batches)
 
     # KV from elsewhere.
 
@@ -410,17 +409,16 @@ class EngineCore:
     @property
     def n_loading(self) -> int:
         """Requests whose KV is on its way from a tier."""
-        return 0 if self.loading is None else len(self.loading.in_flight)
+        return len(self.sequences.connector.tiers.in_transit)
 
     @property
     def awaits_kv(self) -> bool:
         """Whether something will come from a tier or from another machine that frees blocks or brings work."""
-        return self.n_loading > 0 or self.sequences.awaits()
+        return self.n_loading > 0 or self.sequences.connector.awaits
 
     def gives_room_up(self) -> bool:
-        """Call `Exchange.surrender` where a landed sequence cannot be admitted; return whether one gave its blocks up."""
-        exchange = self.sequences.exchange
-        return exchange is not None and exchange.surrender()
+        """Call `KvConnector.surrender` where a sequence with its KV cannot be admitted; return whether one gave its blocks up."""
+        return self.sequences.connector.surrender()
 
     # Results.
 
@@ -437,7 +435,8 @@ class EngineCore:
             kv_blocks_total=kv.total,
             block_tokens=kv.block_tokens,
             n_stages=len(self.stages),
-            transfers=recorder.transfers.array() if self.loading is not None else None,
+            transfers=recorder.transfers.array(),
+            tiered=self.loading is not None,
             emitted=_emitted(self.batches) if speculates else None,
             speculation=sum_rounds(batch.decoding.speculation() for batch in self.batches) if speculates else None,
         )

@@ -70,8 +70,7 @@ class Iterations:
         self._caches = sequences.kv.caches
         self._finds = sequences.kv.caches or bool(spec.tiers)
         self._late = sequences.kv.caches_late
-        exchange = sequences.exchange
-        self._drops_token = exchange is not None and exchange.drops_token
+        self._drops_token = sequences.connector.drops_token
         self._n_sent = 0
         self._speculates = spec.decoding is not None
         self._price: Callable[[MicroBatch, Totals, int, int], int] | None = (
@@ -302,7 +301,7 @@ class Iterations:
         """Count what a sequence has found as it is admitted, on the device and loaded from tiers."""
         block_tokens, work = self._kv.block_tokens, self._work
         found = self._kv.found(id_)
-        loaded = self._sequences.loaded_kv.loaded_last
+        loaded = self._sequences.connector.loaded_last
         work.blocks -= found
         work.loaded += loaded
         # The blocks of what was loaded are cached, too.

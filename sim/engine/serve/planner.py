@@ -29,7 +29,7 @@ class Planner:
         self._sequences = sequences
         self._kv = sequences.kv
         self._queue = sequences.queue
-        self._exchange = sequences.exchange
+        self._connector = sequences.connector
         self._ahead = sequences.ahead
         self._loading = loading
         self._speculates = spec.decoding is not None
@@ -38,7 +38,7 @@ class Planner:
         self._shares_cache = sequences.kv.caches and not alone
         self._writes_evicted = loading is not None and loading.tiers.takes_evicted
         self._shows_more = self._ahead is not None or is_rank or reserves(spec.scheduler)
-        apart = self._exchange is not None or self._ahead is not None or loading is not None
+        apart = self._connector.takes_part or self._ahead is not None or loading is not None
         self._is_plain = not (apart or sequences.kv.caches)
         """A plan knows or causes all that happens."""
         shown = sequences.prefix_lookup.described if sequences.prefix_lookup.described_to_it else None
@@ -61,7 +61,7 @@ class Planner:
             view.memo = None
             return False
         kv = self._kv
-        if growth > kv.free and self._sequences.loaded_kv.at_hand:
+        if growth > kv.free and self._connector.tiers.here:
             assert self._loading is not None
             self._loading.make_room(growth)
         view.waiting = self.queue_view if queue else ()
@@ -84,10 +84,9 @@ class Planner:
 
     def _show_more(self, batch: MicroBatch) -> None:
         """Show what only some schedulers see, and hide what the coming plan does not know."""
-        view, exchange = batch.view, self._exchange
+        view = batch.view
         # Sequences whose KV has come from another machine are still to be admitted.
-        landed = 0 if exchange is None else exchange.promised
-        view.promised_blocks = self._sequences.reservations.blocks - landed
+        view.promised_blocks = self._sequences.reservations.blocks - self._connector.promised
         if self._ahead is not None:
             self._ahead.hide(batch, self.queue_view, given=not self._kv.caches)
         if self.prompts_wait:
@@ -125,8 +124,8 @@ class Planner:
         A plan does not hold that did not know of something, nor one that would see something else after every iteration. Any later
         event ends it by the version that it was made for.
         """
-        kv, exchange, ahead = self._kv, self._exchange, self._ahead
-        asked = exchange is not None and bool(exchange.asked)
+        kv, ahead = self._kv, self._ahead
+        asked = bool(self._connector.machines.wanted)
         waits = asked or bool(self._queue)
         if self._writes_evicted or (asked and plan.preempt) or self._sequences.given_up:
             # Requests of clients that have gone leave with the next plan where they have only just arrived.
@@ -164,7 +163,8 @@ class Planner:
                 plan = self._answer(view)
                 continue
             run = loading.before_the_first(plan.run) if started < 0 else plan.run
-            waits = loading.in_flight or sequences.loaded_kv.at_hand or sequences.awaits()
+            books = self._connector.tiers
+            waits = books.in_transit or books.here or self._connector.awaits
             if waits and not sequences.prefix_lookup.in_turn:
                 run = loading.that_fit(run, held_back)
             if run or plan.decode or not view.n_decoding:
@@ -206,9 +206,8 @@ class Planner:
         *until_ns*: the instant that the empty plan waits for, if any.
         """
         sequences, waits_for_time = self._sequences, now_ns < until_ns < ALWAYS_NS
-        if not sequences.loaded_kv.at_hand or sequences.n_admitted or batch.leaving or waits_for_time:
+        if not self._connector.tiers.here or sequences.n_admitted or batch.leaving or waits_for_time:
             return False
         assert self._loading is not None
-        last = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.loaded_kv.at_hand)
-        self._loading.let_go_of(last.id)
+        self._loading.let_go_of_last()
         return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from policies.view import (
     ALWAYS_NS,
@@ -28,33 +28,11 @@ from sim.engine.kv.pool import KvPool, OutOfBlocks
 from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.requests.reservations import Reservations
 from sim.engine.requests.state import RequestState
-from sim.engine.serve.kv_exchange import Exchange, n_with_blocks
+from sim.engine.serve.kv_connector import KvConnector, Outside
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.spec.roles import Part
-from sim.engine.tiers.loaded import LoadedKv
 from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.time.errors import PolicyError
-
-
-class Outside(Protocol):
-    """The cluster, as a machine calls it."""
-
-    def finished(self, id_: int, now_ns: int, /) -> None: ...
-
-    def rejected(self, id_: int, reason: str, /) -> None: ...
-
-    def prefilled(self, id_: int, end_ns: int, /) -> None:
-        """A prompt is computed that is decoded elsewhere."""
-        ...
-
-    def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int, /) -> None:
-        """Blocks are free for KV that was computed elsewhere, *found_tokens* tokens of which are cached here; *leg*: for what."""
-        ...
-
-    def no_room(self, id_: int, now_ns: int, leg: int, /) -> None:
-        """A request that asked for blocks has to wait for them."""
-        ...
-
 
 _new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
@@ -83,7 +61,6 @@ class Sequences:
         """Waiting sequences with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
         """Requests whose clients have gone, and when; they are aborted when the plan knows it."""
-        self.loaded_kv = LoadedKv(self.kv, state)
         self._in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
@@ -100,13 +77,13 @@ class Sequences:
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.reservations = Reservations(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
         self.prefix_lookup = PrefixLookup(self.kv, state, self.ahead, spec.scheduler)
-        self.exchange = None if part is None else Exchange(self, part, outside, recorder, alone=alone)
-        self.hands_over = self.reservations.one_token = self.exchange is not None and self.exchange.hands_over
+        self.connector = KvConnector(self, part, outside, recorder)
+        self.hands_over = self.reservations.one_token = self.connector.hands_over
+        self._kv_comes = part is not None or bool(spec.tiers)
+        """KV may come from elsewhere."""
         slots = self.kv.total * self.kv.block_tokens - self.most_beyond - 1
         self._fit_always = -1 if self.hands_over else min(slots, spec.max_model_len or slots)
         """Requests with so many tokens of prompt and output fit in any case (`never_fits`)."""
-        self._loads = bool(spec.tiers)
-        """Sequences may have loaded KV."""
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Queue a request at *now_ns*; KV of its first *kv_tokens* tokens is at hand."""
@@ -130,8 +107,7 @@ class Sequences:
     @property
     def n_waiting(self) -> int:
         """Requests in the queue, and on their way to it from another machine, whether their messages have been read or not."""
-        exchange = self.exchange
-        return len(self.queue) + (0 if exchange is None else exchange.coming + exchange.n_unread)
+        return len(self.queue) + self.connector.coming + self.connector.n_unread
 
     def take_out(self, batch: MicroBatch, id_: int) -> tuple[int, int, int]:
         """A sequence that is not in flight leaves its micro-batch: its tokens cached, the KV blocks to give back, and when it
@@ -155,14 +131,8 @@ class Sequences:
     @property
     def busy(self) -> bool:
         """Whether any request waits, is admitted or asks for blocks, or there are messages to read."""
-        exchange = self.exchange
-        return (
-            self.n_admitted > 0 or bool(self.queue) or (exchange is not None and bool(exchange.mail or exchange.asked))
-        )
-
-    def awaits(self) -> bool:
-        """Whether something will come from another machine that frees blocks or brings work."""
-        return self.exchange is not None and self.exchange.holds
+        connector = self.connector
+        return self.n_admitted > 0 or bool(self.queue or connector.mail or connector.machines.wanted)
 
     def running_seq(self, batch: MicroBatch, id_: int) -> RunningSeq:
         """An admitted sequence as policies see it."""
@@ -235,11 +205,8 @@ class Sequences:
                 raise PolicyError(f"{self.scheduler!r} rejected request {id_}, which does not wait here")
             self.queue.remove(seq)
             self.n_computed -= not seq.tokens
-            self.loaded_kv.gone(id_)
+            self.connector.gone(id_)
             self.version.changes += 1
-            if seq.kept_blocks:
-                assert self.exchange is not None
-                self.exchange.leave_the_queue(id_, seq.cached_tokens)
             self._outside.rejected(id_, reason)
 
     def choose_decodes(self, batch: MicroBatch, decode: Literal[True] | tuple[int, ...]) -> None:
@@ -315,13 +282,13 @@ class Sequences:
                 "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
             )
         state.preemptions[id_] += 1
-        if self.loaded_kv.moves_out is None or not self.loaded_kv.moves_out(id_, cached):
+        if self.connector.moves_out is None or not self.connector.moves_out(id_, cached):
             state.recomputed[id_] += cached
         seq = state.waiting_seq(id_, preempted=True)
         # At the end, ahead of requests that arrived after the plan was made.
         unknown = 0 if self.ahead is None else self.ahead.n_unknown
         # Behind requests whose blocks are here already, which would have to wait for it otherwise.
-        first = 0 if self.exchange is None else n_with_blocks(self)
+        first = self.connector.n_with_blocks() if self.connector.takes_part else 0
         self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else first, seq)
 
     def admit(self, batch: MicroBatch, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
@@ -342,13 +309,10 @@ class Sequences:
         self.version.changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
-        if seq.kept_blocks:
-            assert self.exchange is not None
-            self.exchange.take_in(id_, now_ns)
+        if not self._kv_comes:
+            self.reservations.make(id_)
+        elif self.connector.admitted(seq, now_ns):
             return seq
-        self.reservations.make(id_)
-        if self._loads:
-            self.loaded_kv.admitted(seq)
         return self.prefix_lookup.find(seq, tokens) if self.kv.caches else seq
 
     def join_the_decodes(
@@ -408,9 +372,9 @@ class Sequences:
         state = self.state
         for id_ in batch.completing:
             cached = batch.partial.pop(id_).cached_tokens
-            if self.exchange is not None and self.exchange.leaves(id_):
+            if self.hands_over and self.connector.leaves(id_):
                 self._in_vain = 0
-                self.exchange.depart(batch, id_, cached, end_ns)
+                self.connector.depart(batch, id_, cached, end_ns)
                 continue
             left = state.left[id_]
             if left:
@@ -479,14 +443,11 @@ def hand_back(sequences: Sequences, batches: Sequence[MicroBatch]) -> list[int]:
         batch.partial.clear()
         batch.paused.clear()
     given_back |= {seq.id: seq.cached_tokens for seq in sequences.queue if seq.kept_blocks}
-    if sequences.exchange is not None:
-        given_back |= sequences.exchange.landing()
+    given_back |= sequences.connector.landing()
     sequences.state.given_back |= given_back
     ids += [seq.id for seq in sequences.queue]
     sequences.queue.clear()
-    if sequences.exchange is not None:
-        ids += sequences.exchange.hand_back()
-    sequences.loaded_kv.reset()
+    ids += sequences.connector.hand_back()
     if sequences.came_ns is not None:
         sequences.came_ns.clear()
     if sequences.ahead is not None:
@@ -553,10 +514,7 @@ def let_go(sequences: Sequences, batch: MicroBatch) -> None:
         if waiting is not None:
             sequences.queue.remove(waiting)
             sequences.n_computed -= not waiting.tokens
-            sequences.loaded_kv.gone(id_)
-            if waiting.kept_blocks:
-                assert sequences.exchange is not None
-                sequences.exchange.leave_the_queue(id_, waiting.cached_tokens)
+            sequences.connector.gone(id_)
             continue
         ahead = sequences.ahead
         known = sequences.prefix_lookup.known(batch, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)

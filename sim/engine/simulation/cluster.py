@@ -35,6 +35,7 @@ from sim.engine.simulation.front_end import FrontEnd
 from sim.engine.simulation.invariants import Watch
 from sim.engine.simulation.result_columns import as_column, bubble_columns, request_columns, tier_columns, tier_facts
 from sim.engine.spec.experiment import Experiment, MachineSpec
+from sim.engine.tiers.links import Links
 from sim.engine.tiers.tiers import SharedStores
 from sim.engine.time.errors import UnservedError
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
@@ -112,10 +113,9 @@ def _as_array(column: IntArray) -> array[int]:
     return array("q", np.ascontiguousarray(column, np.int64).tobytes())
 
 
-def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
-    """The stores that machines share; None where no machine has a tier."""
-    kinds = [tier.kind for spec in specs for core in spec.hosted for tier in core.tiers]
-    return SharedStores(peers="peer" in kinds) if kinds else None
+def _stores(specs: Sequence[MachineSpec]) -> SharedStores:
+    """The stores and links that machines share."""
+    return SharedStores(peers=any(tier.kind == "peer" for spec in specs for core in spec.hosted for tier in core.tiers))
 
 
 def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
@@ -199,7 +199,8 @@ class Cluster:
         self._serving: list[Machine] = []
         """The machines that run models; they come first."""
         spill = Spill(spill_to, sum(len(spec.hosted) * spec.ranks for spec in specs))
-        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs), spill)
+        stores = _stores(specs)
+        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, stores, spill)
         first = 0
         for index, spec in enumerate(specs):
             self._serving.append(machine_of(common, index, spec, first, experiment.part_of(index)))
@@ -212,8 +213,10 @@ class Cluster:
         self._only = self._machines[0] if alone else None
         self._gates: list[Gateway[Any]] = []
         """The router of each stage."""
+        self._course: Course[Any] | None = None
         self._handovers: Handovers | None = None
-        self._course = None if self._only is not None else self._course_of(experiment)
+        if self._only is None:
+            self._course, self._handovers = self._course_of(experiment, stores.links)
         self._routing = self._gates[0].routing if self._gates else None
         self._fleet: Fleet | None = None
         if experiment.fleet is not None and self._course is not None:
@@ -231,8 +234,8 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _course_of(self, experiment: Experiment) -> Course[Any]:
-        """The stages of requests, with a router for each."""
+    def _course_of(self, experiment: Experiment, links: Links) -> tuple[Course[Any], Handovers | None]:
+        """The stages of requests, with a router for each; and what is between machines where prefill and decode are apart."""
         spec, machines, gates = experiment.handover, self._serving, list[Gateway[Machine]]()
         routers = [experiment.router] if spec is None else [experiment.router, spec.router]
         for place, router in enumerate(routers):
@@ -240,15 +243,15 @@ class Cluster:
             # The router of each further stage has a stream of its own: the first one draws the same numbers whatever follows.
             gates.append(self._gate_to(router, mine, place))
         self._gates += gates
-        course = Course(gates[0], self._state)
+        handovers = None
         if spec is not None:
-            course = Handovers(spec, machines, gates, self._state, self._clock, self)
-            self._handovers = course
+            handovers = Handovers(spec, machines, gates, self._state, self._clock, self, links)
+        course = Course(gates[0], self._state) if handovers is None else handovers
         if experiment.encode is None:
-            return course
+            return course, handovers
         gate = self._gate_to(experiment.encode.router, self._encoders, len(self._gates))
         self._gates.append(gate)
-        return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock)
+        return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock), handovers
 
     def _gate_to(self, router: Router, machines: Sequence[M], stream: int) -> Gateway[M]:
         experiment = self._experiment

@@ -15,7 +15,7 @@ from sim.engine.machine.groups import Group
 from sim.engine.record.columns import FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
-from sim.engine.serve.kv_exchange import ASK
+from sim.engine.serve.kv_connector import ASK
 from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING
 from sim.engine.time.errors import InvariantError
 from sim.engine.time.events import Clock
@@ -39,10 +39,11 @@ INVARIANTS = {
 
 def _tokens_of(core: EngineCore | None, id_: int, *, kept: bool) -> int:
     """Tokens that the blocks hold which *core* has lent, or keeps, for a request."""
-    exchange = None if core is None else core.sequences.exchange
-    if exchange is None:
+    if core is None:
         return 0
-    return (exchange.kept if kept else exchange.lent).get(id_, 0) * exchange.sequences.kv.block_tokens
+    books = core.sequences.connector.machines
+    held = (books.in_transit if kept else books.lent).get(id_)
+    return 0 if held is None else held.blocks * core.sequences.kv.block_tokens
 
 
 def core_ids(core: EngineCore) -> set[int]:
@@ -85,8 +86,8 @@ class Watch:
         # Requests whose prompt no machine is left to decode.
         awaiting = set[int]() if self._handovers is None else set(self._handovers.awaiting)
         for machine in self._machines:
-            for exchange in [core.sequences.exchange for core in machine.cores]:
-                left = set[int]() if exchange is None else {*exchange.asked, *exchange.kept, *exchange.lent} - awaiting
+            for books in [core.sequences.connector.machines for core in machine.cores]:
+                left = {*books.wanted, *books.in_transit, *books.lent} - awaiting
                 if left:
                     self._fail("INV-12", f"machine {machine.index} asks or holds blocks for requests {sorted(left)}")
 
@@ -149,8 +150,8 @@ class Watch:
             loads = any(core.n_loading for core in machine.cores)
             if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting or loads):
                 self._fail("INV-11", f"machine {machine.index} does not serve and has requests")
-            for exchange in [core.sequences.exchange for core in machine.cores]:
-                if now not in serving and exchange is not None and (exchange.holds or exchange.mail):
+            for connector in [core.sequences.connector for core in machine.cores]:
+                if now not in serving and (connector.awaits or connector.mail):
                     self._fail("INV-11", f"machine {machine.index} does not serve and holds KV for others")
         for id_, leg in () if self._handovers is None else self._handovers.ongoing.items():
             if any(fleet.states[each.index] not in serving for each in (leg.sender, leg.receiver)):
@@ -158,8 +159,8 @@ class Watch:
 
     def _check_places(self, fleet: Fleet, seen: set[int]) -> None:
         held = list(fleet.held)
-        exchanges = [core.sequences.exchange for machine in self._machines for core in machine.cores]
-        landing = {id_ for exchange in exchanges if exchange is not None for id_ in exchange.landing()}
+        cores = [core for machine in self._machines for core in machine.cores]
+        landing = {id_ for core in cores for id_ in core.sequences.connector.landing()}
         for id_, status in enumerate(self._state.status):
             if status == UNFINISHED and fleet.came[id_]:
                 places = (id_ in seen) + held.count(id_) + (id_ in fleet.again) + (id_ in landing)
@@ -169,10 +170,9 @@ class Watch:
 
     def _check_hosted(self, machine: AnyMachine, core: EngineCore, seen: set[int]) -> None:
         sequences = core.sequences
-        held = self._check_queue(core, seen) + sum(
-            self._check_batch(machine, core, batch, seen) for batch in core.batches
-        )
-        held += self._check_exchange(machine, core) + self._check_loads(machine, core, seen)
+        self._check_queue(core, seen)
+        held = sum(self._check_batch(machine, core, batch, seen) for batch in core.batches)
+        held += self._check_connector(machine, core, seen)
         kv = sequences.kv
         if kv.caches:
             fault = kv.fault()
@@ -185,16 +185,18 @@ class Watch:
         if sequences.n_admitted != sum(len(batch.admitted) for batch in core.batches):
             self._fail("INV-2", f"machine {machine.index} counts {sequences.n_admitted} admitted")
 
-    def _check_queue(self, core: EngineCore, seen: set[int]) -> int:
-        """The blocks that waiting requests hold."""
-        held = sum(each.blocks for each in core.sequences.loaded_kv.at_hand.values())
+    def _check_queue(self, core: EngineCore, seen: set[int]) -> None:
+        """Waiting requests wait once, and those with KV hold its blocks."""
+        connector = core.sequences.connector
         for seq in core.sequences.queue:
             self._once(seq.id, seen)
-            held += seq.kept_blocks
+            for books, blocks in ((connector.machines, seq.kept_blocks), (connector.tiers, seq.shared_blocks)):
+                held = books.here.get(seq.id)
+                if held is not None and held.blocks != blocks:
+                    self._fail("INV-1", f"request {seq.id} waits with {blocks} blocks of {held.blocks} that it holds")
             # A request with nothing to compute lacks the KV of its latest token, as all that decode do.
             if (seq.tokens or 1) + seq.cached_tokens != self._context(seq.id):
                 self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
-        return held
 
     def _check_batch(self, machine: AnyMachine, core: EngineCore, batch: MicroBatch, seen: set[int]) -> int:
         """The blocks that a micro-batch's sequences hold."""
@@ -209,30 +211,21 @@ class Watch:
         # A span in flight has taken the blocks of its first iteration, and no others.
         return held + (batch.span.growth_first if batch.span is not None and batch.decodes else 0)
 
-    def _check_exchange(self, machine: AnyMachine, core: EngineCore) -> int:
-        """The blocks held for sequences of other machines."""
-        exchange = core.sequences.exchange
-        if exchange is None:
-            return 0
-        told_to_go = exchange.told_to_go()
-        if exchange.n_unread != sum(what == ASK for _, what, _, _ in exchange.mail):
-            self._fail("INV-2", f"machine {machine.index} has not read of {exchange.n_unread} requests")
-        for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
+    def _check_connector(self, machine: AnyMachine, core: EngineCore, seen: set[int]) -> int:
+        """The blocks held for KV that is on its way or here before its sequence is admitted, and for other machines."""
+        connector, books = core.sequences.connector, core.sequences.connector.machines
+        told_to_go = connector.told_to_go()
+        if connector.n_unread != sum(what == ASK for _, what, _, _ in connector.mail):
+            self._fail("INV-2", f"machine {machine.index} has not read of {connector.n_unread} requests")
+        for id_ in (*books.wanted, *books.in_transit, *books.lent):
             if id_ in core_ids(core) and id_ not in told_to_go:
                 self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
-        return sum(exchange.kept.values()) + sum(exchange.lent.values())
-
-    def _check_loads(self, machine: AnyMachine, core: EngineCore, seen: set[int]) -> int:
-        """The blocks that are held for KV on its way from tiers."""
-        loading = core.loading
-        if loading is None:
-            return 0
-        fault = loading.tiers.fault()
+        for id_ in connector.tiers.in_transit:
+            self._once(id_, seen)
+        fault = None if core.loading is None else core.loading.tiers.fault()
         if fault is not None:
             self._fail("INV-9", f"machine {machine.index}: {fault}")
-        for id_ in loading.in_flight:
-            self._once(id_, seen)
-        return sum(load.blocks for load in loading.in_flight.values())
+        return books.blocks + connector.tiers.blocks
 
     def _check_sequence(self, core: EngineCore, batch: MicroBatch, id_: int) -> int:
         """The blocks that it holds."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.record.columns import BUBBLES, IntArray
+from sim.engine.record.columns import BUBBLES, IntArray, transfer_facts
 from sim.engine.requests.service_classes import class_columns
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
@@ -96,32 +96,28 @@ def tier_facts(cores: Sequence[EngineCore]) -> dict[str, dict[str, int]]:
     """Capacity, what was loaded and stored and how long it waited for its turn, by kind of tier, all *cores* together."""
     found: dict[str, dict[str, int]] = {}
     seen: set[int] = set()
-    for tiers in [core.loading.tiers for core in cores if core.loading is not None]:
+    for core, tiers in [(core, core.loading.tiers) for core in cores if core.loading is not None]:
+        transfers = core.recorder.transfers.array()
         for place, spec in enumerate(tiers.specs):
             mine = found.setdefault(spec.kind, {})
-            for name, value in _facts_of(tiers, place, seen).items():
+            for name, value in _facts_of(tiers, place, transfers[transfers["tier"] == place], seen).items():
                 mine[name] = mine.get(name, 0) + value
     return found
 
 
-def _facts_of(tiers: Tiers, place: int, seen: set[int]) -> dict[str, int]:
-    """The facts of one tier of a machine; a store that machines share counts once."""
-    store, counts = tiers.stores[place], tiers.counts[place]
-    own = None if id(store) in seen else store
-    seen.add(id(store))
+def _facts_of(tiers: Tiers, place: int, transfers: NDArray[Any], seen: set[int]) -> dict[str, int]:
+    """The facts of one tier of a machine; a store or link that others share counts once."""
+    store, link = tiers.stores[place], tiers.links[place]
+    own, busy_ns = None if id(store) in seen else store, 0 if id(link) in seen else link.busy_ns
+    seen.update((id(store), id(link)))
+    crossed = transfer_facts(transfers)
     return {
         "capacity_bytes": 0 if own is None else own.capacity_bytes,
         "used_bytes": 0 if own is None else own.used_bytes,
         "evicted_blocks": 0 if own is None else own.evicted,
-        "loads": counts.loads,
-        "loaded_tokens": counts.loaded_blocks * tiers.block_tokens,
-        "load_bytes": counts.load_bytes,
-        "load_ns": counts.load_ns,
-        "load_wait_ns": counts.load_wait_ns,
-        "stores": counts.stores,
-        "store_bytes": counts.store_bytes,
-        "store_wait_ns": counts.store_wait_ns,
-        "skipped_short": counts.skipped_short,
-        "skipped_slower": counts.skipped_slower,
-        "link_busy_ns": tiers.links[place].busy_ns,
+        "loaded_tokens": crossed["load_bytes"] // tiers.block_bytes * tiers.block_tokens,
+        **crossed,
+        "skipped_short": tiers.skipped[place, "short"],
+        "skipped_slower": tiers.skipped[place, "slower"],
+        "link_busy_ns": busy_ns,
     }

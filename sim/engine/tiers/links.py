@@ -1,14 +1,18 @@
-"""A link that KV crosses: first come, first served, a stated number of transfers at once, slower at stated times."""
+"""Links that KV crosses: first come, first served, a stated number of transfers at once, slower at stated times.
+
+Links may have limits in common: the switches of a fabric, or a store that many machines read. A transfer takes of each the earliest
+capacity that those before it have left, and holds its place on its own link until its last byte is through all of them.
+"""
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Final
+from typing import Final, Literal
 
 _UNHARMED: Final = (1.0, 0)
 
@@ -57,6 +61,20 @@ def check_slowdowns(slowdowns: Sequence[Slowdown]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """The most that all links with a limit of this name carry together."""
+
+    name: str
+    bytes_per_s: float
+    way: Literal["both", "read", "write"] = "both"
+    """The direction that counts; `both`: the two together."""
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.bytes_per_s) and self.bytes_per_s > 0):
+            raise ValueError(f"bytes_per_s of the limit {self.name!r} is finite and above 0; got {self.bytes_per_s!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class LinkSpec:
     """The configuration of a link."""
 
@@ -70,6 +88,8 @@ class LinkSpec:
     """The rate in the other direction; None: the same."""
     slowdowns: tuple[Slowdown, ...] = ()
     """Times at which the link is slower."""
+    limits: tuple[Limit, ...] = ()
+    """Limits that it shares with other links."""
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0:
@@ -90,6 +110,59 @@ class LinkSpec:
         return 0 if rate == inf else round(n_bytes / rate * 1e9)
 
 
+Stretches = tuple[tuple[int, int], ...]
+"""Times from one instant to another, in order."""
+
+
+class Capacity:
+    """A limit that links share, and when it is taken."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def next_free(self, begin_ns: int, n_bytes: int) -> Stretches:
+        """The earliest times from *begin_ns* on at which *n_bytes* can pass."""
+        left, at, found = round(n_bytes / self.limit.bytes_per_s * 1e9), begin_ns, list[tuple[int, int]]()
+        if not left:
+            return ((at, at),)
+        for i in range(max(bisect_right(self._begins, at) - 1, 0), len(self._begins)):
+            free_ns = min(self._begins[i] - at, left)
+            if free_ns > 0:
+                found.append((at, at + free_ns))
+                left -= free_ns
+            if not left:
+                return tuple(found)
+            at = max(at, self._ends[i])
+        return (*found, (at, at + left))
+
+    def take(self, stretches: Stretches) -> None:
+        """Take times that are free."""
+        begins, ends = self._begins, self._ends
+        for begin, end in stretches:
+            i = bisect_left(begins, begin)
+            follows, leads = i > 0 and ends[i - 1] == begin, i < len(begins) and begins[i] == end
+            if follows and leads:
+                del begins[i], ends[i - 1]
+            elif follows:
+                ends[i - 1] = end
+            elif leads:
+                begins[i] = begin
+            elif end > begin:
+                begins.insert(i, begin)
+                ends.insert(i, end)
+
+    def give_back(self, stretches: Stretches, from_ns: int) -> None:
+        """Give back what is taken after *from_ns*."""
+        begins, ends = self._begins, self._ends
+        for begin, end in ((max(begin, from_ns), end) for begin, end in stretches if end > max(begin, from_ns)):
+            i = bisect_right(begins, begin) - 1
+            rest = [(low, high) for low, high in ((begins[i], begin), (end, ends[i])) if high > low]
+            begins[i : i + 1] = [low for low, _ in rest]
+            ends[i : i + 1] = [high for _, high in rest]
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """The instants and bytes of one transfer."""
@@ -99,6 +172,15 @@ class Transfer:
     sent_ns: int
     arrived_ns: int
     n_bytes: int
+    through_ns: int
+    """The end of its bytes; its place is held until `sent_ns`."""
+    taken: tuple[tuple[Capacity, Stretches], ...] = ()
+    """Of shared limits."""
+
+    @property
+    def times(self) -> tuple[int, int, int, int]:
+        """Asked for, begun, sent, arrived (ns)."""
+        return self.asked_ns, self.begin_ns, self.sent_ns, self.arrived_ns
 
     @property
     def waited_ns(self) -> int:
@@ -109,8 +191,15 @@ class Transfer:
 class Link:
     """A link. Transfers are asked for in order of time, and a later one never changes the others' times."""
 
-    def __init__(self, spec: LinkSpec) -> None:
+    def __init__(self, spec: LinkSpec, shared: Sequence[Capacity] = ()) -> None:
+        """*shared*: the capacities of the limits of *spec*."""
         self.spec = spec
+        self._shared = {
+            writes: [each for each in shared if each.limit.way != ("read" if writes else "write")]
+            for writes in (False, True)
+        }
+        self._limited: list[Transfer] = []
+        """Transfers that have taken of a limit and may be on the link."""
         self._latency_ns = round(spec.latency_s * 1e9)
         self._changes = _changes(spec.slowdowns)
         self._free_ns = [0] * spec.concurrent_transfers
@@ -130,9 +219,11 @@ class Link:
         changes count."""
         factor, more_ns = self._state_at(now_ns)
         occupied = self.spec.occupied_ns(n_bytes)
+        begin_ns = now_ns + self.wait_ns(now_ns) if self._shared[False] else now_ns
+        limited = max((each.next_free(begin_ns, n_bytes)[-1][1] - begin_ns for each in self._shared[False]), default=0)
         if factor:
-            return round(occupied / factor) + self._latency_ns + more_ns
-        sent = self._sent_ns(now_ns, occupied)
+            return max(round(occupied / factor), limited) + self._latency_ns + more_ns
+        sent = max(self._sent_ns(now_ns, occupied), now_ns + limited)
         return sent - now_ns + self._latency_ns + self._state_at(sent)[1]
 
     def send(
@@ -144,35 +235,53 @@ class Link:
         place had been free since: that was in no other transfer's use, so that no other one changes.
         """
         begin = max(now_ns if since_ns is None else since_ns, self._free_ns[0])
-        sent = self._sent_ns(begin, self.spec.occupied_ns(n_bytes, writes=writes))
-        self.busy_ns += sent - begin
+        through = self._sent_ns(begin, self.spec.occupied_ns(n_bytes, writes=writes))
+        taken = tuple((each, each.next_free(begin, n_bytes)) for each in self._shared[writes])
+        for capacity, stretches in taken:
+            capacity.take(stretches)
+            through = max(through, stretches[-1][1])
+        self.busy_ns += through - begin
+        sent = through
         if since_ns is not None:
-            gone_ns, sent = sent, max(sent, self._sent_ns(now_ns, self.spec.occupied_ns(last_bytes)))
+            sent = max(sent, self._sent_ns(now_ns, self.spec.occupied_ns(last_bytes)))
             self._stretched = [each for each in self._stretched if each[1] > now_ns]
-            if sent > gone_ns:
-                self._stretched.append((gone_ns, sent))
+            if sent > through:
+                self._stretched.append((through, sent))
         heapq.heapreplace(self._free_ns, sent)
-        return Transfer(now_ns, begin, sent, sent + self._latency_ns + self._state_at(sent)[1], n_bytes)
+        arrived = sent + self._latency_ns + self._state_at(sent)[1]
+        transfer = Transfer(now_ns, begin, sent, arrived, n_bytes, through, taken)
+        if taken:
+            self._limited = [*(each for each in self._limited if each.sent_ns > now_ns), transfer]
+        return transfer
 
     def stop(self, now_ns: int) -> None:
         """Drops the transfers that are on the link or queued for it."""
         self.busy_ns -= sum(max(free_ns - now_ns, 0) for free_ns in self._free_ns)
         self.busy_ns += sum(max(sent_ns - max(gone_ns, now_ns), 0) for gone_ns, sent_ns in self._stretched)
         self._stretched.clear()
+        for transfer in self._limited:
+            self._give_back(transfer, now_ns)
+        self._limited.clear()
         self._free_ns = [min(free_ns, now_ns) for free_ns in self._free_ns]
         heapq.heapify(self._free_ns)
 
     def cancel(self, transfer: Transfer, now_ns: int) -> None:
         """Cancels a transfer: its place is free from *now_ns* on, unless later ones have been given it since."""
         end_ns = max(transfer.begin_ns, now_ns)
+        if transfer in self._limited:
+            self._limited.remove(transfer)
+            self._give_back(transfer, now_ns)
         if end_ns >= transfer.sent_ns or transfer.sent_ns not in self._free_ns:
             return
         self._free_ns[self._free_ns.index(transfer.sent_ns)] = end_ns
         heapq.heapify(self._free_ns)
-        gone_ns = self._sent_ns(transfer.begin_ns, self.spec.occupied_ns(transfer.n_bytes))
-        self.busy_ns -= max(gone_ns - end_ns, 0)
-        if (gone_ns, transfer.sent_ns) in self._stretched:
-            self._stretched.remove((gone_ns, transfer.sent_ns))
+        self.busy_ns -= max(transfer.through_ns - end_ns, 0)
+        if (transfer.through_ns, transfer.sent_ns) in self._stretched:
+            self._stretched.remove((transfer.through_ns, transfer.sent_ns))
+
+    def _give_back(self, transfer: Transfer, now_ns: int) -> None:
+        for capacity, stretches in transfer.taken:
+            capacity.give_back(stretches, now_ns)
 
     def _state_at(self, at_ns: int) -> tuple[float, int]:
         """(share of the bandwidth, ns beside the latency) at an instant."""
@@ -208,3 +317,28 @@ def _changes(slowdowns: Sequence[Slowdown]) -> list[tuple[int, float, int]]:
         if each.end_ns < inf:
             found.append((round(each.end_ns), *_UNHARMED))
     return found
+
+
+class Links:
+    """The links of a run, each made when it is first asked for, and the limits that they share."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Link] = {}
+        self._capacities: dict[str, Capacity] = {}
+
+    def of(self, key: Hashable, spec: LinkSpec) -> Link:
+        """The link called *key*; those who name the same one share it."""
+        if key not in self._made:
+            self._made[key] = Link(spec, [self._capacity(limit) for limit in spec.limits])
+        link = self._made[key]
+        if link.spec is not spec and link.spec != spec:
+            raise ValueError(f"the link {key!r} is shared, and is said to be {link.spec!r} and {spec!r}")
+        return link
+
+    def _capacity(self, limit: Limit) -> Capacity:
+        found = self._capacities.setdefault(limit.name, Capacity(limit))
+        if found.limit != limit:
+            raise ValueError(
+                f"links share the limit {limit.name!r}, and it is said to be {found.limit!r} and {limit!r}"
+            )
+        return found

@@ -7,6 +7,7 @@ that are queued for a load are in `sim.engine.serve.loading`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -14,8 +15,8 @@ from typing import Final, Literal, NamedTuple
 
 from sim.engine.kv.content import Contents
 from sim.engine.kv.content_store import Piece, Space
-from sim.engine.record.columns import LOAD, MOVE_IN, STORE, Recorder
-from sim.engine.tiers.links import Link, LinkSpec, Slowdown, Transfer, check_slowdowns
+from sim.engine.record.columns import DEVICE, LOAD, MOVE_IN, PLACES, STORE, Recorder
+from sim.engine.tiers.links import Limit, Links, LinkSpec, Slowdown, Transfer, check_slowdowns
 from sim.engine.tiers.stores import SharedStore, Store
 
 TierKind = Literal["host", "disk", "remote", "peer"]
@@ -53,6 +54,10 @@ class TierSpec:
     """A `remote` tier's store."""
     slowdowns: tuple[Slowdown, ...] = ()
     """Times at which its link is slower."""
+    limits: tuple[Limit, ...] = ()
+    """Limits that its link shares with others: of a store over all machines, or of a fabric."""
+    link: str = ""
+    """Models on a machine whose tiers name the same link share it."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -71,6 +76,17 @@ class TierSpec:
             raise ValueError(f"min_load_tokens is at least 0; got {self.min_load_tokens}")
         check_slowdowns(self.slowdowns)
 
+    @property
+    def link_spec(self) -> LinkSpec:
+        return LinkSpec(
+            bandwidth_bytes_per_s=self.read_bytes_per_s,
+            latency_s=self.latency_s,
+            concurrent_transfers=self.concurrent_transfers,
+            write_bytes_per_s=self.write_bytes_per_s,
+            slowdowns=self.slowdowns,
+            limits=self.limits,
+        )
+
 
 def check_tiers(specs: Sequence[TierSpec]) -> None:
     """ValueError for tiers of one machine that do not go together."""
@@ -85,6 +101,11 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
     for above, spec in zip((None, *specs), specs, strict=False):
         if spec.write != "eviction" or spec.kind == "peer" or above is None:
             continue
+        if above.kind == "host" and "peer" in kinds and spec.limits:
+            raise ValueError(
+                f"write: eviction: the {spec.kind} tier would take what host memory gives up that others read, at a moment that no "
+                "order of machines says, over a limit that they share; write it through, or leave the limit out"
+            )
         if above.kind in ("remote", "peer"):
             raise ValueError(
                 f"write: eviction: the {spec.kind} tier would take what a {above.kind} tier gives up, which is no machine's own; "
@@ -93,9 +114,10 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
 
 
 class SharedStores:
-    """Stores that machines of a run share."""
+    """Stores and links that machines of a run share."""
 
     def __init__(self, *, peers: bool) -> None:
+        self.links = Links()
         self.peers = peers
         """Whether machines read each other's host memory."""
         self.hosts: dict[int, SharedStore] = {}
@@ -117,20 +139,6 @@ class SharedStores:
         return found
 
 
-class Counts:
-    """Loads from a tier and stores to it, as counts."""
-
-    __slots__ = (
-        "load_bytes", "load_ns", "load_wait_ns", "loaded_blocks", "loads", "skipped_short", "skipped_slower",
-        "store_bytes", "store_wait_ns", "stores",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.loads = self.loaded_blocks = self.load_bytes = self.load_wait_ns = self.load_ns = 0
-        self.stores = self.store_bytes = self.store_wait_ns = 0
-        self.skipped_short = self.skipped_slower = 0
-
-
 class Segment(NamedTuple):
     """Blocks that one tier has."""
 
@@ -138,6 +146,8 @@ class Segment(NamedTuple):
     lo: int
     hi: int
     source: Store
+    owner: int
+    """The engine core whose host memory or disk it is; -1: of none."""
 
 
 class Tiers:
@@ -159,21 +169,14 @@ class Tiers:
         self._machine = machine
         self._number = number
         self.links = [
-            Link(
-                LinkSpec(
-                    bandwidth_bytes_per_s=spec.read_bytes_per_s,
-                    latency_s=spec.latency_s,
-                    concurrent_transfers=spec.concurrent_transfers,
-                    write_bytes_per_s=spec.write_bytes_per_s,
-                    slowdowns=spec.slowdowns,
-                )
-            )
-            for spec in specs
+            shared.links.of(("machine", machine, spec.link) if spec.link else ("tier", number, place), spec.link_spec)
+            for place, spec in enumerate(specs)
         ]
         self.stores = [self._store_of(spec) for spec in specs]
         if number in shared.hosts:
             shared.hosts[number].passes_on = self._pass_on_at
-        self.counts = [Counts() for _ in specs]
+        self.skipped: Counter[tuple[int, str]] = Counter()
+        """Loads that were left out, by tier and reason."""
         self.now_ns = 0
         """The present instant, set by the engine core when it acts."""
         self.price_ns: Callable[[int, int], int] = _free
@@ -216,31 +219,34 @@ class Tiers:
         self._bring_up_to_now()
         pieces, found = self._pieces(id_, at, upto), list[Segment]()
         for tier, spec in enumerate(self.specs):
-            source, to = self._longest(tier, pieces, at)
+            source, to, owner = self._longest(tier, pieces, at)
             if source is None or to <= at:
                 continue
             tokens = (to - at) * self.block_tokens
             if tokens < spec.min_load_tokens:
-                self.counts[tier].skipped_short += 1
+                self.skipped[tier, "short"] += 1
                 continue
             if spec.skip_when_slower and self._load_ns(tier, to - at) > self.price_ns(tokens, at * self.block_tokens):
-                self.counts[tier].skipped_slower += 1
+                self.skipped[tier, "slower"] += 1
                 continue
-            found.append(Segment(tier, at, to, source))
+            found.append(Segment(tier, at, to, source, owner))
             at = to
         return found
 
-    def _longest(self, tier: int, pieces: list[Piece], at: int) -> tuple[Store | None, int]:
+    def _longest(self, tier: int, pieces: list[Piece], at: int) -> tuple[Store | None, int, int]:
         store = self.stores[tier]
         if store is not None:
-            return store, store.covered(pieces, at, self.now_ns)
-        best, to = None, at
+            return store, store.covered(pieces, at, self.now_ns), self._owner(tier)
+        best, to, owner = None, at, -1
         for number, other in self._shared.hosts.items():
             if number != self._number:
                 reach = other.covered(pieces, at, self.now_ns)
                 if reach > to:
-                    best, to = other, reach
-        return best, to
+                    best, to, owner = other, reach, number
+        return best, to, owner
+
+    def _owner(self, tier: int) -> int:
+        return -1 if self.specs[tier].kind == "remote" else self._number
 
     def _load_ns(self, tier: int, blocks: int) -> int:
         link = self.links[tier]
@@ -253,15 +259,9 @@ class Tiers:
     def load(self, id_: int, segments: Sequence[Segment]) -> int:
         """Starts a load; returns its last byte's instant, after now at the earliest."""
         ends_ns = self.now_ns + 1
-        for tier, lo, hi, source in segments:
+        for tier, lo, hi, source, owner in segments:
             self._use(source, self._pieces(id_, lo, hi))
-            counts = self.counts[tier]
-            sent = self._send(LOAD, tier, id_, (hi - lo) * self.block_bytes)
-            counts.loads += 1
-            counts.loaded_blocks += hi - lo
-            counts.load_bytes += sent.n_bytes
-            counts.load_wait_ns += sent.waited_ns
-            counts.load_ns += sent.arrived_ns - sent.asked_ns
+            sent = self._send(LOAD, tier, id_, hi - lo, owner)
             ends_ns = max(ends_ns, sent.arrived_ns + self._staging_ns(tier, sent.n_bytes))
         return ends_ns
 
@@ -277,11 +277,13 @@ class Tiers:
         else:
             store.use(pieces)
 
-    def _send(self, what: int, tier: int, id_: int, n_bytes: int) -> Transfer:
+    def _send(self, what: int, tier: int, id_: int, blocks: int, owner: int, near: int = DEVICE) -> Transfer:
+        """Reads from a tier, or writes to it: memory of engine core *owner*, or of none. *near*: the other end, a place."""
+        n_bytes = blocks * self.block_bytes
         sent = self.links[tier].send(self.now_ns, n_bytes, writes=what != LOAD)
-        self._recorder.transfers.add(
-            tier, what, id_, n_bytes, sent.asked_ns, sent.begin_ns, sent.sent_ns, sent.arrived_ns
-        )
+        here, there = (near, self._number), (PLACES.index(self.specs[tier].kind), owner)
+        source, destination = (there, here) if what == LOAD else (here, there)
+        self._recorder.add_transfer(what, id_, n_bytes, sent.times, source, destination, tier)
         return sent
 
     # Writing.
@@ -299,7 +301,7 @@ class Tiers:
         if self.takes_evicted and self.specs[0].write == "eviction":
             self._write(0, -1, [((self._space, chain), lo, hi)])
 
-    def _write(self, tier: int, id_: int, pieces: list[Piece]) -> None:
+    def _write(self, tier: int, id_: int, pieces: list[Piece], near: int = DEVICE) -> None:
         store = self.stores[tier]
         assert store is not None
         if isinstance(store, SharedStore):
@@ -308,11 +310,7 @@ class Tiers:
         if not blocks:
             self._use(store, pieces)
             return
-        sent = self._send(STORE, tier, id_, blocks * self.block_bytes)
-        counts = self.counts[tier]
-        counts.stores += 1
-        counts.store_bytes += sent.n_bytes
-        counts.store_wait_ns += sent.waited_ns
+        sent = self._send(STORE, tier, id_, blocks, self._owner(tier), near)
         if isinstance(store, SharedStore):
             store.later(self._machine, self.now_ns, pieces, sent.arrived_ns)
         else:
@@ -328,7 +326,7 @@ class Tiers:
             and self.specs[below].write == "eviction"
         ):
             for piece in gone:
-                self._write(below, -1, [piece])
+                self._write(below, -1, [piece], PLACES.index(self.specs[tier].kind))
 
     def _pass_on_at(self, gone: list[Piece], at_ns: int) -> None:
         """`_pass_on` for host memory that others read, which evicted it at *at_ns*."""
@@ -350,22 +348,11 @@ class Tiers:
             if gone is None:
                 return -1
             self._pass_on(self._home, gone)
-        sent = self._send(MOVE_IN, self._home, id_, blocks * self.block_bytes)
-        counts = self.counts[self._home]
-        counts.stores += 1
-        counts.store_bytes += sent.n_bytes
-        counts.store_wait_ns += sent.waited_ns
-        return sent.arrived_ns
+        return self._send(MOVE_IN, self._home, id_, blocks, self._number).arrived_ns
 
     def move_back(self, id_: int, blocks: int) -> int:
         """Copies back *blocks* blocks that the device lacks of a sequence; returns the last byte's instant."""
-        sent = self._send(LOAD, self._home, id_, blocks * self.block_bytes)
-        counts = self.counts[self._home]
-        counts.loads += 1
-        counts.loaded_blocks += blocks
-        counts.load_bytes += sent.n_bytes
-        counts.load_wait_ns += sent.waited_ns
-        counts.load_ns += sent.arrived_ns - sent.asked_ns
+        sent = self._send(LOAD, self._home, id_, blocks, self._number)
         return max(sent.arrived_ns, self.now_ns + 1)
 
     def forget(self, id_: int) -> None:

@@ -1,8 +1,8 @@
 """SimPy as the engine uses it: a clock of whole nanoseconds, one class of events, and the order within an instant.
 
 Events of one instant have four ranks. Control acts first; then arrivals from outside are delivered, and after them messages from
-other machines; then machines end iterations and start the next, with all that this instant has brought. No machine feels an event
-of another sooner than 1 ns later, so that the order of machines never matters.
+other machines; then machines, in their order, end iterations and start the next, with all that this instant has brought. No
+machine feels an event of another sooner than 1 ns later, so that their order matters to nothing but limits that links share.
 """
 
 from __future__ import annotations
@@ -95,10 +95,12 @@ class _Ring(simpy.Event):
 class Alarm:
     """Calls *callback* (with SimPy's event) once, at the instant that it was last set to; may be set again before or after that."""
 
-    __slots__ = ("_at_ns", "_callbacks", "_clock", "_ids", "_queue", "_rank", "_ring")
+    __slots__ = ("_at_ns", "_callbacks", "_clock", "_ids", "_order", "_queue", "_rank", "_ring")
 
-    def __init__(self, clock: Clock, rank: int, callback: Callable[[Any], None]) -> None:
+    def __init__(self, clock: Clock, rank: int, callback: Callable[[Any], None], *, order: int = 0) -> None:
+        """*order*: alarms of one instant and rank ring in this order, and those of the same in the order in which they were set."""
         self._clock = clock
+        self._order = order << 48
         self._queue, self._ids = clock.entries()
         self._rank = rank
         self._callbacks = [callback]
@@ -116,7 +118,7 @@ class Alarm:
         ring.callbacks = self._callbacks
         self._at_ns = at_ns
         # As `Environment.schedule`, for an instant in place of a delay.
-        heappush(self._queue, (at_ns, self._rank, next(self._ids), ring))
+        heappush(self._queue, (at_ns, self._rank, self._order + next(self._ids), ring))
 
     def cancel(self) -> None:
         """Do not ring."""

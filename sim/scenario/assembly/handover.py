@@ -17,6 +17,7 @@ from sim.scenario.assembly.fleet import slowdowns_of
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.replica import Hosted
+from sim.scenario.assembly.tiers import fabric_of
 from sim.scenario.explain import told_by
 from sim.scenario.keys import HandoverSettings, KvLink
 from sim.scenario.settings import Scenario
@@ -272,6 +273,7 @@ def _path(
             latency_s=latency_s,
             concurrent_transfers=link.concurrent_transfers,
             slowdowns=slowdowns_of(link.degraded, f"{scenario.source}: links.{name}.degraded"),
+            limits=fabric_of(link.fabric),
         ),
         shared=link.shared,
         bytes_per_token=per_token,
@@ -338,6 +340,7 @@ def facts_of(scenario: Scenario, pools: Sequence[PoolOf], spec: HandoverSpec | N
                 "concurrent_transfers": path.link.concurrent_transfers,
                 **({"degraded": [asdict(each) for each in path.link.slowdowns]} if path.link.slowdowns else {}),
                 "shared": path.shared,
+                **({"limits": [asdict(each) for each in path.link.limits]} if path.link.limits else {}),
                 "layers": path.layers,
                 "bytes_per_token": path.bytes_per_token,
                 "bytes_per_sequence": path.bytes_per_sequence,

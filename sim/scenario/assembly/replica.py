@@ -65,7 +65,7 @@ def build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, in
     """
     parts = [_part(pool, i, workload, rows.get(name)) for i, name in enumerate(pool.serves)]
     return [
-        _build_hosted(part, plan, row=rows.get(name), alone=len(parts) == 1)
+        _build_hosted(part, plan, row=rows.get(name), models=len(parts))
         for part, plan, name in zip(parts, _plans(pool, parts), pool.serves, strict=True)
     ]
 
@@ -107,7 +107,7 @@ def _plans(pool: PoolOf, parts: list[_Part]) -> list[MemoryPlan]:
         return [plan]
 
 
-def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, alone: bool) -> Hosted:
+def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, models: int) -> Hosted:
     scenario, deployment, workload, scheduler = part.scenario, part.deployment, part.workload, part.scheduler
     with told_by(scenario):
         decoding = build_decoding(
@@ -139,7 +139,7 @@ def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, alone: bool
         max_model_len=deployment.model.max_positions,
         model=row,
         **cache_of(scenario, workload, plan.block_tokens, deployment.model),
-        **tiers_of(scenario, deployment, plan, alone=alone),
+        **tiers_of(scenario, deployment, plan, models=models),
         **slots,
     )
     if decoding is not None:

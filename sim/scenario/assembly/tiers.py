@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
+from sim.engine.tiers.links import Limit
 from sim.engine.tiers.tiers import TierSpec, check_tiers
 from sim.errors import ScenarioError
 from sim.scenario.assembly.fleet import slowdowns_of
@@ -15,14 +17,15 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan
-    from sim.scenario.tiers import Tier
+    from sim.scenario.tiers import Fabric, Tier
     from workloads import ClosedLoop, Trace
 
 _GIB = 1 << 30
 
 
-def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, alone: bool) -> dict[str, Any]:
-    """The tiers of a `ReplicaSpec`, none where none are asked for; ScenarioError for tiers that cannot be."""
+def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, models: int) -> dict[str, Any]:
+    """The tiers of a `ReplicaSpec`, none where none are asked for; ScenarioError for tiers that cannot be. *models* share its
+    machine: they have equal parts of its memory, and the same links."""
     tiers, swaps = scenario.memory.tiers, scenario.memory.preemption == "swap"
     where = f"{scenario.source}: memory.tiers"
     if swaps and not any(tier.kind == "host" for tier in tiers):
@@ -32,8 +35,6 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, al
         )
     if not tiers:
         return {}
-    if not alone:
-        raise ScenarioError(f"{where}: models that share a machine have no tiers yet; give each a pool of its own")
     if not caches(scenario) and not swaps:
         raise ScenarioError(
             f"{where}: tiers keep the blocks of a prefix cache, and there is none (memory.prefix_caching); switch it on, or "
@@ -42,12 +43,17 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, al
     # A block is on the devices of one group of data-parallel attention, a part of it on each.
     block_bytes = round(sum(stage.block_bytes for stage in plan.stages) * deployment.parallel.tensor)
     for i, tier in enumerate(tiers):
-        if tier.gib is not None and tier.gib * _GIB < block_bytes:
+        if tier.gib is not None and tier.gib * _GIB / models < block_bytes:
             raise ScenarioError(
                 f"{where}.{i}: {tier.gib:g} GiB do not hold one KV block of {block_bytes / 1e6:.3g} MB; give more, or leave the "
                 "tier out"
             )
-    specs = tuple(_spec(tier, deployment, f"{where}.{i}", scenario.parallel.data) for i, tier in enumerate(tiers))
+    parts = scenario.parallel.data * models
+    specs = tuple(
+        _spec(tier, deployment, f"{where}.{i}", scenario.parallel.data, parts) for i, tier in enumerate(tiers)
+    )
+    if models > 1:
+        specs = tuple(replace(spec, link=f"{i} {spec.kind}") for i, spec in enumerate(specs))
     try:
         check_tiers(specs)
     except ValueError as error:
@@ -55,8 +61,8 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, al
     return {"tiers": specs, "swaps": swaps, "block_bytes": block_bytes}
 
 
-def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int) -> TierSpec:
-    """A tier of one rank: each of them has its share of the link, and of what is not a store of all."""
+def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int, parts: int) -> TierSpec:
+    """A tier of one rank: each of them has its share of the link. What is not a store of all has so many *parts*."""
     read, latency_s = tier.read_gb_per_s, 0.0 if tier.latency_ms is None else tier.latency_ms / 1e3
     if tier.kind == "host":
         link = deployment.device.host
@@ -75,7 +81,7 @@ def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int) -> TierSpe
         read_bytes_per_s=read * 1e9 / ranks,
         write_bytes_per_s=None if tier.write_gb_per_s is None else tier.write_gb_per_s * 1e9 / ranks,
         latency_s=latency_s,
-        capacity_bytes=0 if tier.gib is None else round(tier.gib * _GIB / (1 if tier.kind == "remote" else ranks)),
+        capacity_bytes=0 if tier.gib is None else round(tier.gib * _GIB / (1 if tier.kind == "remote" else parts)),
         write=tier.write,
         min_load_tokens=tier.min_load_tokens,
         skip_when_slower=tier.skip_when_slower,
@@ -83,12 +89,40 @@ def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int) -> TierSpe
         staged=tier.staged and tier.kind != "host",
         store=tier.store if tier.kind == "remote" else "",
         slowdowns=slowdowns_of(tier.degraded, f"{where}.degraded"),
+        limits=_limits(tier),
     )
 
 
+def _limits(tier: Tier) -> tuple[Limit, ...]:
+    """What its store carries at most for all replicas, and the network that it crosses for all."""
+    ways: tuple[tuple[Literal["read", "write"], float | None], ...] = (
+        ("read", tier.store_read_gb_per_s),
+        ("write", tier.store_write_gb_per_s),
+    )
+    of_store = (Limit(f"{way} {tier.store}", rate * 1e9, way) for way, rate in ways if rate is not None)
+    return (*of_store, *fabric_of(tier.fabric))
+
+
+def fabric_of(fabric: Fabric | None) -> tuple[Limit, ...]:
+    """The limit of a network that links share, if any."""
+    return () if fabric is None else (Limit(f"fabric {fabric.name}", fabric.gb_per_s * 1e9),)
+
+
 def check_stores(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
-    """ScenarioError for a remote store that a replica names twice, or of which replicas say different sizes."""
+    """ScenarioError for a remote store that a replica names twice, and for stores and networks of which different things are
+    said."""
     sizes: dict[str, float | None] = {}
+    rates: dict[str, float] = {}
+    tiers = [tier for pool in pools for each in pool.scenarios for tier in each.memory.tiers]
+    fabrics = [fabric_of(each.fabric) for each in (scenario.links or {}).values()]
+    for limit in (limit for limits in (*map(_limits, tiers), *fabrics) for limit in limits):
+        if rates.setdefault(limit.name, limit.bytes_per_s) != limit.bytes_per_s:
+            way, _, name = limit.name.partition(" ")
+            key = "fabric.gb_per_s" if way == "fabric" else f"store_{way}_gb_per_s"
+            raise ScenarioError(
+                f"{scenario.source}: {key}: of {name}, which is shared, {rates[limit.name] / 1e9:g} and "
+                f"{limit.bytes_per_s / 1e9:g} GB/s are said; give one rate, or two names"
+            )
     for each in (each for pool in pools for each in pool.scenarios):
         stores = [tier for tier in each.memory.tiers if tier.kind == "remote"]
         names = [tier.store for tier in stores]
