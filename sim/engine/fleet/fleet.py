@@ -93,8 +93,9 @@ class Fleet:
         self._taken = state.column("b")
         """The stages of each request that have been counted for a pool, as bits."""
         self._starts = state.column("i")
-        """Times that each request has come to a machine since it had fewest tokens left, and how many those were."""
+        """Times that each request has come to a machine since its latest progress."""
         self._least_left = state.column("q", -1)
+        """The fewest tokens that each request has had left as it came to one."""
         self._releases = False
         """Whether held requests are being routed."""
         self._held_since = state.column("q")
