@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 
 from policies.control import Seen
-from policies.routers import LeastOutstanding, Prefix, RoundRobin, Router
+from policies.routers import LeastOutstanding, Prefix, ReplicaLoad, RoundRobin, RoutedRequest, Router
 from sim.engine import FINISHED, UNFINISHED, Experiment, run
+from sim.engine.machine.encoder import encoders_of
 from sim.engine.record.columns import ABORTED, LOST, Columns
 from sim.engine.simulation.online import LiveRun, live_trace
 from sim.engine.spec.encoding import EncoderSpec, EncodeSpec
 from sim.engine.spec.lifecycle import DRAINING, OFF, READY, Failing, Life, Outage, Scaling
 from sim.engine.tiers.links import LinkSpec
+from sim.engine.time.events import Clock
 from tests.engine.random_runs import an_experiment, apart, assert_same, with_fleet
 from tests.engine.test_fleet import Says, changes
 from tests.engine.test_fleet_apart import ONE, both_ways, expected, pools, said
@@ -55,6 +57,19 @@ def serving(encode: EncodeSpec, arrival_ns: list[int], **more: Any) -> Experimen
     n = len(arrival_ns)
     trace = Trace(arrival_ns=arrival_ns, prompt_tokens=[20] * n, output_tokens=[4] * n, **more)
     return Experiment(workload=trace, replicas=(ONE,), router=RoundRobin(), encode=encode)
+
+
+def test_an_encoder_has_all_that_routers_see_of_a_machine() -> None:
+    (encoder,) = encoders_of(encoders(1, [5]), 3, Clock())
+    seen = {name for name, each in vars(ReplicaLoad).items() if isinstance(each, property)}
+    assert {"waiting", "kv_use", "promised_ns", "no_hit_order"} <= seen
+    for name in seen:
+        getattr(encoder, name)
+    encoder.deliver(0)
+    assert (encoder.index, encoder.waiting, encoder.running, encoder.kv_use, encoder.cores) == (3, 1, 0, 0.0, [])
+    assert (encoder.found_tokens(RoutedRequest(0, 20)), encoder.core_number(0)) == (0, -1)
+    with pytest.raises(ValueError, match="machine 3 has no table of latencies"):
+        encoder.done_ns(0, waiting=True)
 
 
 def test_a_request_is_encoded_sent_and_then_served() -> None:

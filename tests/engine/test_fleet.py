@@ -14,7 +14,7 @@ from policies.published import OrcaPaged
 from policies.routers import LeastOutstanding, RoundRobin
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
-from sim.engine import FINISHED, UNFINISHED, Experiment, PolicyError, ReplicaSpec, run
+from sim.engine import FINISHED, UNFINISHED, Experiment, PolicyError, ReplicaSpec, UnservedError, run
 from sim.engine.record.columns import ABORTED, LOST, REJECTED
 from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, Failing, FleetSpec, Life, Outage, Scaling
 from tests.engine.costs import Linear
@@ -65,6 +65,39 @@ def test_a_machine_is_ready_after_its_phases_and_gets_nothing_before() -> None:
     assert changes(columns) == [(10, 1, STARTING, 0), (20, 1, STARTING, 1), (25, 1, READY, -1)]
     assert columns.requests["replica"].tolist() == [0, 0, 0, 0, 1]
     assert columns.requests["finish_ns"].tolist() == [S, 2 * S, 13 * S, 27 * S, 27 * S]
+
+
+@dataclass(frozen=True)
+class ComesAndGoes:
+    """Asks for a machine where there is none, and for none where there is one."""
+
+    def wanted(self, seen: Seen, /) -> int:
+        return 1 - min(seen.mine.machines, 1)
+
+
+def on_a_machine_that_comes_and_goes(output_tokens: int, **rest: Any) -> Any:
+    """A request whose iterations take a second, on a machine that is there for 2.5 of 5 seconds."""
+    workload = Trace(arrival_ns=[0], prompt_tokens=[8], output_tokens=[output_tokens])
+    scaling = Scaling(policy=ComesAndGoes(), min_machines=0, initial=1, interval_s=2.5, drain_s=0.0)
+    spec = replace(one_at_a_time(), kv_blocks=1000)
+    fleet = fleet_of(1, scaling, **rest)
+    return Experiment(workload=workload, replicas=(spec,), router=RoundRobin(), fleet=fleet)
+
+
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_a_request_that_starts_again_and_again_without_one_token_more_is_an_error(fast_forward: bool) -> None:
+    """Tokens are discarded each time; a second and a third one come, and a fourth never does."""
+    experiment = on_a_machine_that_comes_and_goes(4, in_flight="retry", retries=None)
+    with pytest.raises(
+        UnservedError, match=r"request 0 has come to a machine 1,000 times until t=5000.0\d* s without one"
+    ):
+        run(experiment, fast_forward=fast_forward)
+
+
+def test_a_request_that_has_one_token_more_each_time_may_start_again_as_often_as_it_has_to() -> None:
+    columns = run(on_a_machine_that_comes_and_goes(2400, in_flight="resume", retries=None))
+    assert columns.requests["status"].tolist() == [FINISHED]
+    assert columns.requests["failures"][0] > 1000
 
 
 def test_a_machine_that_drains_ends_what_it_has_and_gets_nothing_more() -> None:

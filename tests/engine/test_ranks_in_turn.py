@@ -19,7 +19,7 @@ from sim.engine import Columns, Experiment, InvariantError, MachineSpec, PolicyE
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.pricing import Pricing
 from sim.engine.batch.rank_prices import IDLE, CommonPrices
-from sim.engine.record.columns import FINISHED, LOST
+from sim.engine.record.columns import ABORTED, FINISHED, LOST
 from sim.engine.serve.iterations import Iterations
 from sim.engine.spec.lifecycle import FleetSpec, Outage
 from tests.engine.build import patches_the_engine
@@ -168,6 +168,55 @@ def test_prompts_of_ranks_wait_for_each_other_in_turns_too(kind: str) -> None:
     early, late = starts.requests["scheduled_ns"][-2:]
     assert early < 11_000 * US < 20_000 * US < late
     assert (waits.requests["scheduled_ns"][-2:] > 20_000 * US).all()
+
+
+@pytest.mark.parametrize(("n_stages", "expected_us"), [(1, 1040 + 2 * 1001), (2, 2 * 1040 + 2 * 1001)])
+def test_prompts_do_not_wait_for_decodes_whose_clients_have_gone(n_stages: int, expected_us: int) -> None:
+    """Both ranks decode when a prompt comes, and both of these clients go: the prompt starts when the step in flight ends."""
+    machine = a_machine(replace(COST, n_stages=n_stages), micro_batches=1)
+    balance = PromptBalance(timeout_iters=50, batching_wait_iters=0)
+    trace = Trace(
+        arrival_ns=[0, 0, 1500 * US],
+        prompt_tokens=[40] * 3,
+        output_tokens=[20, 20, 2],
+        abort_ns=[2500 * US, 2500 * US, -1],
+    )
+    experiment = Experiment(workload=trace, replicas=(replace(machine, prompt_balance=balance),), router=RoundRobin())
+    columns = run(experiment, check_invariants=True)
+    assert_same(columns, run(experiment, fast_forward=False))
+    assert columns.requests["status"].tolist() == [ABORTED, ABORTED, FINISHED]
+    assert in_us(columns, "scheduled_ns")[2] == expected_us
+
+
+def test_ranks_are_asked_once_at_an_instant_for_all_of_their_empty_micro_batches() -> None:
+    asked = Counter[int]()
+
+    def not_before_60_ms(view: ReplicaView, /) -> Plan:
+        asked[view.now_ns // US] += 1
+        if 50_000 * US <= view.now_ns < 60_000 * US:
+            return Plan(until_ns=60_000 * US)
+        return OrcaPaged(1).plan(view)
+
+    machine = a_machine(replace(COST, n_stages=2), micro_batches=3)
+    machine = replace(machine, hosted=(replace(machine.hosted[0], scheduler=not_before_60_ms),))
+    # The first six fill three micro-batches of each rank and are long gone.
+    trace = Trace(arrival_ns=[0] * 6 + [50_000 * US] * 2, prompt_tokens=[40] * 8, output_tokens=[3] * 8)
+    columns = run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()))
+    assert in_us(columns, "scheduled_ns")[6:] == [60_000] * 2
+    assert asked[50_000] == asked[60_000] == 2
+
+
+def test_ranks_are_asked_for_an_empty_micro_batch_although_another_one_waits() -> None:
+    def decodes_from_60_ms_on(view: ReplicaView, /) -> Plan:
+        if view.n_decoding and view.now_ns < 60_000 * US:
+            return Plan(until_ns=60_000 * US)
+        return OrcaPaged(1).plan(view)
+
+    machine = a_machine(COST, micro_batches=2)
+    machine = replace(machine, hosted=(replace(machine.hosted[0], scheduler=decodes_from_60_ms_on),))
+    # The first two wait to decode, in the first micro-batch; the next two end with their prompt, in the second.
+    columns = serve(machine, [0] * 4 + [20_000] * 2, [40] * 6, [3, 3, 1, 1, 1, 1])
+    assert in_us(columns, "scheduled_ns") == [0, 0, 1040, 1040, 20_000, 20_000]
 
 
 def test_ranks_in_turn_that_plan_nothing_although_there_is_work_are_an_error() -> None:

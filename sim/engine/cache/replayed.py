@@ -1,4 +1,4 @@
-"""What a prefix cache finds of a trace by each eviction policy, without the rest of an engine."""
+"""A trace is replayed on a prefix cache alone: the tokens that it finds by each eviction policy."""
 
 from __future__ import annotations
 

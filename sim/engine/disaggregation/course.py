@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol
 
 from sim.engine.gateway.gateway import Gateway
-from sim.engine.machine.machine import Machine
+from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.requests.state import RequestState
 from sim.engine.time.events import HANDOVERS, Alarm, Clock
 
@@ -23,9 +23,9 @@ HEARD_AFTER_NS: Final = 1
 class Present(Protocol):
     """The fleet, where machines start and stop: it says which are ready, and hears of requests."""
 
-    def ready(self, machines: Sequence[Machine], /) -> list[Machine]: ...
+    def ready(self, machines: Sequence[M], /) -> list[M]: ...
 
-    def took(self, id_: int, machine: Machine, stage: str, /) -> None:
+    def took(self, id_: int, machine: AnyMachine, stage: str, /) -> None:
         """A request has reached *machine* for a stage of its life."""
         ...
 
@@ -33,7 +33,7 @@ class Present(Protocol):
         """Whether a request for which no machine is ready waits until one is; else it is lost."""
         ...
 
-    def computed(self, machine: Machine, tokens: int, /) -> None:
+    def computed(self, machine: AnyMachine, tokens: int, /) -> None:
         """*machine* has done its stage of a request, which has *tokens* output tokens of it."""
         ...
 
@@ -45,7 +45,7 @@ class Present(Protocol):
         """Requests are routed anew."""
         ...
 
-    def perhaps_empty(self, machine: Machine, /) -> None:
+    def perhaps_empty(self, machine: AnyMachine, /) -> None:
         """A request between machines needs *machine* no more."""
         ...
 
@@ -66,12 +66,12 @@ class Interrupted:
     """Requests for which another machine that decodes is chosen: their prompt is computed, or on its way to be, elsewhere."""
 
 
-class Course:
+class Course(Generic[M]):
     """The course of requests that one machine serves from beginning to end."""
 
     stages: tuple[str, ...] = ("serve",)
 
-    def __init__(self, entry: Gateway, state: RequestState) -> None:
+    def __init__(self, entry: Gateway[M], state: RequestState) -> None:
         """*entry* routes new requests."""
         self._entry = entry
         self._state = state
@@ -98,7 +98,7 @@ class Course:
             self._took(id_, machine, self.stages[0])
             machine.deliver(id_)
 
-    def _took(self, id_: int, machine: Machine, stage: str) -> None:
+    def _took(self, id_: int, machine: M, stage: str) -> None:
         if self.present is not None:
             self.present.took(id_, machine, stage)
 
@@ -114,15 +114,15 @@ class Course:
 
     # Questions of the fleet.
 
-    def role_of(self, machine: Machine) -> str:
+    def role_of(self, machine: AnyMachine) -> str:
         """The stage that *machine* does, or `both`."""
         return "both"
 
-    def wanted(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
+    def wanted(self, id_: int) -> list[tuple[str, Sequence[AnyMachine]]]:
         """The stages of which a held request needs a ready machine to go on, and the machines that could do each."""
         return [(self.stages[0], self._entry.hosting(id_))]
 
-    def ways(self, id_: int) -> list[list[Sequence[Machine]]]:
+    def ways(self, id_: int) -> list[list[Sequence[AnyMachine]]]:
         """The ways in which a held request can be served to its end, as the machines of which each needs one."""
         return [[self._entry.hosting(id_)]]
 
@@ -134,11 +134,11 @@ class Course:
         """Output tokens of a finished request that the machine of its last stage has emitted."""
         return self._state.output[id_]
 
-    def needs(self, machine: Machine) -> bool:
+    def needs(self, machine: AnyMachine) -> bool:
         """Whether a request that is not at *machine* needs it."""
         return False
 
-    def interrupt(self, machine: Machine, keeps_kv: Callable[[int], bool]) -> Interrupted:
+    def interrupt(self, machine: AnyMachine, keeps_kv: Callable[[int], bool]) -> Interrupted:
         """End everything between *machine*, which stops, and others, before its state is lost; *keeps_kv*: whether a request whose
         KV was on its way there is to have it sent to another one."""
         return Interrupted(requests_at(machine))
@@ -189,7 +189,7 @@ class Messages:
             self._alarm.set(self._set_to)
 
 
-def requests_at(machine: Machine) -> set[int]:
+def requests_at(machine: AnyMachine) -> set[int]:
     """Requests that are queued, loading, landing or running at *machine*."""
     here: set[int] = set()
     for core in machine.cores:

@@ -13,6 +13,7 @@ import numpy as np
 
 from sim.engine.disaggregation.course import HEARD_AFTER_NS, Course, Interrupted, Messages, Present
 from sim.engine.gateway.gateway import Gateway
+from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.encoder import Encoder
 from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, UNFINISHED
@@ -23,11 +24,12 @@ from sim.engine.time.events import Clock
 _TIMES: Final = ("encode_begin_ns", "encoded_ns", "encode_landed_ns")
 
 
-class Encoding(Course):
+class Encoding(Course[Encoder]):
     """Requests until they have been encoded; then another course has them."""
 
     def __init__(
-        self, spec: EncodeSpec, encoders: Sequence[Encoder], gate: Gateway, after: Course, state: RequestState, clock: Clock,
+        self, spec: EncodeSpec, encoders: Sequence[Encoder], gate: Gateway[Encoder], after: Course[Machine], state: RequestState,
+        clock: Clock,
     ) -> None:  # fmt: skip
         """*gate* routes to the encoders, and *after* has the requests that have been encoded."""
         super().__init__(gate, state)
@@ -62,7 +64,7 @@ class Encoding(Course):
         else:
             self._after.come(id_)
 
-    def _took(self, id_: int, machine: Machine, stage: str) -> None:
+    def _took(self, id_: int, machine: Encoder, stage: str) -> None:
         self._encoder[id_] = machine.index
         super()._took(id_, machine, stage)
 
@@ -112,13 +114,13 @@ class Encoding(Course):
 
     # Questions of the fleet.
 
-    def role_of(self, machine: Machine) -> str:
+    def role_of(self, machine: AnyMachine) -> str:
         return ENCODE if machine.index in self._encoders else self._after.role_of(machine)
 
-    def wanted(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
+    def wanted(self, id_: int) -> list[tuple[str, Sequence[AnyMachine]]]:
         return super().wanted(id_) if self._is_here(id_) else self._after.wanted(id_)
 
-    def ways(self, id_: int) -> list[list[Sequence[Machine]]]:
+    def ways(self, id_: int) -> list[list[Sequence[AnyMachine]]]:
         here = [self._entry.hosting(id_)] if self._is_here(id_) else []
         return [[*here, *way] for way in self._after.ways(id_)]
 
@@ -128,10 +130,10 @@ class Encoding(Course):
     def last_tokens(self, id_: int) -> int:
         return self._after.last_tokens(id_)
 
-    def needs(self, machine: Machine) -> bool:
+    def needs(self, machine: AnyMachine) -> bool:
         return machine in self._on_link.values() or self._after.needs(machine)
 
-    def interrupt(self, machine: Machine, keeps_kv: Callable[[int], bool]) -> Interrupted:
+    def interrupt(self, machine: AnyMachine, keeps_kv: Callable[[int], bool]) -> Interrupted:
         encoder = self._encoders.get(machine.index)
         if encoder is None:
             return self._after.interrupt(machine, keeps_kv)

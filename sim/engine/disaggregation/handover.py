@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.machine import Machine
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.kv_connector import ASK, COLLECT, DROP
@@ -99,7 +100,7 @@ class KvLinks:
         link = self._links[key] = self._of_run.of(key, path.link)
         return link
 
-    def stop(self, machine: Machine, now_ns: int) -> None:
+    def stop(self, machine: AnyMachine, now_ns: int) -> None:
         """Stop the links of *machine* alone, which is no more."""
         for key, link in self._links.items():
             if machine.index in key[2:]:

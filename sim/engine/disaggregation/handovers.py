@@ -20,6 +20,7 @@ import numpy as np
 from sim.engine.disaggregation.course import HEARD_AFTER_NS, Course, Interrupted, Messages, Present, requests_at
 from sim.engine.disaggregation.handover import Handover, KvLinks
 from sim.engine.gateway.gateway import Gateway
+from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import ABORTED, DEVICE, HAND_OVER, UNFINISHED, sent_bytes
 from sim.engine.requests.state import RequestState
@@ -48,12 +49,12 @@ class Rejects(Protocol):
         ...
 
 
-class Handovers(Course):
+class Handovers(Course[Machine]):
     """Requests between the machine that computes their prompt and the one that decodes them."""
 
     def __init__(
-        self, spec: HandoverSpec, machines: Sequence[Machine], gates: Sequence[Gateway], state: RequestState, clock: Clock,
-        outside: Rejects, links: Links,
+        self, spec: HandoverSpec, machines: Sequence[Machine], gates: Sequence[Gateway[Machine]], state: RequestState,
+        clock: Clock, outside: Rejects, links: Links,
     ) -> None:  # fmt: skip
         """*gates* route to the machines of each stage."""
         entry, self._gate = gates
@@ -416,7 +417,7 @@ class Handovers(Course):
 
     # Machines that stop.
 
-    def interrupt(self, machine: Machine, keeps_kv: Callable[[int], bool]) -> Interrupted:
+    def interrupt(self, machine: AnyMachine, keeps_kv: Callable[[int], bool]) -> Interrupted:
         state, now_ns = self._state, self._clock.now_ns
         found = Interrupted(requests_at(machine))
         cancelled: list[tuple[Link, Transfer]] = []
@@ -462,7 +463,7 @@ class Handovers(Course):
         elif goes_on:
             found.unharmed.append(id_)
 
-    def _is_between(self, id_: int, sender: Machine | None = None) -> bool:
+    def _is_between(self, id_: int, sender: AnyMachine | None = None) -> bool:
         """Whether the KV of a request is with the machine that computed it, *sender* where that is given, and has not arrived."""
         number = self.prefill_replica[id_]
         if self._at["prefilled_ns"][id_] < 0 or self._at["landed_ns"][id_] >= 0:
@@ -474,7 +475,7 @@ class Handovers(Course):
         # Or it waits for room before its prompt is computed.
         return self._is_between(id_) + (handover is not None and not handover.delivered)
 
-    def needs(self, machine: Machine) -> bool:
+    def needs(self, machine: AnyMachine) -> bool:
         return any(
             handover.sender is machine or handover.receiver is machine for handover in self.ongoing.values()
         ) or any(self._state.status[id_] == UNFINISHED and self._is_between(id_, machine) for id_ in _lent(machine))
@@ -515,27 +516,27 @@ class Handovers(Course):
 
     # Questions of the fleet.
 
-    def role_of(self, machine: Machine) -> str:
+    def role_of(self, machine: AnyMachine) -> str:
         return self._spec.roles[machine.index]
 
-    def wanted(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
+    def wanted(self, id_: int) -> list[tuple[str, Sequence[AnyMachine]]]:
         able = self.able(id_) if self.decodes(id_) else []
         if id_ in self.awaiting:
             return [(DECODE, able)]
-        found: list[tuple[str, Sequence[Machine]]] = [(PREFILL, self._entry.hosting(id_))]
+        found: list[tuple[str, Sequence[AnyMachine]]] = [(PREFILL, self._entry.hosting(id_))]
         if able and (self._spec.room == "before_prefill" or self.is_short(id_, able)):
             # It cannot begin before one of these is ready.
             found.append((DECODE, able))
         return found
 
-    def ways(self, id_: int) -> list[list[Sequence[Machine]]]:
+    def ways(self, id_: int) -> list[list[Sequence[AnyMachine]]]:
         decodes = self.decodes(id_)
         able = self.able(id_) if decodes else []
         if id_ in self.awaiting:
             return [[able]]
         firsts = self._entry.hosting(id_)
         whole = [machine for machine in firsts if self.role_of(machine) == "both"]
-        short: list[list[Sequence[Machine]]] = [[able]] if self.is_short(id_, able) else []
+        short: list[list[Sequence[AnyMachine]]] = [[able]] if self.is_short(id_, able) else []
         return [[whole], *short, [firsts, able] if decodes else [firsts]]
 
     def first_token_by(self, id_: int) -> list[int]:
@@ -574,5 +575,5 @@ def _ready_for(
     return ready, seconds
 
 
-def _lent(machine: Machine) -> list[int]:
+def _lent(machine: AnyMachine) -> list[int]:
     return [id_ for core in machine.cores for id_ in core.sequences.connector.machines.lent]

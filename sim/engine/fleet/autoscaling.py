@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 from policies.control import PoolSeen, Seen, remembers_s, stabilised
-from sim.engine.machine.machine import Machine
+from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, Scaling
 from sim.engine.time.errors import PolicyError
 from sim.engine.time.events import CONTROL, Alarm, Clock
@@ -19,7 +19,7 @@ _MOST_WITHOUT: Final = 10_000
 class Steered(Protocol):
     """The fleet, as a controller uses it."""
 
-    machines: Sequence[Machine]
+    machines: Sequence[AnyMachine]
     states: list[int]
     returns: list[bool]
     """Whether each failed machine comes back."""
@@ -30,7 +30,7 @@ class Steered(Protocol):
         """Whether nothing that happens to machines from here on matters."""
         ...
 
-    def held_for(self, machine: Machine) -> int:
+    def held_for(self, machine: AnyMachine) -> int:
         """Requests that are held until a machine is ready, and that *machine* could serve."""
         ...
 
@@ -49,7 +49,7 @@ class Steered(Protocol):
         ...
 
 
-def _waiting(machine: Machine) -> int:
+def _waiting(machine: AnyMachine) -> int:
     """Requests that wait there, including for their KV."""
     return machine.waiting + sum(core.n_loading for core in machine.cores)
 

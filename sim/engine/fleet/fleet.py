@@ -16,15 +16,20 @@ from typing import Any, Final, Protocol
 from policies.control import PoolSeen
 from sim.engine.disaggregation.course import Course
 from sim.engine.fleet.autoscaling import Controller, Pool
-from sim.engine.machine.machine import Machine
+from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
 from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
 from sim.engine.tiers.stores import Store
+from sim.engine.time.errors import UnservedError
 from sim.engine.time.events import ARRIVALS, CONTROL, Alarm, Clock
 
 AGAIN_AFTER_NS: Final = 1
 """Requests of a machine that has failed are at the router this much later; see `sim.engine.simulation.cluster.FELT_AFTER_NS`."""
+
+
+_MOST_STARTS: Final = 1_000
+"""Times in a row that a request may come to a machine without one token more; then a run is said not to end."""
 
 
 class Loses(Protocol):
@@ -44,8 +49,8 @@ class Fleet:
     """
 
     def __init__(
-        self, spec: FleetSpec, machines: Sequence[Machine], course: Course, state: RequestState, clock: Clock, outside: Loses,
-        seed: int,
+        self, spec: FleetSpec, machines: Sequence[AnyMachine], course: Course[Any], state: RequestState, clock: Clock,
+        outside: Loses, seed: int,
     ) -> None:  # fmt: skip
         self._spec = spec
         self.machines = machines
@@ -74,8 +79,8 @@ class Fleet:
         self._machine_of = [machine.index for machine in machines for _ in machine.cores]
         """The index of each engine core's machine, by the engine core's number."""
         self._controllers: list[Controller] = []
-        self._shown: dict[int, tuple[Sequence[Machine], list[Machine]]] = {}
-        """Machines that were asked for since the latest change, and those of them that are ready."""
+        self._shown: dict[int, tuple[Sequence[AnyMachine], list[int]]] = {}
+        """Machines that were asked for since the latest change, and the places among them of those that are ready."""
         self.held: deque[int] = deque()
         self.again: set[int] = set()
         """Requests between a machine that has failed and the router."""
@@ -87,6 +92,10 @@ class Fleet:
         self._first_unfinished = 0
         self._taken = state.column("b")
         """The stages of each request that have been counted for a pool, as bits."""
+        self._starts = state.column("i")
+        """Times that each request has come to a machine since its latest progress."""
+        self._least_left = state.column("q", -1)
+        """The fewest tokens that each request has had left as it came to one."""
         self._releases = False
         """Whether held requests are being routed."""
         self._held_since = state.column("q")
@@ -154,20 +163,30 @@ class Fleet:
         self.again.discard(id_)
         self._course.come(id_)
 
-    def ready(self, machines: Sequence[Machine]) -> list[Machine]:
+    def ready(self, machines: Sequence[M]) -> list[M]:
         """The ready ones of *machines*."""
         known = self._shown.get(id(machines))
         if known is None:
             states = self.states
-            known = machines, [machine for machine in machines if states[machine.index] == READY]
+            known = machines, [i for i, machine in enumerate(machines) if states[machine.index] == READY]
             self._shown[id(machines)] = known
-        return known[1]
+        return [machines[i] for i in known[1]]
 
-    def took(self, id_: int, machine: Machine, stage: str) -> None:
+    def took(self, id_: int, machine: AnyMachine, stage: str) -> None:
         """Count a request that reaches *machine* for a stage of its life."""
         self._count(id_, (machine,), stage)
+        left, least = self._state.left[id_], self._least_left[id_]
+        if least < 0 or left < least:
+            self._least_left[id_] = left
+            self._starts[id_] = 0
+        self._starts[id_] += 1
+        if self._starts[id_] > _MOST_STARTS:
+            raise UnservedError(
+                f"request {id_} has come to a machine {_MOST_STARTS:,} times until t={self._clock.now_ns / 1e9:.6f} s without one "
+                "token more: each machine stopped before; give a longer time to drain, a minimum of 1 machine, or fewer retries"
+            )
 
-    def _count(self, id_: int, machines: Sequence[Machine], stage: str) -> None:
+    def _count(self, id_: int, machines: Sequence[AnyMachine], stage: str) -> None:
         """Count a request for the pools of *machines*; it counts once for each stage."""
         bit = 1 << self._course.stages.index(stage)
         if not self._taken[id_] & bit:
@@ -175,7 +194,7 @@ class Fleet:
             for number in dict.fromkeys(self._spec.pools[machine.index] for machine in machines):
                 self.pools[number].took(self._state.prompt[id_])
 
-    def computed(self, machine: Machine, tokens: int) -> None:
+    def computed(self, machine: AnyMachine, tokens: int) -> None:
         """Count a request that goes on elsewhere: for its pool it has finished, with *tokens* output tokens."""
         pool = self.pools[self._spec.pools[machine.index]]
         pool.finished += 1
@@ -185,7 +204,7 @@ class Fleet:
         """Count output tokens that no client ever got."""
         self._counts["discarded_tokens"] += tokens
 
-    def perhaps_empty(self, machine: Machine) -> None:
+    def perhaps_empty(self, machine: AnyMachine) -> None:
         """Look soon whether *machine* is empty: a request between machines needs it no more."""
         if self.states[machine.index] == DRAINING:
             self._sweep.set(self._clock.now_ns + 1)
@@ -204,7 +223,7 @@ class Fleet:
             self.held.append(id_)
         return True
 
-    def _lacks(self, id_: int) -> list[tuple[str, Sequence[Machine]]]:
+    def _lacks(self, id_: int) -> list[tuple[str, Sequence[AnyMachine]]]:
         """The stages for which a held request waits, and the machines of which none is ready."""
         return [(stage, machines) for stage, machines in self._course.wanted(id_) if not self.ready(machines)]
 
@@ -361,7 +380,7 @@ class Fleet:
         if self.in_wait():
             self._release()
 
-    def held_for(self, machine: Machine) -> int:
+    def held_for(self, machine: AnyMachine) -> int:
         """The number of held requests that wait for *machine* or another that could do as much for them."""
         return sum(
             self._state.status[id_] == UNFINISHED and any(machine in machines for _, machines in self._lacks(id_))
@@ -392,7 +411,7 @@ class Fleet:
         if sent:
             self.send_again(sent)
 
-    def _abort(self, machine: Machine) -> list[int]:
+    def _abort(self, machine: AnyMachine) -> list[int]:
         """End everything on a machine that stops; the requests that it had."""
         state, now_ns = self._state, self._clock.now_ns
         loadings = [core.loading for core in machine.cores if core.loading is not None]
@@ -466,7 +485,7 @@ class Fleet:
             for way in self._course.ways(id_)
         )
 
-    def _is_lost(self, machine: Machine) -> bool:
+    def _is_lost(self, machine: AnyMachine) -> bool:
         """Whether a machine has failed for good."""
         return self.states[machine.index] == FAILED and not self.returns[machine.index]
 

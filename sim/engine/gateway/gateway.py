@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic
 
 import numpy as np
 
 from policies.routers import Refused, RoutedRequest, Router, route_of
 from sim.engine.gateway.routing import routing_of
-from sim.engine.machine.machine import Machine
+from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.requests.state import RequestState
 from sim.engine.time.errors import PolicyError
 from sim.engine.time.events import Clock
@@ -17,7 +18,7 @@ from workloads import ClosedLoop, Trace
 Rejects = Callable[[int, str], None]
 
 
-def eligible(machines: Sequence[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
+def eligible(machines: Sequence[M], workload: Trace | ClosedLoop) -> list[list[M]] | None:
     """For each model the machines that host it; None where every machine serves every request."""
     if all(core.spec.model is None for machine in machines for core in machine.cores):
         return None
@@ -25,12 +26,12 @@ def eligible(machines: Sequence[Machine], workload: Trace | ClosedLoop) -> list[
     return [[machine for machine in machines if machine.hosts(model)] for model in range(n_models)]
 
 
-class Gateway:
+class Gateway(Generic[M]):
     """Routes each request by its router."""
 
     def __init__(
-        self, router: Router, machines: Sequence[Machine], everybody: Sequence[Machine], workload: Trace | ClosedLoop,
-        state: RequestState, clock: Clock, luck_stream: Sequence[int], rejects: Rejects,
+        self, router: Router, machines: Sequence[M], everybody: Sequence[AnyMachine], workload: Trace | ClosedLoop,
+        state: RequestState, clock: Clock, draw_stream: Sequence[int], rejects: Rejects,
     ) -> None:  # fmt: skip
         """*machines*: its choice, out of *everybody*."""
         self._router = router
@@ -39,11 +40,11 @@ class Gateway:
         self._rejects = rejects
         self._route_of = route_of(router)
         self._hosting = eligible(machines, workload)
-        self._draws = np.random.default_rng(luck_stream)
-        self._luck = self._draws.random((len(workload), 2))
+        self._rng = np.random.default_rng(draw_stream)
+        self._draws = self._rng.random((len(workload), 2))
         self.routing = routing_of(router, everybody, clock, state.prompt, state.model, state.contents_in)
 
-    def hosting(self, id_: int) -> list[Machine]:
+    def hosting(self, id_: int) -> list[M]:
         """The machines that host the model that the request asks for."""
         if self._hosting is None:
             return self._machines
@@ -52,14 +53,14 @@ class Gateway:
     def request(self, id_: int) -> RoutedRequest:
         """The request as a router sees it."""
         state = self._state
-        while id_ >= len(self._luck):
+        while id_ >= len(self._draws):
             # A live run has no number of requests.
-            self._luck = np.concatenate((self._luck, self._draws.random((len(self._luck), 2))))
+            self._draws = np.concatenate((self._draws, self._rng.random((len(self._draws), 2))))
         return RoutedRequest(
             id_,
             state.prompt[id_],
             0 if state.model is None else state.model[id_],
-            tuple(self._luck[id_].tolist()),
+            tuple(self._draws[id_].tolist()),
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
             id_ if self._hosting is None or state.turn is None else state.turn[id_],
@@ -67,7 +68,7 @@ class Gateway:
             priority=0 if state.priority is None else state.priority[id_],
         )
 
-    def choose(self, id_: int, machines: Sequence[Machine] | None = None) -> Machine | None:
+    def choose(self, id_: int, machines: Sequence[M] | None = None) -> M | None:
         """The machine that gets the request, of *machines* or of all that host its model; None: it has been rejected."""
         if machines is None:
             machines = self.hosting(id_)
@@ -82,8 +83,8 @@ class Gateway:
             request, shown = routing.show(request, machines)
             answer = self._route_of(request, shown)
         if isinstance(answer, Refused):
-            if answer.at >= 0 and machines[answer.at].cores:
-                self._state.replica[id_] = machines[answer.at].core_of(request.model).number
+            if answer.at >= 0:
+                self._state.replica[id_] = machines[answer.at].core_number(request.model)
             self._rejects(id_, answer.reason)
             return None
         if not 0 <= answer < len(machines):

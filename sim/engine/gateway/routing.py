@@ -12,8 +12,8 @@ from typing import ClassVar
 from policies.routers import Knowledge, RoutedRequest, knowledge_of
 from sim.engine.kv.content import Contents
 from sim.engine.kv.content_store import ContentStore, Piece
+from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.loads import left_waiting
-from sim.engine.machine.machine import Machine
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
 
 
@@ -55,7 +55,7 @@ class Seen:
 
     __slots__ = ("_of", "index", "loads", "machine", "no_hit_order")
 
-    def __init__(self, machine: Machine, of: Routing) -> None:
+    def __init__(self, machine: AnyMachine, of: Routing) -> None:
         self.index = machine.index
         self.no_hit_order = -1
         self.loads: tuple[int, int, int, float, int] | None = None
@@ -116,7 +116,7 @@ class Routing:
     """Keeps what a router needs to know."""
 
     def __init__(
-        self, knows: Knowledge, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int],
+        self, knows: Knowledge, machines: Sequence[AnyMachine], clock: Clock, prompt: Sequence[int],
         model: Sequence[int] | None, contents_in: Callable[[int], Contents] | None,
     ) -> None:  # fmt: skip
         """*prompt*, *model*: of each request, None: all ask for one model; *contents_in*: the workload's contents in blocks of so
@@ -225,7 +225,7 @@ class Routing:
 
     # One request.
 
-    def show(self, request: RoutedRequest, machines: Sequence[Machine]) -> tuple[RoutedRequest, list[Seen]]:
+    def show(self, request: RoutedRequest, machines: Sequence[AnyMachine]) -> tuple[RoutedRequest, list[Seen]]:
         """Return what the router sees of a request that has reached it, and of *machines*."""
         self._found.clear()
         if self._poll_ns:
@@ -238,7 +238,7 @@ class Routing:
             request = request._replace(served_by=next((i for i, seen in enumerate(shown) if seen.index == last), -1))
         return request, shown
 
-    def found_tokens(self, request: RoutedRequest, machine: Machine) -> int:
+    def found_tokens(self, request: RoutedRequest, machine: AnyMachine) -> int:
         """Tokens of the present request that *machine* is thought to have."""
         index = machine.index
         found = self._found.get(index)
@@ -269,7 +269,7 @@ class Routing:
         assert self._knows.sent is not None
         return self._sent[index].found(self._pieces_of(id_), self._clock.now_ns) * self._knows.sent.block_tokens
 
-    def sent(self, request: RoutedRequest, machine: Machine) -> None:
+    def sent(self, request: RoutedRequest, machine: AnyMachine) -> None:
         """Note that the present request is sent to *machine*."""
         index = machine.index
         if request.session >= 0 and self._knows.sessions:
@@ -283,7 +283,7 @@ class Routing:
 
 
 def routing_of(
-    router: object, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int], model: Sequence[int] | None,
+    router: object, machines: Sequence[AnyMachine], clock: Clock, prompt: Sequence[int], model: Sequence[int] | None,
     contents_in: Callable[[int], Contents] | None,
 ) -> Routing | None:  # fmt: skip
     """The `Routing` that *router* needs, if any."""

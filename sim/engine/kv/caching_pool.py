@@ -1,4 +1,4 @@
-"""What pools have in common whose blocks are found again by their content."""
+"""The base of pools whose blocks are found again by their content."""
 
 from __future__ import annotations
 

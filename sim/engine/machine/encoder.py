@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from policies.routers import RoutedRequest
-from sim.engine.machine.groups import Group
-from sim.engine.machine.machine import Machine
-from sim.engine.serve.engine_core import EngineCore
+from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.spec.encoding import EncoderSpec, EncodeSpec
 from sim.engine.tiers.links import Link
 from sim.engine.time.events import MACHINES, Alarm, Clock
 
 
-class Encoder(Machine):
-    """A machine that encodes. It has no engine core: to routers and the fleet it is a machine without KV."""
+class Encoder(AnyMachine):
+    """A machine that encodes. It has no engine core and no KV."""
 
     def __init__(self, index: int, spec: EncoderSpec, sizes: Sequence[int], clock: Clock) -> None:
-        self.index = index
-        self.no_hit_order = -1
-        self.awaited = self.awaited_tokens = 0
-        self.groups: list[Group] = []
-        self.cores: list[EngineCore] = []
+        super().__init__(index)
         self.link = Link(spec.link)
         self.begun: Callable[[int, int], None] | None = None
         """Called with each request that is being encoded from now on, and the instant."""
@@ -79,6 +72,7 @@ class Encoder(Machine):
 
     @property
     def events(self) -> int:
+        """Batches that have ended."""
         return self._n_batches
 
     @property
@@ -88,37 +82,6 @@ class Encoder(Machine):
     @property
     def running(self) -> int:
         return len(self._batch)
-
-    @property
-    def kv_blocks_used(self) -> int:
-        return 0
-
-    @property
-    def kv_use(self) -> float:
-        return 0.0
-
-    @property
-    def block_tokens(self) -> int:
-        return 1
-
-    @property
-    def prefill_tokens(self) -> int:
-        return 0
-
-    @property
-    def n_stages(self) -> int:
-        """It has none that computes tokens."""
-        return 0
-
-    @property
-    def promised_ns(self) -> int:
-        return 0
-
-    def found_tokens(self, request: RoutedRequest) -> int:
-        return 0
-
-    def hosts(self, model: int) -> bool:
-        return True
 
 
 def encoders_of(spec: EncodeSpec, first: int, clock: Clock) -> list[Encoder]:

@@ -81,7 +81,6 @@ class Group:
             batch = batches[0]
             batch.wake_ns = ALWAYS_NS
             return NOTHING if 0 in refused and not batch.admitted else self.cores[0].begin(batch, ticks)
-        self.let_prompts_start(batches)
         taking, totals, draft_steps = self.prepare(batches, ticks, refused)
         if not taking:
             return NOTHING
@@ -103,6 +102,24 @@ class Group:
     ) -> tuple[list[int], list[Totals], list[int]]:
         """Have the scheduler of each rank plan at *ticks*; return the numbers of those that take part, and rank by rank the totals
         and the draft steps. *refused*: ranks that plan nothing for an empty micro-batch."""
+        if self._balance is None:
+            return self._plan(batches, ticks, refused)
+        waited = self._waited
+        self._let_prompts_start(self._balance, batches)
+        found = self._plan(batches, ticks, refused)
+        prompts_wait = self.cores[0].planner.prompts_wait
+        if found[0] or not prompts_wait or all([work.decodes for work in self.rank_works(batches)]):
+            return found
+        # The decodes that prompts were to wait for have left as the ranks planned, such as those of clients that have gone. No step
+        # has been waited.
+        self._waited = waited
+        self._let_prompts_start(self._balance, batches)
+        return self._plan(batches, ticks, refused)
+
+    def _plan(
+        self, batches: Sequence[MicroBatch], ticks: int, refused: Collection[int]
+    ) -> tuple[list[int], list[Totals], list[int]]:
+        """Plan as `prepare` does, with prompts shown or not."""
         taking: list[int] = []
         totals, draft_steps = [IDLE] * len(batches), [0] * len(batches)
         for rank, core in enumerate(self.cores):
@@ -134,12 +151,11 @@ class Group:
 
     # Prompts that wait for each other.
 
-    def let_prompts_start(self, batches: Sequence[MicroBatch]) -> None:
+    def _let_prompts_start(self, balance: PromptBalance, batches: Sequence[MicroBatch]) -> None:
         """Let prompts start in the coming micro-batches, or have them wait."""
-        if self._balance is not None:
-            starts, self._waited = self._balance.start(self.rank_works(batches), self._waited)
-            for core in self.cores:
-                core.planner.let_prompts_start(starts)
+        starts, self._waited = balance.start(self.rank_works(batches), self._waited)
+        for core in self.cores:
+            core.planner.let_prompts_start(starts)
 
     def pass_steps(self, works: Sequence[RankWork], n: int) -> None:
         """Count *n* steps in which the ranks had *works* to do."""

@@ -14,6 +14,7 @@ from sim.engine.batch.prices import StageTable
 from sim.engine.batch.pricing import Pricing
 from sim.engine.batch.rank_prices import CommonPrices
 from sim.engine.batch.stages import Stages
+from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.groups import Group
 from sim.engine.machine.loads import CoreLoad
 from sim.engine.machine.together import Together
@@ -24,26 +25,20 @@ from sim.engine.spec.roles import Part
 from sim.engine.time.clock import TICK_BITS
 
 
-class Machine:
-    """Serves the requests that are delivered to it; routers see it as a `policies.routers.ReplicaLoad`."""
+class Machine(AnyMachine):
+    """Serves the requests that are delivered to it on the models that it hosts."""
 
     def __init__(
         self, common: InCommon, index: int, spec: MachineSpec, first_number: int, part: Part | None = None
     ) -> None:
         """*first_number*: the number of its first engine core in the run; *part*: its part in hand-over."""
-        self.index = index
-        self.no_hit_order = -1
-        """Only `gateway.routing.Seen` keeps it."""
-        self.awaited = self.awaited_tokens = 0
-        """Requests sent here that wait elsewhere, for blocks or for their prompt to be computed; and tokens of those whose prompt
-        is to be computed here."""
+        stages = Stages(spec.hosted[0].cost.n_stages)
+        n_models = len(spec.hosted)
+        super().__init__(index, [_group(common, spec, i, first_number, stages, part, index) for i in range(n_models)])
+        self.stages = stages
         self._clock = common.clock
         self._state = common.state
         self._outside = common.outside
-        self.stages = Stages(spec.hosted[0].cost.n_stages)
-        self.groups = [_group(common, spec, i, first_number, self.stages, part, index) for i in range(len(spec.hosted))]
-        """The engine cores of each model that it hosts."""
-        self.cores = [core for group in self.groups for core in group.cores]
         self._loads = [CoreLoad(core, common.clock) for core in self.cores]
         self._load = self._loads[0]
         for core in self.cores:
@@ -133,6 +128,9 @@ class Machine:
 
     def hosts(self, model: int) -> bool:
         return model in self._hosting or None in self._hosting
+
+    def core_number(self, model: int) -> int:
+        return self.core_of(model).number
 
     def core_of(self, model: int) -> EngineCore:
         """The engine core of a model; with ranks the first of them."""

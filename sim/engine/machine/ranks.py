@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.routers import Refused, RoutedRequest, route_of
+from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.machine import Machine
 from sim.engine.serve.engine_core import EngineCore, InCommon
 from sim.engine.spec.experiment import MachineSpec
@@ -99,7 +100,7 @@ def machine_of(common: InCommon, index: int, spec: MachineSpec, first_number: in
     return kind(common, index, spec, first_number, part)
 
 
-def ranked(machines: Sequence[Machine]) -> list[tuple[int, int]]:
+def ranked(machines: Sequence[AnyMachine]) -> list[tuple[int, int]]:
     """The numbers of the first and the last rank, for each model on a machine with ranks."""
     groups = [group for machine in machines for group in machine.groups if len(group.cores) > 1]
     return [(group.cores[0].number, group.cores[-1].number) for group in groups]

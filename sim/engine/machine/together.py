@@ -75,8 +75,6 @@ class Together(Turns):
 
     def _start(self, ticks: int) -> int:
         """Ask every rank at *ticks* and start what they plan, together; return the tick at which that ends, or NOTHING."""
-        if self._balances:
-            self._group.let_prompts_start(self._batches)
         taking, totals, draft_steps = self._group.prepare(self._batches, ticks)
         if not taking:
             return NOTHING

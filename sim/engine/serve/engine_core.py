@@ -44,7 +44,7 @@ ASK_AGAIN: Final = -2
 """Nothing was started, and the scheduler would see something else now."""
 
 _MADE_AT_ONCE = 64
-"""Where more may be in flight than these, each is made when it is needed."""
+"""A model that may have more micro-batches than these makes each of them when it is needed."""
 
 
 class InCommon(NamedTuple):

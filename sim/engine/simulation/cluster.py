@@ -21,6 +21,7 @@ from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
 from sim.engine.kv.content import Contents, contents_of
+from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.machine.encoder import Encoder, encoders_of
 from sim.engine.machine.machine import Machine
 from sim.engine.machine.ranks import machine_of, ranked
@@ -195,23 +196,24 @@ class Cluster:
         self._state = _state_of(experiment, contents_in)
         self._prompt = self._state.prompt
         self._clock = Clock()
-        self._machines: list[Machine] = []
+        self._serving: list[Machine] = []
+        """The machines that run models; they come first."""
         spill = Spill(spill_to, sum(len(spec.hosted) * spec.ranks for spec in specs))
         stores = _stores(specs)
         common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, stores, spill)
         first = 0
         for index, spec in enumerate(specs):
-            self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
-            first += len(self._machines[-1].cores)
+            self._serving.append(machine_of(common, index, spec, first, experiment.part_of(index)))
+            first += len(self._serving[-1].cores)
         encode = experiment.encode
         self._encoders: list[Encoder] = [] if encode is None else encoders_of(encode, len(specs), self._clock)
-        self._machines += self._encoders
+        self._machines: list[AnyMachine] = [*self._serving, *self._encoders]
         self._caching = any(core.sequences.kv.caches for machine in self._machines for core in machine.cores)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
-        self._gates: list[Gateway] = []
+        self._gates: list[Gateway[Any]] = []
         """The router of each stage."""
-        self._course: Course | None = None
+        self._course: Course[Any] | None = None
         self._handovers: Handovers | None = None
         if self._only is None:
             self._course, self._handovers = self._course_of(experiment, stores.links)
@@ -232,28 +234,29 @@ class Cluster:
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
-    def _course_of(self, experiment: Experiment, links: Links) -> tuple[Course, Handovers | None]:
+    def _course_of(self, experiment: Experiment, links: Links) -> tuple[Course[Any], Handovers | None]:
         """The stages of requests, with a router for each; and what is between machines where prefill and decode are apart."""
-        spec, machines = experiment.handover, self._machines[: len(experiment.replicas)]
+        spec, machines, gates = experiment.handover, self._serving, list[Gateway[Machine]]()
         routers = [experiment.router] if spec is None else [experiment.router, spec.router]
         for place, router in enumerate(routers):
             mine = machines if spec is None else [m for m in machines if spec.stage_of(m.index) == spec.stages[place]]
             # The router of each further stage has a stream of its own: the first one draws the same numbers whatever follows.
-            self._gates.append(self._gate_to(router, mine, place))
+            gates.append(self._gate_to(router, mine, place))
+        self._gates += gates
         handovers = None
         if spec is not None:
-            handovers = Handovers(spec, machines, self._gates, self._state, self._clock, self, links)
-        course = Course(self._gates[0], self._state) if handovers is None else handovers
+            handovers = Handovers(spec, machines, gates, self._state, self._clock, self, links)
+        course = Course(gates[0], self._state) if handovers is None else handovers
         if experiment.encode is None:
             return course, handovers
         gate = self._gate_to(experiment.encode.router, self._encoders, len(self._gates))
         self._gates.append(gate)
         return Encoding(experiment.encode, self._encoders, gate, course, self._state, self._clock), handovers
 
-    def _gate_to(self, router: Router, machines: Sequence[Machine], stream: int) -> Gateway:
+    def _gate_to(self, router: Router, machines: Sequence[M], stream: int) -> Gateway[M]:
         experiment = self._experiment
-        luck = [experiment.seed, _ROUTING_STREAM, *([stream] if stream else [])]
-        given = experiment.workload, self._state, self._clock, luck, self.rejected
+        stream_of_draws = [experiment.seed, _ROUTING_STREAM, *([stream] if stream else [])]
+        given = experiment.workload, self._state, self._clock, stream_of_draws, self.rejected
         return Gateway(router, machines, self._machines, *given)
 
     def _contents_in(self, block_tokens: int) -> Contents:
@@ -394,7 +397,7 @@ class Cluster:
             # It has not passed the front end yet.
             self._state.status[id_] = ABORTED
             return
-        next(m for m in self._machines if m.cores[0].number <= number <= m.cores[-1].number).give_up(id_)
+        next(m for m in self._serving if m.cores[0].number <= number <= m.cores[-1].number).give_up(id_)
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order

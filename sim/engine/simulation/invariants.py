@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.disaggregation.course import Course
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
+from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.groups import Group
-from sim.engine.machine.machine import Machine
 from sim.engine.record.columns import FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
@@ -54,8 +55,8 @@ class Watch:
     """Steps the clock and checks the machines after each event."""
 
     def __init__(
-        self, state: RequestState, machines: Sequence[Machine], clock: Clock, handovers: Handovers | None = None,
-        fleet: Fleet | None = None, course: Course | None = None,
+        self, state: RequestState, machines: Sequence[AnyMachine], clock: Clock, handovers: Handovers | None = None,
+        fleet: Fleet | None = None, course: Course[Any] | None = None,
     ) -> None:  # fmt: skip
         self._course = course
         self._handovers = handovers
@@ -105,7 +106,7 @@ class Watch:
         if self._handovers is not None:
             self._check_handovers(self._handovers)
 
-    def _check_steps(self, machine: Machine, group: Group) -> None:
+    def _check_steps(self, machine: AnyMachine, group: Group) -> None:
         for batches in zip(*(core.batches for core in group.cores), strict=True):
             spans = [batch.span for batch in batches if batch.span is not None]
             steps = {(span.start_ticks, span.n, span.end(span.n)) for span in spans}
@@ -167,7 +168,7 @@ class Watch:
                 if places != 1:
                     self._fail("INV-11", f"request {id_} is in {places} places")
 
-    def _check_hosted(self, machine: Machine, core: EngineCore, seen: set[int]) -> None:
+    def _check_hosted(self, machine: AnyMachine, core: EngineCore, seen: set[int]) -> None:
         sequences = core.sequences
         self._check_queue(core, seen)
         held = sum(self._check_batch(machine, core, batch, seen) for batch in core.batches)
@@ -197,7 +198,7 @@ class Watch:
             if (seq.tokens or 1) + seq.cached_tokens != self._context(seq.id):
                 self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
 
-    def _check_batch(self, machine: Machine, core: EngineCore, batch: MicroBatch, seen: set[int]) -> int:
+    def _check_batch(self, machine: AnyMachine, core: EngineCore, batch: MicroBatch, seen: set[int]) -> int:
         """The blocks that a micro-batch's sequences hold."""
         held = 0
         for id_ in batch.admitted:
@@ -210,7 +211,7 @@ class Watch:
         # A span in flight has taken the blocks of its first iteration, and no others.
         return held + (batch.span.growth_first if batch.span is not None and batch.decodes else 0)
 
-    def _check_connector(self, machine: Machine, core: EngineCore, seen: set[int]) -> int:
+    def _check_connector(self, machine: AnyMachine, core: EngineCore, seen: set[int]) -> int:
         """The blocks held for KV that is on its way or here before its sequence is admitted, and for other machines."""
         connector, books = core.sequences.connector, core.sequences.connector.machines
         told_to_go = connector.told_to_go()

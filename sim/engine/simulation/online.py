@@ -231,7 +231,7 @@ class LiveRun(Cluster):
 
     def refusal(self, prompt_tokens: int, output_tokens: int, model: int = 0) -> str | None:
         """The reason that no machine could ever serve such a request; None where one can."""
-        hosting = [machine for machine in self._machines if machine.hosts(model)]
+        hosting = [machine for machine in self._serving if machine.hosts(model)]
         spec = self._experiment.handover
         if spec is None:
             stages = [hosting]

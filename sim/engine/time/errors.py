@@ -15,7 +15,7 @@ class PolicyError(RooftraceError, ValueError):
 
 
 class UnservedError(RooftraceError):
-    """A run has come to rest with requests that can never be served; the message names some, and says where they are."""
+    """A run has come to rest, or would go on for ever, with requests that can never be served: the message says which and why."""
 
 
 class InvariantError(AssertionError):
