@@ -14,7 +14,7 @@ from sim.engine.tiers.tiers import TierSpec, WriteRule
 from tests.engine.radix import alike
 from tests.engine.random_runs import an_experiment, assert_same, with_tiers
 from tests.engine.test_prefix import a_trace as a_trace_of_blocks
-from tests.engine.test_radix import a_trace
+from tests.engine.test_radix import a_pool, a_trace, put
 from tests.engine.test_tiers import HOST, A, B, S, seconds, served
 from workloads import Trace
 
@@ -74,6 +74,28 @@ def test_a_prompt_is_found_on_the_device_and_behind_that_in_host_memory_by_hand(
     assert [each for each in transfers(columns) if each[0] == STORE] == moved
     iterations = columns.iterations()
     assert (iterations["prefix_hit_tokens"].sum(), iterations["loaded_tokens"].sum()) == (8, 4)
+
+
+def test_a_leaf_is_given_up_chain_by_chain_and_none_is_in_a_trial() -> None:
+    # The second request, which alone is in the tree, leaves the first one's chain at its third page.
+    pool, told = a_pool([1, 2, 3], [1, 2, 9, 9], blocks=10), list[tuple[int, int, int]]()
+    pool.gives_up = lambda chain, lo, hi: told.append((chain, lo, hi))
+    put(pool, 1, 4)
+    pool.release(1, 4, 4)
+    pool.try_out()
+    pool.take(8)
+    pool.undo()
+    assert (told, pool.fault()) == ([], None)
+    pool.take(8)
+    assert told == [(0, 0, 2), (1, 2, 4)]
+
+
+def test_what_never_enters_the_tree_is_not_written() -> None:
+    scheduler = Sglang(disable_overlap_schedule=True, chunked_prefill_size=8)
+    for goes_s, stored in ((0.5, 0), (1.5, 1)):
+        trace = replace(a_trace_of_blocks((0, 40, 1, list(range(10)))), abort_ns=[round(goes_s * S)])
+        columns = served(trace, HOST, prefix_cache="tree", scheduler=scheduler, kv_blocks=20)
+        assert columns.meta["tiers"]["host"]["stores"] == stored
 
 
 @pytest.mark.parametrize("write", ["through", "eviction"])
