@@ -509,9 +509,9 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
         mine = (
             tiers if "remote" in kinds or rng.random() < 0.5 else tuple(replace(tier, latency_s=1e-3) for tier in tiers)
         )
-        # A tree feeds no tiers.
-        cache = "blocks" if tenant.prefix_cache == "tree" else tenant.prefix_cache
-        return replace(tenant, tiers=mine, swaps=swaps, block_bytes=block_bytes, prefix_cache=cache)
+        # A tree may have pages of single tokens.
+        size = 60 * tenant.block_tokens if tenant.prefix_cache == "tree" else block_bytes
+        return replace(tenant, tiers=mine, swaps=swaps, block_bytes=size)
 
     machines = tuple(
         replace(spec, hosted=tuple(behind(tenant) for tenant in spec.hosted)) for spec in experiment.machines

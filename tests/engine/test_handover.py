@@ -207,6 +207,17 @@ def test_what_the_receiver_has_cached_is_not_sent_and_what_is_cached_there_may_s
         assert run(experiment).requests["prefill_replica"].tolist() == [0, machine]
 
 
+@pytest.mark.parametrize(("arrives_ms", "found"), [(20, 0), (100, 144)])
+def test_a_prompt_that_was_computed_elsewhere_is_in_the_receivers_tree_when_its_sequence_has_ended(
+    arrives_ms: int, found: int
+) -> None:
+    trace = Trace(arrival_ns=[0, arrives_ms * MS], prompt_tokens=[160, 160], output_tokens=[50, 3], **shared(160))
+    caching = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=1000, prefix_cache="tree")
+    columns = run(two(trace, prefill=caching, decode=caching), check_invariants=True)
+    assert (columns.requests["finish_ns"][0] > arrives_ms * MS) == (found == 0)
+    assert columns.requests["found_at_decode_tokens"].tolist() == [0, found]
+
+
 def test_windows_leave_nothing_behind_of_what_was_computed_elsewhere() -> None:
     # Room for two prompts; the third is the first again.
     ids = np.concatenate((np.arange(10), np.arange(20, 30), np.arange(10)))

@@ -549,7 +549,11 @@ def test_a_tier_that_cannot_be_is_refused(setting: dict[str, Any], words: str) -
 @pytest.mark.parametrize(("seed", "computed_again"), [(10_508, False), (11_890, True)])
 def test_some_that_were_moved_do_not_drive_each_other_out_for_ever(seed: int, computed_again: bool) -> None:
     experiment = with_tiers(an_experiment(seed, speculative=True), seed)
-    found = run(replace(experiment, horizon_ns=20 * S)).requests
+    machines = tuple(
+        replace(spec, hosted=tuple(replace(core, prefix_cache="blocks", block_bytes=1000) for core in spec.hosted))
+        for spec in experiment.machines
+    )
+    found = run(replace(experiment, replicas=machines, horizon_ns=20 * S)).requests
     assert found["swap_hit_tokens"].any() != computed_again
     assert found["recomputed_tokens"].any() == computed_again
     assert UNFINISHED not in found["status"]

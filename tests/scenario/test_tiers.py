@@ -223,8 +223,18 @@ def test_what_a_tier_or_a_cache_has_to_find_nothing_in_is_said() -> None:
     )
     assert nothing in notes({"prefix_caching": True}, workload=plain)
     assert nothing not in notes({}, workload=plain)
-    tree = notes({"tiers": [HOST]}, serving_stack="sglang", scheduler={"policy": "sglang"})
-    assert any("by vLLM's rules, as in every run with memory.tiers; SGLang evicts leaves" in note for note in tree)
+
+
+@pytest.mark.parametrize("write", ["through", "eviction"])
+def test_behind_sglang_tiers_keep_what_its_tree_gives_up(write: str) -> None:
+    tiers = [{"kind": "host", "gib": 2.0, "read_gb_per_s": 10.0, "write": write}]
+    built = resolve(
+        scenario({"kv_blocks": 2500, "tiers": tiers}, serving_stack="sglang", scheduler={"policy": "sglang"})
+    )
+    assert built.experiment.hosted[0].prefix_cache == "tree"
+    assert not [note for note in built.manifest["notes"] if "vLLM's rules" in note]
+    found = simulate(built.experiment)
+    assert found.summary["kv_tiers"]["host"]["hits"] == int(found.requests["host_hit_tokens"].sum()) > 1000
 
 
 def test_a_device_whose_host_link_nobody_knows_needs_a_bandwidth() -> None:

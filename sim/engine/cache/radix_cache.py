@@ -15,6 +15,7 @@ The tree itself is in `sim.engine.kv.page_tree`.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
 from policies.view import Looks
 from sim.engine.kv.content import Contents
@@ -28,7 +29,7 @@ RETRACT_DECODE_STEPS = 20
 class RadixCache(TreePool):
     """A pool whose pages are found again in a tree of contents. A block is a page."""
 
-    __slots__ = ("_prompts", "_tokens", "used_by_looks")
+    __slots__ = ("_prompts", "_tokens", "put_in", "used_by_looks")
 
     def __init__(
         self, total: int, block_tokens: int, contents: Contents, prompts: array[int], *,
@@ -39,6 +40,8 @@ class RadixCache(TreePool):
         super().__init__(total, block_tokens, contents, slots)
         self.used_by_looks = False
         """Whether the scheduler's own look-ups (`use`) count as use, and admission does not."""
+        self.put_in: Callable[[int, int], None] | None = None
+        """Called with a request and how many of its pages the tree has from now on."""
         self._tokens = contents if token_contents is None else token_contents
         self._prompts = prompts
 
@@ -74,7 +77,9 @@ class RadixCache(TreePool):
     # Moves.
 
     def admit(self, id_: int, blocks: int) -> None:
-        """A request holds its first *blocks* pages, which are in the tree."""
+        """A request holds its first *blocks* pages, which are in the tree, unless it holds some already."""
+        if id_ in self._held:
+            return
         node, end = self._walk(id_, blocks)
         assert end == blocks
         splits = end < node.hi
@@ -118,6 +123,13 @@ class RadixCache(TreePool):
         self.give(known - had)
         self._lock(held.node)
         self._unlock(node)
+        if self.put_in is not None:
+            self.put_in(id_, pages)
+
+    def loaded(self, id_: int, tokens: int) -> None:
+        self.computed(id_, tokens)
+        held = self._held[id_]
+        held.found = held.node.hi
 
     def release(self, id_: int, blocks: int, tokens: int) -> None:
         """Frees all *blocks* pages of a request; the tree keeps full pages of its first *tokens* tokens; 0: no more than it

@@ -7,7 +7,7 @@ The module knows which copy of a block is found first, the queue of blocks that 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import takewhile
 from math import inf
@@ -94,7 +94,7 @@ def parts_of(run: Run, hi: int) -> list[Run]:
 class RunPool(CachingPool[HeldRuns]):
     """A pool whose free blocks are blank or in the queue of unheld cached runs."""
 
-    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked", "gives_up")
+    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked")
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
         super().__init__(total, block_tokens, contents, slots)
@@ -108,8 +108,6 @@ class RunPool(CachingPool[HeldRuns]):
         """A heap of unheld runs by the rank that the eviction policy gives them; outdated entries stay until they are met."""
         self._behind: defaultdict[Chain, dict[Chain, None]] = defaultdict(dict)
         """Chains with cached blocks that leave each, for the policy."""
-        self.gives_up: Callable[[int, int, int], None] | None = None
-        """Called on eviction: the chain's number (-1 - id: a request's own), the first block, and the one after the last."""
 
     def prepay(self, blocks: int) -> None:
         """Takes blocks ahead of a later call of `take`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from policies.eviction import CachedBlocks, Rank, RankFunction
@@ -41,7 +41,9 @@ H = TypeVar("H", bound=Held)
 class CachingPool(KvPool, Generic[H]):
     """A pool whose free blocks are blank, or cached and held by no sequence."""
 
-    __slots__ = ("_blank", "_contents", "_held", "_log", "_n_admitted", "drops_last", "eviction", "next_uses")
+    __slots__ = (
+        "_blank", "_contents", "_held", "_log", "_n_admitted", "drops_last", "eviction", "gives_up", "next_uses",
+    )  # fmt: skip
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
         super().__init__(total, block_tokens, slots)
@@ -52,6 +54,8 @@ class CachingPool(KvPool, Generic[H]):
         """Which cached blocks go first; None: the least recently used."""
         self.next_uses: NextUses | None = None
         """For an eviction policy that foresees."""
+        self.gives_up: Callable[[int, int, int], None] | None = None
+        """Called on eviction: the chain's number (-1 - id: a request's own), the first block, and the one after the last."""
         self._contents = contents
         self._blank = total
         """Free blocks without content: the first to be taken."""

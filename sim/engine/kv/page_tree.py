@@ -266,6 +266,12 @@ class TreePool(CachingPool[HeldNode]):
             self._n_nodes -= 1
             self._blank += leaf.hi - leaf.lo
             self.evicted += leaf.hi - leaf.lo
+            if self.gives_up is not None and self._log is None:
+                lo = leaf.lo
+                for key, end in leaf.keys:
+                    hi = min(end, leaf.hi)
+                    self.gives_up(key, lo, hi)
+                    lo = hi
             if parent.parent is not None and not parent.refs and not parent.children:
                 self._push(parent)
 

@@ -21,7 +21,8 @@ from sim.engine.batch.prices import Prices, prices_of
 from sim.engine.batch.speculative_set import SpeculativeSet
 from sim.engine.batch.stages import Stages
 from sim.engine.batch.version import HeldPlan
-from sim.engine.kv.block_runs import RunPool
+from sim.engine.cache.radix_cache import RadixCache
+from sim.engine.kv.caching_pool import CachingPool
 from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
@@ -332,6 +333,8 @@ class EngineCore:
             self._ahead.made |= done > 1
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences, end_ns = self.sequences, end_ticks >> TICK_BITS
+        if self.loading is not None:
+            self._write_prompts(self.loading.tiers, batch, end_ns)
         if batch.decodes:
             if done > 1:
                 take_for_rounds(self._kv, batch.decoding, done, span.growth_first)
@@ -340,8 +343,6 @@ class EngineCore:
             sequences.in_vain = 0
             if departures:
                 sequences.end_all(batch, departures, end_ns)
-        if self.loading is not None and batch.run:
-            self._write_prompts(self.loading.tiers, batch, end_ns)
         if batch.completing:
             sequences.complete_prompts(batch, end_ns)
         if self.state.told is not None:
@@ -350,9 +351,9 @@ class EngineCore:
             self._finding.free_the_ended()
 
     def _write_prompts(self, tiers: Tiers, batch: MicroBatch, end_ns: int) -> None:
-        """Tell the tiers which prompt blocks a step has computed."""
+        """Tell the tiers which prompt blocks a step has computed. A tree tells them itself what is put into it."""
         tiers.now_ns = end_ns
-        for id_, _ in batch.run:
+        for id_, _ in () if self._late else batch.run:
             computed = min(batch.partial[id_].cached_tokens, self.state.prompt[id_])
             tiers.computed(id_, computed // self._kv.block_tokens)
 
@@ -395,8 +396,10 @@ class EngineCore:
         space = (-1 if spec.model is None else spec.model, spec.block_tokens, spec.block_bytes)
         tiers = Tiers(spec.tiers, space, contents, self.recorder, shared, machine=machine, number=self.number)
         tiers.price_ns = self._prompt_ns
-        if isinstance(kv, RunPool):
+        if isinstance(kv, CachingPool):
             kv.gives_up = tiers.evicted if tiers.takes_evicted else None
+        if isinstance(kv, RadixCache):
+            kv.put_in = tiers.computed
         return Loading(self.sequences, tiers, swaps=spec.swaps)
 
     def _prompt_ns(self, tokens: int, cached: int) -> int:

@@ -246,6 +246,8 @@ class KvConnector:
     def _land(self, id_: int, tokens: int) -> None:
         sequences = self.sequences
         blocks = self.machines.in_transit.pop(id_).blocks
+        if sequences.kv.caches and not sequences.kv.caches_late:
+            sequences.kv.loaded(id_, tokens)
         # Ahead of requests without KV: one whose blocks are not free would keep back others whose blocks are here.
         place = self.n_with_blocks()
         seq = self.bring(id_, tokens)._replace(kept_blocks=blocks)
@@ -256,8 +258,6 @@ class KvConnector:
     def bring(self, id_: int, tokens: int, *, preempted: bool = False) -> WaitingSeq:
         """Count KV of *tokens* tokens as arrived; return its request as it is to wait."""
         sequences = self.sequences
-        if sequences.kv.caches:
-            sequences.kv.loaded(id_, tokens)
         seq = sequences.state.waiting_seq(id_, cached_tokens=tokens, preempted=preempted)
         if self.hands_over and not seq.tokens:
             # It is decoded elsewhere: here its last token is computed, with which it leaves.

@@ -166,6 +166,8 @@ class Loading:
             sequences.kv.release(id_, held.blocks, held.on_device)
             seq = state.waiting_seq(id_, preempted=held.preempted)
         else:
+            if sequences.kv.caches:
+                sequences.kv.loaded(id_, held.tokens)
             seq = self._connector.bring(id_, held.tokens, preempted=held.preempted)._replace(shared_blocks=held.blocks)
             self._books.here[id_] = held
         sequences.queue.appendleft(seq)

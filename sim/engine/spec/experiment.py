@@ -94,10 +94,6 @@ class ReplicaSpec:
                 "an eviction policy orders the blocks of a prefix cache, and there is none; give prefix_cache"
             )
         check_tiers(self.tiers)
-        if self.tiers and self.prefix_cache == "tree":
-            raise ValueError(
-                "tiers keep the blocks of a prefix cache, and prefix_cache is tree; give blocks or leave tiers out"
-            )
         kinds = [tier.kind for tier in self.tiers]
         if self.tiers and self.block_bytes < 1:
             raise ValueError(f"block_bytes is at least 1 where there are tiers; got {self.block_bytes}")

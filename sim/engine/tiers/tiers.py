@@ -41,8 +41,8 @@ class TierSpec:
     capacity_bytes: int = 0
     """0 for a `peer`."""
     write: WriteRule = "through"
-    """`through`: prompt blocks are written when they have been computed; `eviction`: those that the device, or the tier before this
-    one, evicts."""
+    """`through`: prompt blocks are written when they have been computed, and of a tree all that is put into it; `eviction`: those
+    that the device, or the tier before this one, evicts."""
     min_load_tokens: int = 0
     """A prompt that would gain fewer tokens is computed."""
     skip_when_slower: bool = False
@@ -289,7 +289,7 @@ class Tiers:
     # Writing.
 
     def computed(self, id_: int, blocks: int) -> None:
-        """Writes the first *blocks* blocks of a computed prompt to the tiers with the rule `through`."""
+        """Writes the first *blocks* blocks of a request, which are computed, to the tiers with the rule `through`."""
         if self._contents is None or not blocks:
             return
         self._bring_up_to_now()

@@ -29,8 +29,6 @@ _CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "tree", "trtl
 """Serving stacks that find KV blocks again unless they are told not to, and how. TensorRT-LLM's order of eviction is not modelled,
 which a note says: vLLM's rules stand in for it."""
 
-_EVICTS = {"sglang": "SGLang evicts leaves of its tree", "trtllm": "TensorRT-LLM evicts by priority"}
-
 
 def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int, model: ModelSpec) -> dict[str, Any]:
     """The prefix cache of a `ReplicaSpec` that serves *model*.
@@ -88,17 +86,15 @@ def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoo
 
 def without_cache(scenario: Scenario) -> Iterator[str]:
     """A note for a trace that says which prompts share a beginning, where no cache is asked for or another engine's rules hold."""
-    stack = scenario.stack_name
     if scenario.memory.eviction is not None and foresees(_eviction(scenario, _kind(scenario))):
         yield (
             f"memory.eviction {scenario.memory.eviction.policy} knows the next use of every block from the trace: it shows what a "
             "cache of one machine can find at best, and no server can run it."
         )
-    if _kind(scenario) == "blocks" and stack in _EVICTS and scenario.memory.eviction is None:
-        tiers = ", as in every run with memory.tiers" if _CACHES.get(stack) == "tree" and scenario.memory.tiers else ""
+    if _kind(scenario) == "blocks" and scenario.stack_name == "trtllm" and scenario.memory.eviction is None:
         yield (
-            f"KV blocks are found again and evicted by vLLM's rules{tiers}; {_EVICTS[stack]}, which changes what is found where "
-            "memory is short."
+            "KV blocks are found again and evicted by vLLM's rules; TensorRT-LLM evicts by priority, which changes what is found "
+            "where memory is short."
         )
     if _kind(scenario) is None:
         asked = scenario.memory.prefix_caching is False or _looks_nothing_up(scenario)
@@ -170,5 +166,4 @@ def _kind(scenario: Scenario) -> PrefixCacheKind | None:
     stack, asked = scenario.stack_name, scenario.memory.prefix_caching
     if _looks_nothing_up(scenario) or not (stack in _CACHES if asked is None else asked):
         return None
-    # What a tree gives up does not go to tiers yet.
-    return "blocks" if scenario.memory.tiers else _CACHES.get(stack, "blocks")
+    return _CACHES.get(stack, "blocks")
