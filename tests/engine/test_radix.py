@@ -179,6 +179,13 @@ def test_what_is_looked_up_last_for_a_plan_is_evicted_last(first: int, last: int
     assert (pool.found_blocks(first, 11), pool.found_blocks(last, 11)) == (0, 10)
 
 
+def test_what_was_looked_up_in_vain_is_found_once_it_is_there() -> None:
+    pool = a_pool(list(range(10)), list(range(12)), blocks=20)
+    assert pool.found_blocks(1, 13) == 0
+    put(pool, 0, 10)
+    assert pool.found_blocks(1, 13) == 10
+
+
 def test_a_trial_leaves_the_nodes_of_the_tree_as_they_were() -> None:
     """Half of a node that is tried to be held is whole again afterwards, and is evicted whole, after what is used less recently."""
     pool = a_pool(list(range(10)), list(range(10)), list(range(5)), list(range(50, 60)), blocks=20)

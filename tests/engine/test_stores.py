@@ -41,6 +41,17 @@ def test_sequences_that_were_moved_here_make_contents_give_way_and_not_each_othe
     assert (store.used_bytes, store.fault()) == (2, None)
 
 
+def test_of_blocks_that_are_on_their_way_those_are_dropped_that_were_to_come_then() -> None:
+    store = Store(100)
+    of_ten_bytes: Key = ((0, 4, 10), 1)
+    store.put([(of_ten_bytes, 0, 2)], 0, 5)
+    store.put([(of_ten_bytes, 0, 6)], 0, 9)
+    store.drop(of_ten_bytes, 0, 2, 9)
+    store.drop(of_ten_bytes, 3, 4, 9)
+    assert (store.used_bytes, store.missing([(of_ten_bytes, 0, 6)]), store.fault()) == (50, 1, None)
+    assert [store.covered([(of_ten_bytes, 0, 6)], at, 9) for at in (0, 3, 4)] == [3, 3, 6]
+
+
 def test_what_a_machine_does_to_a_shared_store_is_seen_a_nanosecond_later_in_the_order_of_machines() -> None:
     store = SharedStore(2)
     store.later(1, 10, [(TWO, 0, 2)], 10)
