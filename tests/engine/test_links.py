@@ -222,26 +222,34 @@ def test_limits_are_those_that_count_each_nanosecond(seed: int) -> None:
         for i, n in enumerate((1, 2, 2))
     ]
     sent: list[tuple[Link, Transfer]] = []
-    now = 0
+    free = {link: [0] * link.spec.concurrent_transfers for link in several}
+    held = {link: Counter[int]() for link in several}
+    now, cancels = 0, seed % 2
     for _ in range(120):
         now += rng.choice([0, 0, 1, 5, 40])
         link, n_bytes, writes = rng.choice(several), rng.randrange(1, 30), rng.random() < 0.5
         transfer = link.send(now, n_bytes, writes=writes)
+        if not cancels:
+            assert transfer.begin_ns == max(now, min(free[link]))
         rate = link.spec.bandwidth_bytes_per_s
         end = transfer.begin_ns + (0 if rate == inf else round(n_bytes / rate * 1e9))
         end = max(end, brute_force(both, transfer.begin_ns, n_bytes))
         if len(link.spec.limits) == 2 and not writes:
             end = max(end, brute_force(read, transfer.begin_ns, n_bytes))
         assert transfer.sent_ns == end
+        free[link][free[link].index(min(free[link]))] = end
+        held[link].update(range(transfer.begin_ns, end))
         sent.append((link, transfer))
-        if rng.random() < 0.2:
+        if cancels and rng.random() < 0.2:
             link, transfer = sent.pop(rng.randrange(len(sent)))
             if transfer.sent_ns > now:
                 link.cancel(transfer, now)
+                held[link].subtract(range(max(transfer.begin_ns, now), transfer.sent_ns))
                 for capacity, stretches in transfer.taken:
                     slots = both if capacity.limit.name == "both" else read
                     slots.subtract(at for low, high in stretches for at in range(max(low, now), high))
     assert max(both.values()) == 1
+    assert [max(held[link].values()) for link in several] == [link.spec.concurrent_transfers for link in several]
 
 
 def test_links_that_say_different_things_of_one_limit_are_refused() -> None:
