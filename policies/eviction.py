@@ -1,8 +1,9 @@
 """Eviction policies: which of the cached blocks that no sequence holds give way to new ones.
 
 An `Eviction` ranks blocks, and the lowest rank goes first; of equal ranks those go first that came to be free first, and of a
-sequence the last block. Whatever the ranks are, blocks stay while others behind them are cached: these could not be found without
-them.
+sequence the last block. Blocks that were used together are ranked apart where the rank changes with the place in the prompt (not
+where it comes back to the same at the end). Whatever the ranks are, blocks stay while others behind them are cached: these could
+not be found without them.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,6 +110,25 @@ def test_the_router_of_the_stage_chooses_the_encoder() -> None:
         encode = encoders(2, [50, 1, 1, 1], router=router)
         found = run(serving(encode, [0, MS, 10 * MS, 20 * MS]), check_invariants=True).requests
         assert found["encoder"].tolist() == chosen
+
+
+def test_a_router_sees_that_encoders_have_no_kv() -> None:
+    seen: list[tuple[int, float, int, int]] = []
+
+    @dataclass(frozen=True)
+    class Looks:
+        def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+            seen.extend((r.kv_blocks_used, r.kv_use, r.prefill_tokens, r.found_tokens(request)) for r in replicas)
+            return 0
+
+    run(serving(encoders(2, [5, 5], router=Looks()), [0, MS]))
+    assert seen == [(0, 0.0, 0, 0)] * 4
+
+
+def test_a_batch_that_takes_no_time_ends_a_nanosecond_later() -> None:
+    at_once = EncoderSpec(request_s=lambda size: 0.0, batch_s=0.0, max_batch=1, link=LinkSpec(1e6))
+    encode = EncodeSpec(machines=(at_once,), router=RoundRobin(), sizes=[1, 1], bytes_per_unit=1000.0)
+    assert run(serving(encode, [0, 0])).requests["encoded_ns"].tolist() == [1, 2]
 
 
 def test_encode_prefill_and_decode_follow_each_other() -> None:
@@ -237,6 +257,11 @@ def test_a_client_who_goes_before_the_prompt_is_computed_takes_nothing_further(a
     assert found["status"].tolist() == [FINISHED, ABORTED]
     assert found["scheduled_ns"].tolist() == [11 * MS + 1, -1]
     assert found["encode_landed_ns"][1] == -1
+
+
+def test_the_place_in_the_queue_of_a_client_who_has_gone_is_the_next_one_s() -> None:
+    found = both_ways(serving(encoders(1, [5, 5, 5]), [0, 0, 0], abort_ns=np.array([-1, 4 * MS, -1]))).requests
+    assert found["encode_begin_ns"].tolist() == [0, -1, 6 * MS]
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -97,6 +98,57 @@ def test_what_two_requests_used_stays_with_lfu_and_goes_with_lru(cache_: str) ->
 
     assert last_hit(None) == last_hit(Lru()) == 0
     assert last_hit(Lfu()) == last_hit(Belady()) == 4
+
+
+@pytest.mark.parametrize("cache_", ["blocks", "tree"])
+def test_the_end_of_a_prompt_goes_before_the_retained_beginning_of_an_older_one(cache_: str) -> None:
+    # With room for nine blocks, the third prompt needs blocks of the first two: their ends, and not the beginning of the first.
+    trace = a_trace([[1, 2, 3, 4], [5, 6, 7, 8], [11, 12, 13, 14, 15, 16], [1, 20, 21]])
+    for policy, hit in ((Lru(), 0), (Retention(tokens=4), 4), (Retention(tokens=4, priority=35), 0)):
+        spec = ReplicaSpec(
+            cost=Linear(fixed_s=0.01), scheduler=Vllm(64, 1), kv_blocks=9, block_tokens=4, prefix_cache=cache_,
+            eviction=policy,
+        )  # fmt: skip
+        columns = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin()), check_invariants=True)
+        assert columns.requests["prefix_hit_tokens"][-1] == hit
+
+
+def literally_found(rows: list[list[int]], capacity: int, key: Callable[[int, int, int], object]) -> int:
+    """Blocks found by a cache of prefixes that evicts block by block, of those that no other needs the one with the least *key*
+    of its place, its uses and its last use, and of equals the one that is furthest into its prompt."""
+    cached: dict[tuple[int, ...], tuple[int, int]] = {}
+    found = 0
+    for now, row in enumerate(rows):
+        path = [tuple(row[: i + 1]) for i in range(len(row))]
+        hits = next((i for i, block in enumerate(path) if block not in cached), len(path))
+        found += hits
+        while len(cached) + len(path) - hits > capacity:
+            needed = {block[:-1] for block in cached} | {*path}
+            free = (block for block in cached if block not in needed)
+            del cached[min(free, key=lambda block: (key(len(block) - 1, *cached[block]), -len(block)))]
+        for block in path:
+            cached[block] = cached.get(block, (0, 0))[0] + 1, now
+    return found
+
+
+def test_policies_find_what_a_cache_that_evicts_block_by_block_finds() -> None:
+    policies: dict[Eviction, Callable[[int, int, int], object]] = {
+        Lru(): lambda place, uses, used: used,
+        Lfu(): lambda place, uses, used: (uses, used),
+        Retention(tokens=4): lambda place, uses, used: (place < 1, used),
+        Retention(tokens=11): lambda place, uses, used: (place < 3, used),
+    }
+    rng, differ = random.Random(8), 0
+    for _ in range(60):
+        starts = [[rng.randrange(3) for _ in range(4)] for _ in range(4)]
+        rows = [
+            [*rng.choice(starts)[: rng.randrange(5)], *rng.sample(range(9), rng.randrange(1, 4))] for _ in range(20)
+        ]
+        capacity = rng.randrange(7, 14)
+        found = [found_tokens(a_trace(rows), capacity, policy) // 4 for policy in policies]
+        assert found == [literally_found(rows, capacity, key) for key in policies.values()]
+        differ += len({*found}) > 2
+    assert differ > 20
 
 
 def best(rows: list[list[int]], capacity: int) -> int:

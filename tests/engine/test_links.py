@@ -19,6 +19,7 @@ def test_an_idle_link_adds_bytes_over_bandwidth_and_its_latency() -> None:
 
 def test_a_link_without_limit_adds_only_latency() -> None:
     link = Link(LinkSpec(inf, latency_s=7e-9))
+    assert link.takes_ns(10, 10**12) == 7
     assert [link.send(10, 10**12).arrived_ns, link.send(10, 1).arrived_ns] == [17, 17]
 
 
@@ -62,6 +63,8 @@ def test_a_transfer_that_spans_changes_goes_on_at_what_there_is() -> None:
     assert link.busy_ns == 700
     # What a load is expected to take is by the link of the moment.
     assert [Link(spec).takes_ns(at, 100) for at in (0, 1_399, 3_000)] == [110, 410, 140]
+    # Where it stands still, from when it goes on.
+    assert Link(spec).takes_ns(2_100, 100) == 510
 
 
 def test_a_link_whose_user_is_gone_is_free_and_was_busy_until_then() -> None:
@@ -94,6 +97,22 @@ def test_a_place_that_waits_for_the_last_layer_is_not_at_work_whenever_it_is_giv
             assert transfer.sent_ns == 1_010
             link.stop(at_ns) if ends == "stop" else link.cancel(transfer, at_ns)
             assert (link.busy_ns, link.send(at_ns, 1).begin_ns) == (busy_ns, at_ns)
+
+
+def test_a_cancelled_transfer_leaves_nothing_of_the_place_that_it_held_to_a_later_stop() -> None:
+    """At work from 0 to 100 ns for a transfer that is cancelled at 1,005, and for 2 of the next one's 50 bytes."""
+    link = Link(LinkSpec(1e9))
+    link.cancel(link.send(1_000, 100, since_ns=0, last_bytes=10), 1_005)
+    link.send(1_005, 50)
+    link.stop(1_007)
+    assert link.busy_ns == 100 + 2
+
+
+def test_a_transfer_too_small_to_take_of_a_limit_gives_nothing_of_it_back() -> None:
+    links, spec = Links(), LinkSpec(1.0, limits=(Limit("fabric", 1e12),))
+    one, two = links.of("one", spec), links.of("two", spec)
+    one.cancel(one.send(0, 1), 0)
+    assert (one.busy_ns, two.send(0, 1).sent_ns) == (0, 10**9)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +181,7 @@ def test_the_time_that_a_load_would_take_counts_its_limits() -> None:
     links, spec = Links(), LinkSpec(1e9, latency_s=7e-9, limits=(Limit("fabric", 1e9),))
     one, two = links.of("one", spec), links.of("two", spec)
     one.send(0, 100)
-    for link in (one, two):
+    for link in (two, one):
         expected = link.wait_ns(20) + link.takes_ns(20, 30)
         assert link.send(20, 30).arrived_ns - 20 == expected
 
@@ -203,26 +222,34 @@ def test_limits_are_those_that_count_each_nanosecond(seed: int) -> None:
         for i, n in enumerate((1, 2, 2))
     ]
     sent: list[tuple[Link, Transfer]] = []
-    now = 0
+    free = {link: [0] * link.spec.concurrent_transfers for link in several}
+    held = {link: Counter[int]() for link in several}
+    now, cancels = 0, seed % 2
     for _ in range(120):
         now += rng.choice([0, 0, 1, 5, 40])
         link, n_bytes, writes = rng.choice(several), rng.randrange(1, 30), rng.random() < 0.5
         transfer = link.send(now, n_bytes, writes=writes)
+        if not cancels:
+            assert transfer.begin_ns == max(now, min(free[link]))
         rate = link.spec.bandwidth_bytes_per_s
         end = transfer.begin_ns + (0 if rate == inf else round(n_bytes / rate * 1e9))
         end = max(end, brute_force(both, transfer.begin_ns, n_bytes))
         if len(link.spec.limits) == 2 and not writes:
             end = max(end, brute_force(read, transfer.begin_ns, n_bytes))
         assert transfer.sent_ns == end
+        free[link][free[link].index(min(free[link]))] = end
+        held[link].update(range(transfer.begin_ns, end))
         sent.append((link, transfer))
-        if rng.random() < 0.2:
+        if cancels and rng.random() < 0.2:
             link, transfer = sent.pop(rng.randrange(len(sent)))
             if transfer.sent_ns > now:
                 link.cancel(transfer, now)
+                held[link].subtract(range(max(transfer.begin_ns, now), transfer.sent_ns))
                 for capacity, stretches in transfer.taken:
                     slots = both if capacity.limit.name == "both" else read
                     slots.subtract(at for low, high in stretches for at in range(max(low, now), high))
     assert max(both.values()) == 1
+    assert [max(held[link].values()) for link in several] == [link.spec.concurrent_transfers for link in several]
 
 
 def test_links_that_say_different_things_of_one_limit_are_refused() -> None:

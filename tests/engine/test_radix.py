@@ -114,12 +114,12 @@ def test_the_last_page_of_what_is_found_is_computed_again_for_a_drafter_that_nee
         assert hits(served(trace, scheduler=scheduler)) == [0, 4, 1, 0]
 
 
-def a_pool(*rows: list[int], blocks: int, used_by_looks: bool = True) -> RadixCache:
-    """A tree over prompts of these ids, each a page of one token."""
-    prompts = np.array([len(row) for row in rows])
-    offsets = np.cumsum([0, *prompts])
-    contents = contents_of(np.concatenate(rows), offsets, 1, prompts, np.zeros_like(prompts), 1)
-    tree = RadixCache(blocks, 1, contents, array("q", prompts.tolist()))
+def a_pool(*rows: list[int], blocks: int, used_by_looks: bool = True, page: int = 1) -> RadixCache:
+    """A tree over prompts of these ids, each a page of *page* tokens."""
+    prompts = np.array([page * len(row) for row in rows])
+    offsets = np.cumsum([0, *(len(row) for row in rows)])
+    contents = contents_of(np.concatenate(rows), offsets, page, prompts, np.zeros_like(prompts), page)
+    tree = RadixCache(blocks, page, contents, array("q", prompts.tolist()))
     tree.used_by_looks = used_by_looks
     return tree
 
@@ -177,6 +177,35 @@ def test_what_is_looked_up_last_for_a_plan_is_evicted_last(first: int, last: int
     pool.admit(2, 0)
     pool.take(10)
     assert (pool.found_blocks(first, 11), pool.found_blocks(last, 11)) == (0, 10)
+
+
+def test_what_was_looked_up_in_vain_is_found_once_it_is_there() -> None:
+    pool = a_pool(list(range(10)), list(range(12)), blocks=20)
+    assert pool.found_blocks(1, 13) == 0
+    put(pool, 0, 10)
+    assert pool.found_blocks(1, 13) == 10
+
+
+@pytest.mark.parametrize(
+    ("page", "room", "evicted"),
+    [
+        (1, ("before_prompts", 9, 1), 0),
+        (1, ("before_decodes", 6), 0),
+        (2, ("before_prompts", 8, 1), 5),
+        (2, ("before_prompts", 9, 1), 10),
+        (2, ("before_decodes", 5), 5),
+        (2, ("before_decodes", 6), 10),
+    ],
+)
+def test_room_is_made_before_it_is_taken_where_pages_are_long(page: int, room: tuple[Any, ...], evicted: int) -> None:
+    """Two leaves of five pages are all that there is."""
+    pool = a_pool(list(range(5)), list(range(10, 15)), blocks=10, page=page)
+    for id_ in (0, 1):
+        pool.admit(id_, 0)
+        pool.take(5)
+        pool.release(id_, 5, 5 * page)
+    getattr(pool, room[0])(*room[1:])
+    assert (pool.evicted, pool.free, pool.fault()) == (evicted, 10, None)
 
 
 def test_a_trial_leaves_the_nodes_of_the_tree_as_they_were() -> None:

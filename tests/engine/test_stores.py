@@ -41,6 +41,17 @@ def test_sequences_that_were_moved_here_make_contents_give_way_and_not_each_othe
     assert (store.used_bytes, store.fault()) == (2, None)
 
 
+def test_of_blocks_that_are_on_their_way_those_are_dropped_that_were_to_come_then() -> None:
+    store = Store(100)
+    of_ten_bytes: Key = ((0, 4, 10), 1)
+    store.put([(of_ten_bytes, 0, 2)], 0, 5)
+    store.put([(of_ten_bytes, 0, 6)], 0, 9)
+    store.drop(of_ten_bytes, 0, 2, 9)
+    store.drop(of_ten_bytes, 3, 4, 9)
+    assert (store.used_bytes, store.missing([(of_ten_bytes, 0, 6)]), store.fault()) == (50, 1, None)
+    assert [store.covered([(of_ten_bytes, 0, 6)], at, 9) for at in (0, 3, 4)] == [3, 3, 6]
+
+
 def test_what_a_machine_does_to_a_shared_store_is_seen_a_nanosecond_later_in_the_order_of_machines() -> None:
     store = SharedStore(2)
     store.later(1, 10, [(TWO, 0, 2)], 10)
@@ -50,3 +61,18 @@ def test_what_a_machine_does_to_a_shared_store_is_seen_a_nanosecond_later_in_the
     store.bring_up_to(11)
     # The second machine's came last, whoever told of it first.
     assert (store.covered([(ONE, 0, 2)], 0, 11), store.covered([(TWO, 0, 2)], 0, 11)) == (0, 2)
+
+
+def test_what_is_written_to_a_shared_store_at_the_first_instant_is_kept() -> None:
+    store = SharedStore(2)
+    store.later(0, 0, [(ONE, 0, 2)], 0)
+    store.bring_up_to(1)
+    assert store.covered([(ONE, 0, 2)], 0, 1) == 2
+
+
+def test_a_sequence_that_left_a_shared_store_before_it_was_seen_there_takes_no_room() -> None:
+    store = SharedStore(2)
+    assert store.move_in_later(0, 10, 7, 2)
+    store.move_out(7)
+    store.bring_up_to(11)
+    assert (store.used_bytes, store.move_in_later(0, 11, 8, 2)) == (0, True)

@@ -543,6 +543,10 @@ def test_a_tier_that_cannot_be_is_refused(setting: dict[str, Any], words: str) -
         replace(HOST, **setting)
 
 
+def test_the_smallest_tier_has_a_byte() -> None:
+    assert replace(HOST, capacity_bytes=1).capacity_bytes == 1
+
+
 # Any two of them fill the memory; each was loaded again as soon as it had been driven out. In the second run the scheduler wants,
 # whenever the KV of one has come, another one first.
 # In the first one after the other is loaded by itself, so that nothing is computed again; in the second they have to be.

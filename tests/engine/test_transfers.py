@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.engine.test_handover import MS, two
 from tests.engine.test_prefix import a_trace
 from tests.engine.test_tiers import HOST, A, B, served
 from workloads import Trace
+from workloads.columns import IntArray
 
 
 def rows(columns: Any) -> list[tuple[Any, ...]]:
@@ -121,6 +123,41 @@ def test_the_ends_of_a_load_are_a_tier_and_the_device_that_asked() -> None:
             assert (owners[peer] != found["replica"][mine][peer]).all()
         n += len(loads)
     assert n > 500
+
+
+def most_at_once(begin_ns: IntArray, sent_ns: IntArray) -> int:
+    """The most transfers that have a place at one instant; one that ends leaves it to one that begins."""
+    held = sent_ns > begin_ns
+    changes = sorted([(at, 1) for at in begin_ns[held].tolist()] + [(at, -1) for at in sent_ns[held].tolist()])
+    return max(accumulate(change for _, change in changes), default=0)
+
+
+def test_the_record_adds_up_to_the_facts_of_each_tier_and_no_link_has_more_at_once_than_its_places() -> None:
+    n = crowded = 0
+    for seed in range(30):
+        drawn = (apart if seed % 3 == 0 else an_experiment)(seed, speculative=False)
+        experiment = with_tiers(drawn, seed)
+        columns = run(experiment)
+        found = columns.transfers()
+        if found is None:
+            continue
+        loads, handed = found["what"] == LOAD, found["what"] == HAND_OVER
+        for kind, facts in columns.meta["tiers"].items():
+            place = PLACES.index(kind)
+            read, written = loads & (found["source"] == place), ~loads & ~handed & (found["destination"] == place)
+            assert (facts["loads"], facts["load_bytes"]) == (read.sum(), found["bytes"][read].sum())
+            assert (facts["stores"], facts["store_bytes"]) == (written.sum(), found["bytes"][written].sum())
+        for replica, tier in {*zip(found["replica"].tolist(), found["tier"].tolist(), strict=True)}:
+            if tier < 0:
+                continue
+            mine = (found["replica"] == replica) & (found["tier"] == tier)
+            at_once = most_at_once(found["begin_ns"][mine], found["sent_ns"][mine])
+            places = experiment.hosted[replica].tiers[tier].concurrent_transfers
+            assert at_once <= places
+            crowded += at_once == places
+        n += len(loads)
+    assert n > 500
+    assert crowded > 10
 
 
 def test_names_of_transfers_are_those_that_metrics_write() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from policies.eviction import Belady, CachedBlocks, Fifo, Lfu, Lru, Mru, RankFunction, Retention, foresees, rank_of
@@ -39,6 +41,11 @@ def test_belady_alone_asks_for_the_next_use() -> None:
 def test_a_function_ranks_as_well_as_a_class() -> None:
     assert rank_of(lambda blocks: blocks.uses)(OLD) == 3
     assert rank_of(Lfu())(OLD) == (3, 1)
+
+
+def test_a_rank_is_tried_with_blocks_that_say_only_what_it_looks_at() -> None:
+    assert CachedBlocks() == (0, 0, 1, 0, inf)
+    assert Retention(tokens=1, priority=0, others=0).rank(CachedBlocks(used=3)) == (0, 3)
 
 
 @pytest.mark.parametrize("settings", [{"tokens": 0}, {"tokens": 1, "priority": 101}, {"tokens": 1, "others": -1}])

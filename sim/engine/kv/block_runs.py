@@ -186,19 +186,21 @@ class RunPool(CachingPool[HeldRuns]):
     # An eviction policy's order.
 
     def _place(self, run: Run) -> None:
-        """Ranks an unheld run, of which blocks with another next use are split off."""
+        """Ranks an unheld run, of which blocks with another next use or another rank are split off."""
         assert run.chain is not None
+        next_use, upto = inf, run.hi
         if self.next_uses is not None:
-            _, upto = self.next_uses.of(run.chain.number, run.lo, run.hi)
-            if upto < run.hi:
-                self._split(run, upto)
+            next_use, upto = self.next_uses.of(run.chain.number, run.lo, upto)
+        upto = self._end_of_rank(run, upto, next_use)
+        if upto < run.hi:
+            self._split(run, upto)
         self._push(run)
 
     def _push(self, run: Run) -> None:
         assert run.chain is not None
         next_use = inf if self.next_uses is None else self.next_uses.of(run.chain.number, run.lo, run.hi)[0]
         self._n_placed = run.place = self._n_placed + 1
-        heappush(self._ranked, (self._rank(run, next_use), run.place, run))
+        heappush(self._ranked, (self._rank(run, run.lo, next_use), run.place, run))
 
     def _ranked_first(self) -> Run:
         """The unheld run with the lowest rank or, where others behind it could not be found without it, the last of these."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -109,10 +110,18 @@ class CachingPool(KvPool, Generic[H]):
                 holders[part] = holders.get(part, 0) + 1
         return holders
 
-    def _rank(self, part: Blocks, next_use: float) -> Rank:
+    def _rank(self, part: Blocks, block: int, next_use: float) -> Rank:
+        """The rank of a block of *part*."""
         assert self.eviction is not None
-        first_token = part.lo * self.block_tokens
+        first_token = block * self.block_tokens
         return self.eviction(CachedBlocks(part.used, part.entered, part.uses, first_token, next_use))
+
+    def _end_of_rank(self, part: Blocks, upto: int, next_use: float) -> int:
+        """The block of *part* up to which all have the rank of its first, *upto* at most."""
+        first = self._rank(part, part.lo, next_use)
+        if self._rank(part, upto - 1, next_use) == first:
+            return upto
+        return bisect_left(range(upto), True, part.lo, key=lambda block: self._rank(part, block, next_use) != first)
 
     # Trial of a plan.
 

@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
+from policies.eviction import Rank
 from sim.engine.kv.caching_pool import CachingPool, Held
 from sim.engine.kv.content import Contents
 from sim.engine.kv.pool import WHOLE_PROMPTS, Slots
@@ -147,15 +148,13 @@ class TreePool(CachingPool[HeldNode]):
                 return leaf, end
             self._clock += 1
             child.used = self._clock * _STEP
-            if not child.refs and not child.children:
-                self._push(child)
-            end = self._common(child, path, at, upto)
+            end, node = self._common(child, path, at, upto), child
             if end < child.hi:
                 node = self._split(child, end)
                 self._use(node)
                 self._use(child)
-            else:
-                node = child
+            elif not child.refs and not child.children:
+                self._push(child)
         return node, end
 
     def _common(self, node: Node, path: Keys, at: int, limit: int) -> int:
@@ -219,8 +218,17 @@ class TreePool(CachingPool[HeldNode]):
             heap[:] = [entry for entry in heap if self._is_due(entry)]
             heapify(heap)
         self._n_pushed += 1
-        rank = leaf.used if self.eviction is None else self._rank(leaf, self._next_use(leaf))
+        rank = leaf.used if self.eviction is None else self._rank_of_last(leaf)
         heappush(heap, (rank, self._n_pushed, leaf.used, leaf))
+
+    def _rank_of_last(self, leaf: Node) -> Rank:
+        """The rank of the last pages of *leaf*, from which those before with another rank are split off."""
+        next_use = self._next_use(leaf)
+        upto = self._end_of_rank(leaf, leaf.hi, next_use)
+        while upto < leaf.hi:
+            self._split(leaf, upto).used = leaf.used
+            upto = self._end_of_rank(leaf, leaf.hi, next_use)
+        return self._rank(leaf, leaf.lo, next_use)
 
     def _next_use(self, node: Node) -> float:
         return inf if self.next_uses is None else self.next_uses.of(node.keys[0][0], node.lo, node.hi)[0]
@@ -238,13 +246,13 @@ class TreePool(CachingPool[HeldNode]):
             node = node.parent
 
     def _unlock(self, node: Node) -> None:
-        while node.parent is not None:
+        while (above := node.parent) is not None:
             node.refs -= 1
             if not node.refs:
                 self.free += node.hi - node.lo
                 if not node.children:
                     self._push(node)
-            node = node.parent
+            node = above
 
     def make_room(self, blocks: int) -> None:
         """Evicts leaves until *blocks* pages are without content, or no leaf can be evicted."""
