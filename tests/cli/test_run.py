@@ -366,6 +366,7 @@ workload:
   output_tokens: 40
   requests: 60
 seed: 50
+scheduler: sarathi
 """
     Path("circle.yaml").write_text(scenario)
     # As if a computed prompt whose decode machine has failed waited for room at another.
