@@ -477,3 +477,15 @@ def test_a_request_that_comes_again_has_come_once_for_each_pool() -> None:
     found = run(pools(fails(PREFILL, 10), scaling=(stays, None), trace=trace))
     assert found.requests["prompts_computed"].tolist() == [2, 1]
     assert [(notes[0][name].came, notes[0][name].finished) for name in "pd"] == [(1, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(("prompt_tokens", "waits_for_decode"), [(20, 1), (21, 0)])
+def test_a_held_request_waits_for_a_machine_that_decodes_only_where_its_prompt_stays_there(
+    prompt_tokens: int, waits_for_decode: int
+) -> None:
+    notes: list[dict[str, PoolSeen]] = []
+    all_off = (Outage(machine=machine, at_s=0.0, for_s=0.01) for machine in range(4))
+    trace = Trace(arrival_ns=[MS], prompt_tokens=[prompt_tokens], output_tokens=[4])
+    scaling = (None, Scaling(policy=Notes(notes), min_machines=0, initial=2, interval_s=0.002))
+    run(pools(*all_off, trace=trace, local_tokens=20, scaling=scaling))
+    assert (notes[0]["p"].waiting, notes[0]["d"].waiting) == (1, waits_for_decode)

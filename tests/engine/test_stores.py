@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from sim.engine.kv.content import contents_of
 from sim.engine.kv.content_store import Key
+from sim.engine.record.columns import Recorder
 from sim.engine.tiers.stores import SharedStore, Store
+from sim.engine.tiers.tiers import SharedStores, Tiers, TierSpec
 
 ONE: Key = ((0, 4, 1), 1)
 """A chain of contents whose blocks are a byte each."""
@@ -76,3 +81,20 @@ def test_a_sequence_that_left_a_shared_store_before_it_was_seen_there_takes_no_r
     store.move_out(7)
     store.bring_up_to(11)
     assert (store.used_bytes, store.move_in_later(0, 11, 8, 2)) == (0, True)
+
+
+def test_what_another_machine_has_written_is_not_written_again_on_eviction() -> None:
+    # A remote store takes what devices evict; the second machine evicts without having looked anything up since.
+    contents = contents_of(np.arange(4), np.array([0, 4]), 4, np.array([16]), np.ones(1, np.int64), 4)
+    spec = TierSpec(kind="remote", read_bytes_per_s=1e9, capacity_bytes=1000, write="eviction", store="all")
+    shared, recorders = SharedStores(peers=False), (Recorder(), Recorder())
+    first, second = (
+        Tiers((spec,), (0, 4, 10), contents, recorder, shared, machine=number, number=number)
+        for number, recorder in enumerate(recorders)
+    )
+    first.now_ns = 100
+    first.evicted(0, 0, 2)
+    second.now_ns = 200
+    second.evicted(0, 0, 3)
+    # Two blocks, and then the third alone.
+    assert [recorder.transfers.array()["bytes"].tolist() for recorder in recorders] == [[20], [10]]
