@@ -10,10 +10,11 @@ from sim.errors import ScenarioError
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.settings import Scenario
 from sim.text import unknown
+from workloads import ClosedLoop
 
 if TYPE_CHECKING:
     from sim.engine.record.columns import IntArray
-    from workloads import ClosedLoop, Trace
+    from workloads import Trace
 
 
 def asked_for(
@@ -26,12 +27,12 @@ def asked_for(
     names = list(dict.fromkeys(name for pool in pools for name in pool.serves))
     if len(names) == 1 and not getattr(workload, "models", ()):
         return workload, {}
-    if not hasattr(workload, "models"):
+    if isinstance(workload, ClosedLoop):
         raise ScenarioError(
             f"{scenario.source}: closed-loop clients do not say which of the pools' models ({', '.join(names)}) they ask for; "
             "give other workload.arrivals"
         )
-    trace: Trace = workload  # type: ignore[assignment]
+    trace = workload
     if not trace.models:
         shares = ", ".join(f"{name}: 1" for name in names)
         raise ScenarioError(
@@ -60,10 +61,15 @@ def asked_for(
 
 def numbers_of(workload: Trace | ClosedLoop, row: int | None) -> IntArray:
     """The numbers of the requests that ask for a model; of all where none asks for a model by name, or none for this one."""
-    chosen = () if row is None else np.flatnonzero(workload.model_index == row)  # type: ignore[union-attr]
-    return chosen if len(chosen) else np.arange(len(workload))  # type: ignore[return-value]
+    everyone = np.arange(len(workload))
+    if row is None or isinstance(workload, ClosedLoop) or workload.model_index is None:
+        return everyone
+    chosen = np.flatnonzero(workload.model_index == row)
+    return chosen if len(chosen) else everyone
 
 
 def of_model(workload: Trace | ClosedLoop, numbers: IntArray) -> Trace | ClosedLoop:
-    """The requests of *numbers*."""
-    return workload if len(numbers) == len(workload) else workload.take(numbers)  # type: ignore[union-attr]
+    """The requests of *numbers*; closed-loop clients ask for one model."""
+    if isinstance(workload, ClosedLoop) or len(numbers) == len(workload):
+        return workload
+    return workload.take(numbers)
