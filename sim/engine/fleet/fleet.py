@@ -42,6 +42,13 @@ class Loses(Protocol):
         ...
 
 
+_COUNTED = (
+    "drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost", "discarded_tokens", "chosen_again",
+    "held_to_the_end",
+)  # fmt: skip
+"""What a fleet counts over a run, by the names of its facts."""
+
+
 class Fleet:
     """The states of machines, and the requests that wait meanwhile.
 
@@ -103,12 +110,7 @@ class Fleet:
         self.failures = state.column("i")
         state.again = state.column("b")
         self._log = [array("q") for _ in range(4)]
-        self._counts: dict[str, int] = dict.fromkeys(
-            (
-                "drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost", "discarded_tokens",
-                "chosen_again", "held_to_the_end",
-            ), 0
-        )  # fmt: skip
+        self._counts = dict.fromkeys(_COUNTED, 0)
 
     # The run.
 
