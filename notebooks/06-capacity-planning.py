@@ -37,6 +37,7 @@ workload = {"trace": trace, "limit": 1500} if trace else {"trace": "conversation
 today = Scenario(
     model="llama-3.1-8b",
     hardware="h100-sxm",
+    scheduler="sarathi",
     workload=workload,
     slo={"ttft_s": 1.0, "tpot_s": 0.03},
 )
