@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hwmodels.cold_starts import cold_start, cold_starts
 from hwmodels.slowed import slowed
 from policies.control import Perfect, PoolSeen, Schedule, Seen
+from policies.control.hpa import WINDOW_S
 from sim.engine import MachineSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.tiers.links import Slowdown, check_slowdowns
@@ -64,6 +65,7 @@ def _scaling(
         settings.policy.policy, settings.policy.settings, named.CONTROLS, key=f"{prefix}.policy", method="wanted"
     )
     phases = _phases(settings, prefix)
+    interval_s: float = getattr(policy, "interval_s", 15.0) if settings.interval_s is None else settings.interval_s
     initial = pool.scenarios[0].replicas
     if isinstance(policy, Schedule):
         outside = [n for n in policy.machines if not settings.min <= n <= settings.max]
@@ -83,22 +85,27 @@ def _scaling(
         policy = policy.told(arrival_s, sum(seconds for _, seconds in phases))
     if isinstance(policy, (Schedule, Perfect)):
         # What they know holds from the beginning.
-        asked = policy.wanted(Seen(interval_s=settings.interval_s, mine=PoolSeen()))
+        asked = policy.wanted(Seen(interval_s=interval_s, mine=PoolSeen()))
         initial = min(max(asked, settings.min), settings.max)
     if not settings.min <= initial <= settings.max:
         raise ScenarioError(
             f"{prefix}: the run begins with {initial} machines (replicas), and there are {settings.min} (min) to {settings.max} "
             "(max); change one of them"
         )
-    down_s = settings.down_window_s
+    down_s, hpa = settings.down_window_s, None
+    if getattr(policy, "hpa", False):
+        hpa = "default" if down_s is None and not settings.up_window_s else "behavior"
+    if down_s is None:
+        down_s = 0.0 if hpa is None else WINDOW_S
     return Scaling(
         policy=policy,
         min_machines=settings.min,
         initial=initial,
-        interval_s=settings.interval_s,
+        interval_s=interval_s,
         phases=phases,
-        down_window_s=float(getattr(policy, "down_window_s", 0.0)) if down_s is None else down_s,
+        down_window_s=down_s,
         up_window_s=settings.up_window_s,
+        hpa=hpa,
         drain_s=settings.drain_s,
     )
 
