@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from policies.eviction import Lfu, Mru, Retention
 from sim.errors import ScenarioError
 from sim.results import Result
 from sim.run import simulate
@@ -202,6 +203,41 @@ def test_replicas_that_disagree_about_the_size_of_their_store_are_refused_in_a_s
         for name, gib in (("one", 10.0), ("other", 20.0))
     }
     with pytest.raises(ScenarioError, match="replicas share the store shared, and say that it has 10 and 20 GiB"):
+        build(scenario({}, pools=pools))
+
+
+def test_a_tier_evicts_by_the_policy_that_it_names() -> None:
+    evictions = ["lfu", {"policy": "retention", "tokens": 800}, "policies.eviction:Mru"]
+    tiers = [{"kind": "disk", "gib": 9.0, "read_gb_per_s": 6.0, "eviction": each} for each in evictions]
+    built = build(scenario({"tiers": [HOST, *tiers]})).hosted[0].tiers
+    assert [tier.eviction for tier in built] == [None, Lfu(), Retention(tokens=800), Mru()]
+
+
+@pytest.mark.parametrize(
+    ("tier", "sentence"),
+    [
+        ({**HOST, "eviction": "belady"}, "memory.tiers.0: a tier is not told which request looks for its blocks next"),
+        ({**HOST, "eviction": "lfru"}, "memory.tiers.0.eviction: 'lfru' is not a policy; did you mean lru"),
+        (
+            {**HOST, "eviction": {"policy": "lfu", "tokens": 1}},
+            "memory.tiers.0.eviction.tokens is not a setting of lfu",
+        ),
+        ({**PEER, "eviction": "lfu"}, "eviction is a setting of tiers of kind host and disk and remote"),
+    ],
+)
+def test_an_eviction_policy_that_a_tier_does_not_have_is_refused_in_a_sentence(
+    tier: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ScenarioError, match=sentence):
+        build(scenario({"tiers": [tier]}))
+
+
+def test_replicas_that_disagree_about_the_eviction_of_their_store_are_refused_in_a_sentence() -> None:
+    pools = {
+        name: {"model": "llama-3.1-8b", "replicas": 1, "memory": {"tiers": [{**REMOTE, "eviction": eviction}]}}
+        for name, eviction in (("one", "lfu"), ("other", "fifo"))
+    }
+    with pytest.raises(ScenarioError, match="replicas share the store shared, and do not say the same of its eviction"):
         build(scenario({}, pools=pools))
 
 
