@@ -40,6 +40,7 @@ def json_schema() -> dict[str, Any]:
         (schema["properties"], "rank_router", "Router"),
         (definitions["HandoverSettings"]["properties"], "router", "Router"),
         (definitions["Memory"]["properties"], "eviction", "Eviction"),
+        (definitions["Tier"]["properties"], "eviction", "Eviction"),
     ):
         described = {kind: value for kind, value in properties[key].items() if kind == "description"}
         properties[key] = {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}], "default": None, **described}

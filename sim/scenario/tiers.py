@@ -7,12 +7,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from sim.scenario.fleet import Degraded
-from sim.scenario.section import Section
+from sim.scenario.section import Policy, Section
 
 _Rate = Annotated[float, Field(gt=0)]
 
 _ONLY_OF = {
     "write": ("host", "disk", "remote"),
+    "eviction": ("host", "disk", "remote"),
     "write_gb_per_s": ("host", "disk", "remote"),
     "staged": ("disk", "remote", "peer"),
     "store": ("remote",),
@@ -49,6 +50,8 @@ class Tier(Section):
     write: Literal["through", "eviction"] = "through"
     """`through`: prompt blocks are written when they have been computed, as vLLM's offloading and LMCache do; `eviction`: when the
     device, or the tier before this one, gives them up."""
+    eviction: Policy | None = None
+    """Which of its blocks go first when new ones are written; where it is left out, the least recently used ones."""
     min_load_tokens: Annotated[int, Field(ge=0)] = 0
     """A load that would gain fewer tokens is left out."""
     skip_when_slower: bool = False

@@ -19,6 +19,7 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.model import ModelSpec
     from sim.engine.spec.experiment import PrefixCacheKind
+    from sim.scenario.section import Policy
     from workloads import ClosedLoop, Trace
 
 _READS_THE_TARGET = ("eagle", "mtp")
@@ -64,8 +65,13 @@ def _eviction(scenario: Scenario, kind: PrefixCacheKind | None) -> Any:
             f"{scenario.source}: memory.eviction orders the blocks of a prefix cache, and there is none here; leave it out, or "
             "give memory.prefix_caching: true"
         )
-    with told_by(scenario, "memory.eviction"):
-        return named.policy(asked.policy, asked.settings, named.EVICTIONS, key="memory.eviction", method="rank")
+    return eviction_of(scenario, asked, "memory.eviction")
+
+
+def eviction_of(scenario: Scenario, asked: Policy, key: str) -> Any:
+    """The eviction policy that the setting *key* asks for."""
+    with told_by(scenario, key):
+        return named.policy(asked.policy, asked.settings, named.EVICTIONS, key=key, method="rank")
 
 
 def caches(scenario: Scenario) -> bool:
