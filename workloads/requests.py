@@ -67,7 +67,7 @@ class Requests:
     prefix_blocks: IntArray | None = None
     """Block ids of all requests end to end; equal ids after equal ids are equal tokens, as far as two requests have them. Where a
     request has more of them than its prompt needs, they name the tokens that it emits as well, which a later prompt may contain;
-    what comes after the last is its own. Row i owns `prefix_of(i)`."""
+    what comes after the last is its own. Row i owns `prefix_of(i)`. int32 where it is given so: they are most of a long trace."""
     prefix_offsets: IntArray | None = None
     """n + 1 offsets into `prefix_blocks`."""
     prefix_block_tokens: int | None = None
@@ -168,7 +168,7 @@ class Requests:
             return
         if self.prefix_blocks is None or self.prefix_offsets is None or self.prefix_block_tokens is None:
             raise ValueError("prefix_blocks, prefix_offsets and prefix_block_tokens go together; got only some of them")
-        blocks = int_column(self.prefix_blocks, "prefix_blocks")
+        blocks = int_column(self.prefix_blocks, "prefix_blocks", may_be_short=True)
         offsets = int_column(self.prefix_offsets, "prefix_offsets")
         object.__setattr__(self, "prefix_blocks", blocks)
         object.__setattr__(self, "prefix_offsets", offsets)
