@@ -145,9 +145,10 @@ def fitted(release: str, without: str | None = None) -> StackMemory:
     Activations: least squares of what a logit and a hidden tensor add (0.11), or the median number of hidden tensors beside the
     logits, whose bytes the source gives (0.19). Context and communicator: medians.
     """
-    base = stack_memory("vllm", release)
+    logs = [log for log in published_logs() if log.rules is not None and log.rules.release == release]
+    base = logs[0].rules
     assert base is not None
-    logs = [log for log in published_logs() if log.rules == base and log.deployment.model.name != without]
+    logs = [log for log in logs if log.deployment.model.name != without]
     sampled = [
         log for log in logs if log.activation_gib == log.activation_gib and log.deployment.parallel.pipeline == 1
     ]

@@ -1,0 +1,46 @@
+"""Serving stacks, each described once. A folder here is a stack: its `STACK` says what the rest asks for (`description`), and the
+names of stacks stand nowhere else. Knows nothing of the code that asks. Read `description` first, then `vllm`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+
+from hwmodels.stacks.description import Kernels, Stack
+
+
+@functools.cache
+def stacks() -> Mapping[str, Stack]:
+    """The stacks by name, in their order."""
+    folders = [found.name for found in pkgutil.iter_modules(__path__) if found.ispkg]
+    found = [importlib.import_module(f"{__name__}.{name}").STACK for name in folders]
+    return {stack.name: stack for stack in sorted(found, key=lambda stack: stack.place)}
+
+
+def default_stack() -> Stack:
+    """The first stack, which a scenario has that names none."""
+    return next(iter(stacks().values()))
+
+
+def servers() -> tuple[str, ...]:
+    """The names of the stacks with schedulers of their own."""
+    return tuple(name for name, stack in stacks().items() if stack.scheduler is not None)
+
+
+def kernels_of(software: str) -> Kernels:
+    """The kernels of a stack; the defaults for other software."""
+    stack = stacks().get(software)
+    return Kernels() if stack is None else stack.kernels
+
+
+def latent_alone() -> tuple[str, ...]:
+    """The stacks whose kernels of latent attention were measured alone, and stand in for others'; the best for prompts first."""
+    return tuple(name for name in servers() if kernels_of(name).latent_alone)
+
+
+def narrow_heads() -> tuple[str, ...]:
+    """The stacks that multiply latent attention's heads in 8 bits, whose kernels stand in for others'; the best first."""
+    return tuple(name for name in servers() if kernels_of(name).head_products != "16 bits")
