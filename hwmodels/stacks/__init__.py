@@ -44,3 +44,17 @@ def latent_alone() -> tuple[str, ...]:
 def narrow_heads() -> tuple[str, ...]:
     """The stacks that multiply latent attention's heads in 8 bits, whose kernels stand in for others'; the best first."""
     return tuple(name for name in servers() if kernels_of(name).head_products != "16 bits")
+
+
+def default_scheduler(own: str = "") -> str:
+    """The scheduler of the stack *own*, or else that of the default stack, where a scenario names none."""
+    described = stacks().get(own)
+    found = (described and described.scheduler) or default_stack().scheduler
+    assert found is not None
+    return found
+
+
+def stack_with(scheduler: str, own: str) -> Stack | None:
+    """The stack whose scheduler it is: *own* where that has it, or else the first; None for a scheduler of no stack."""
+    found = {name: stack for name, stack in stacks().items() if scheduler in (stack.scheduler, *stack.schedulers)}
+    return found.get(own) or next(iter(found.values()), None)
