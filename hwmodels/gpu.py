@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.kernels.attention import widest_group
-from hwmodels.kernels.families import DECODE, GEMM, MLA_BMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
+from hwmodels.kernels.families import DECODE, ELEMENTWISE, GEMM, MLA_BMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
 from hwmodels.kernels.gemm import library_of
 from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
@@ -28,6 +28,7 @@ _ROUTING = "power_law_1.01"
 # the scales make a difference.
 _FORMATS = {
     "fp8": ("fp8", "fp8_block", "bf16"),
+    "fp8_static": ("fp8", "fp8_block", "bf16"),
     "fp8_block": ("fp8_block", "fp8", "bf16"),
     "int8": ("int8", "fp8", "fp8_block", "bf16"),
     "fp4": ("nvfp4", "fp8", "bf16"),
@@ -98,7 +99,7 @@ class GpuKernels(StackKernels):
     def _head_format(self, precision: str) -> tuple[str, list[str]]:
         """The arithmetic of products head by head, and the parameter sets that may price them."""
         peaks = self.profile.datasheet.peak_flops_per_s
-        own, eight = self.sources[0], precision in ("fp8", "fp8_block") and "fp8" in peaks
+        own, eight = self.sources[0], precision in ("fp8", "fp8_static", "fp8_block") and "fp8" in peaks
         way = kernels_of(own).head_products
         if eight and (way == "8 bits" or (way == "8 bits before FP4" and "fp4" not in peaks)):
             return "fp8", [f"fp8/{own}", f"fp8/{narrow_heads()[0]}", "bf16/cublas"]
@@ -345,7 +346,7 @@ def _cache_bytes(shape: AttentionShape) -> float:
 
 def product_format(precision: str, dtype: str) -> str:
     """The name that `_FORMATS` has for a dense product of *precision* in the arithmetic *dtype*."""
-    return "fp8_block" if precision == "fp8_block" and dtype == "fp8" else dtype
+    return precision if precision in ("fp8_static", "fp8_block") and dtype == "fp8" else dtype
 
 
 def expert_format(precision: str, dtype: str) -> ExpertFormat:
@@ -394,7 +395,33 @@ def gemm_seconds(
         "library": library,
         "quantise_activations": narrow < 2.0,
     }
-    return GEMM.seconds(params, profile.datasheet, shape)
+    seconds = GEMM.seconds(params, profile.datasheet, shape)
+    passes = _fused_passes(profile, fmt, kernel)
+    if not passes:
+        return seconds
+    return np.maximum(seconds - _passes_s(profile, passes, m, k), _least_product_s(profile, sources, m, n, k))
+
+
+def _fused_passes(profile: Profile, fmt: str, kernel: Kernel | None) -> list[tuple[str, Any]]:
+    """The passes in a fitted product's time that a checkpoint with static scales does not run, each with its parameters.
+
+    The kernel before writes 8 bits then: the norm, attention, the activation (from knowledge of the modules, not measured).
+    """
+    fitted, _, source = ("", "", "") if kernel is None else kernel.variant.partition("/")
+    passes = kernels_of(source).passes_with_scales if (fmt, fitted) == ("fp8_static", "fp8") else ()
+    found = [(op, profile.find("elementwise", (f"{op}/{source}",))) for op in passes]
+    return [(op, params) for op, params in found if params is not None]
+
+
+def _passes_s(profile: Profile, passes: Sequence[tuple[str, Any]], m: Any, k: Any) -> Any:
+    """Seconds of *passes* over m x k activations of 16 bits."""
+    shapes = [(params, {"op": op, "rows": m, "width": k, "bytes_per_number": 2.0}) for op, params in passes]
+    return sum(ELEMENTWISE.seconds(params, profile.datasheet, shape) for params, shape in shapes)
+
+
+def _least_product_s(profile: Profile, sources: Sequence[str], m: Any, n: Any, k: Any) -> Any:
+    """Half of what the product of 16-bit operands takes: arithmetic and weights of 8 bits are no faster than that."""
+    return 0.5 * gemm_seconds(profile, sources, m, n, k, dtype="bf16", weight_bytes=2.0)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -404,6 +431,9 @@ def _gemm_table(
     nodes = gemm_nodes()
     seconds = gemm_seconds(profile, sources, nodes, n, k, dtype=dtype, weight_bytes=weight_bytes, fmt=fmt)
     start_s = profile.get("gemm", _variants(sources, fmt)).launch_s
+    start_s -= sum(
+        params.launch_s for _, params in _fused_passes(profile, fmt, profile.kernel("gemm", _variants(sources, fmt)))
+    )
     return nodes, np.maximum.accumulate(np.asarray(seconds, float)), start_s
 
 

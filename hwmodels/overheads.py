@@ -79,6 +79,8 @@ class ServingStack:
     overheads: Overheads
     kernels: str
     """The stack whose kernel parameters stand for the stack's: vllm, sglang or trtllm; empty: the datasheet roofline."""
+    fp8: str
+    """The format that `precision: fp8` stands for: that of the FP8 checkpoints which the stack's own documents make."""
     graph: bool
     """Decode steps replay a CUDA graph rather than launch kernel by kernel."""
     held_back: str
@@ -186,6 +188,7 @@ def _stack(name: str, entry: Mapping[str, object]) -> ServingStack:
         fitted_to=str(entry.get("fitted_to", "")),
         overheads=overheads,
         kernels=str(entry["kernels"]),
+        fp8=str(entry.get("fp8", "fp8")),
         graph=bool(entry["graph"]),
         held_back=str(entry.get("held_back", "")),
         sources=sources,

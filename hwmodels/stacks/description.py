@@ -108,6 +108,8 @@ class Kernels:
     """The same by (format, device), which goes before."""
     gemm_timed_as: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Formats whose products were timed as Python launches them, with the software whose tables have the kernels alone."""
+    passes_with_scales: tuple[str, ...] = ()
+    """Passes in the time of its FP8 products that a checkpoint with static scales does not run."""
     weight_copies: float = 1.0
     """Weight tensors that a benchmark cycles through; infinite: more than the cache holds."""
     quantises_queries: bool = False

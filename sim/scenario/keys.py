@@ -30,7 +30,19 @@ TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain", "exp
 MissingOutput = Literal["drop", "max_tokens", "draw"]
 # Names of `hwmodels.precision.PRECISIONS`; a test compares.
 WeightPrecision = Literal[
-    "bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "int4_fp8", "mxfp4", "nvfp4", "nvfp4_a16"
+    "bf16",
+    "fp16",
+    "fp32",
+    "fp8",
+    "fp8_static",
+    "fp8_block",
+    "int8",
+    "int4",
+    "int4_g32",
+    "int4_fp8",
+    "mxfp4",
+    "nvfp4",
+    "nvfp4_a16",
 ]
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 _STACKS = tuple(stacks())

@@ -371,7 +371,7 @@ def _by_precision(found: _Found) -> None:
     model = found.deployment.model
     present = {model.base_precision, model.mlp_precision, model.expert_precision}
     for name, called in (("fp8", "FP8"), ("nvfp4", "FP4")):
-        if present & {name, f"{name}_block"}:
+        if present & {name, f"{name}_static", f"{name}_block"}:
             found.said.append(f"precision: the weights are in {name} already.")
         else:
             found.propose(f"{called} weights", precision=name)

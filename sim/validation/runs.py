@@ -22,6 +22,7 @@ from hwmodels.device import load_device
 from hwmodels.graphs import DEFAULT_GRAPHS, GraphSettings
 from hwmodels.measured import catalogue_model, catalogue_name
 from hwmodels.model import ModelSpec
+from hwmodels.model.names import releases_fp8_in_blocks
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from sim.engine.record.columns import Columns
     from workloads import ClosedLoop
 
-_FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
-            "bf16": "bf16", "float16": "fp16", "int4_wo": "int4", "int8_wo": "int8", "mxfp4": "mxfp4",
+_FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8_static", "nvfp4": "nvfp4", "fp4": "nvfp4",
+            "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "int4_wo": "int4", "int8_wo": "int8", "mxfp4": "mxfp4",
             "w4a16_mxfp4": "mxfp4"}  # fmt: skip
 _MODES = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4_wo", "bf16": "bf16", "fp16": "float16"}
 """Formats of rows that name a precision and no mode."""
@@ -164,6 +165,8 @@ def formatted(row: Mapping[str, Any]) -> ModelSpec:
     gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
     if gemm in ("", "nan"):
         gemm = _MODES.get(str(row["precision"]), "")
+    if gemm == "fp8" and not releases_fp8_in_blocks(str(row["model_path"])):
+        gemm = serving_stack(str(row["backend"])).fp8
     return _in_format(model_of(str(row["model_path"])), gemm, moe)
 
 
@@ -200,9 +203,9 @@ def _in_format(model: ModelSpec, gemm: str, moe: str) -> ModelSpec:
     own = model.expert_precision
     if own == "mxfp4" or (own.startswith("int4") and moe_format != "nvfp4"):
         return model
-    if gemm_format in ("fp8", "fp8_block"):
+    if gemm_format in ("fp8", "fp8_static", "fp8_block"):
         # Experts with scales a block are of releases whose dense layers have them too.
-        return model.with_precision("fp8_block" if "fp8_block" in (gemm_format, moe_format) else "fp8")
+        return model.with_precision("fp8_block" if "fp8_block" in (gemm_format, moe_format) else gemm_format)
     if gemm_format == "nvfp4":
         # NVIDIA's releases convert the MLPs and leave attention in the checkpoint's format.
         return replace(model, mlp_precision="nvfp4", expert_precision="nvfp4")

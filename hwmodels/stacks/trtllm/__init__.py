@@ -77,6 +77,8 @@ STACK = Stack(
         gemm={"fp8_block": "unsplit", "nvfp4": "unsplit"},
         # On workstation parts kernels with few rows exist in FP8.
         gemm_on={("fp8_block", "l40s"): "narrow"},
+        # Products were timed with a scale found for each tensor in passes of their own, 9 to 10 us at any size.
+        passes_with_scales=("scale", "quantise"),
         weight_copies=math.inf,
         # Paged context kernels over an 8-bit cache take 8-bit queries alone (attentionOp.cpp), and so does its MHA back end
         # (trtllm_mha_backend.py).

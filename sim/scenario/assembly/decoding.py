@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.totals import Totals, seen
-from policies.acceptance import PUBLISHED
+from policies.acceptance import published
 from policies.decoding import Speculative, best_table
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -130,7 +130,7 @@ def _manifest(
     if drafting is not None:
         found["draft"] = drafting.manifest
     if settings.acceptance is not None and settings.acceptance.published is not None:
-        found["acceptance_source"] = PUBLISHED[settings.acceptance.published].source
+        found["acceptance_source"] = published(settings.acceptance.published).source
     table = [list(row) for row in decoding.table]
     if settings.num_speculative_tokens == "adaptive":
         found["adaptive"] = {"context_tokens": mean_context(workload), "rows": table}

@@ -68,7 +68,7 @@ def deployment_of(scenario: Scenario) -> Deployment:
             model=model,
             hardware=hardware,
             parallel={**scenario.parallel.model_dump(), "layout": layout},
-            precision=precision,
+            precision=calibrated.stack.fp8 if precision == "fp8" else precision,
             kv_precision=kv_precision,
             cost=factory,
         )
