@@ -1,5 +1,10 @@
 """The division of a device's memory by a serving stack: what the weights, the profile run, the graphs and the communicator
-take, and how many blocks that leaves for the KV cache. The constants and their sources are in memory.toml."""
+take, and how many blocks that leaves for the KV cache.
+
+The constants are in memory.toml in the folder of each stack (`hwmodels.stacks`), by release, today's first: each number is
+[value, source]. Logs are those of memory_logs.csv; `python -m benchmarks.kv_blocks` leaves each deployment out in turn and
+prints the errors.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,11 @@ from hwmodels.device import Device
 from hwmodels.model import ModelSpec
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
-from hwmodels.stacks import default_stack, stacks
+from hwmodels.stacks import default_stack, file_of, stacks
 from hwmodels.stacks.description import GIB, EngineDefaults
-from hwmodels.tables import ROOM, read_toml
+from hwmodels.tables import read_toml
 
-FILE = ROOM / "memory.toml"
+FILE = "memory.toml"
 
 LONGEST = 131072
 """Tokens of a context where neither workload nor model says how long one gets."""
@@ -291,13 +296,15 @@ class MemoryPlan:
 
 @functools.cache
 def stack_memories() -> Mapping[str, Mapping[str, StackMemory]]:
-    """The accounts by stack and release, the stack's newest first, read once from memory.toml."""
-    table = read_toml(FILE)
-    documents = table.pop("documents")
-    return {
-        stack: {release: _rules(stack, release, entry, documents) for release, entry in releases.items()}
-        for stack, releases in table.items()
-    }
+    """The accounts by stack and release, the stack's newest first, read once; of stacks that set something aside."""
+    found = {}
+    for stack in stacks():
+        file = file_of(stack, FILE)
+        if file is not None:
+            releases = read_toml(file)
+            documents = releases.pop("documents", {})
+            found[stack] = {release: _rules(stack, release, entry, documents) for release, entry in releases.items()}
+    return found
 
 
 def stack_memory(stack: str, release: str | None = None) -> StackMemory | None:

@@ -1,5 +1,7 @@
-"""Serving stacks, each described once. A folder here is a stack: its `STACK` says what the rest asks for (`description`), and the
-names of stacks stand nowhere else. Knows nothing of the code that asks. Read `description` first, then `vllm`.
+"""Serving stacks, each described once. A folder here is a stack: its `STACK` says what the rest asks for (`description`),
+overheads.toml has the terms of its host work (`hwmodels.overheads`), memory.toml its account of memory (`hwmodels.memory`);
+without the files there is neither. The names of engines stand nowhere else. Knows nothing of the code that asks. Read
+`description` first, then `vllm`.
 """
 
 from __future__ import annotations
@@ -8,16 +10,31 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from hwmodels.stacks.description import Kernels, Stack
 
 
 @functools.cache
+def _found() -> Mapping[str, tuple[Stack, Path]]:
+    """The stacks and their folders by name, in their order."""
+    modules = [
+        importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__) if each.ispkg
+    ]
+    found = [(module.STACK, Path(str(module.__file__)).parent) for module in modules]
+    return {stack.name: (stack, folder) for stack, folder in sorted(found, key=lambda pair: pair[0].place)}
+
+
+@functools.cache
 def stacks() -> Mapping[str, Stack]:
     """The stacks by name, in their order."""
-    folders = [found.name for found in pkgutil.iter_modules(__path__) if found.ispkg]
-    found = [importlib.import_module(f"{__name__}.{name}").STACK for name in folders]
-    return {stack.name: stack for stack in sorted(found, key=lambda stack: stack.place)}
+    return {name: stack for name, (stack, _) in _found().items()}
+
+
+def file_of(stack: str, name: str) -> Path | None:
+    """The file called *name* in the folder of a stack; None where it has none."""
+    file = _found()[stack][1] / name
+    return file if file.is_file() else None
 
 
 def default_stack() -> Stack:

@@ -148,7 +148,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stack:
-    """A serving stack. Terms of host work are in overheads.toml, the account of memory in memory.toml."""
+    """A serving stack, but for what the files beside it have (`hwmodels.stacks`)."""
 
     name: str
     """As settings and files of measurements have it."""
