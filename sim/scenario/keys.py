@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import date
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from hwmodels.stacks import default_scheduler, default_stack, stacks
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Degraded, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, Named, Policy, Section
@@ -44,9 +45,7 @@ WeightPrecision = Literal[
     "nvfp4_a16",
 ]
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
-# Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
-ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
-_STACKS = get_args(ServingStack)
+_STACKS = tuple(stacks())
 BUILT_IN_TRACES = ("conversation",)
 # Keys of a workload that say one thing together.
 _LENGTHS = ("prompt_tokens", "output_tokens")
@@ -56,19 +55,25 @@ POPULARITIES = ("measured", "even")
 """The popularities of experts that have a name."""
 
 
-def _stack_or_file(value: str) -> str:
-    if value not in _STACKS and not value.endswith(".toml"):
-        raise PydanticCustomError("literal_error", "not a serving stack", {"expected": ", ".join(_STACKS)})
-    return value
+def _one_of(names: tuple[str, ...], ending: str | None = None) -> AfterValidator:
+    """A check that a text is one of *names*, or has the *ending*."""
+
+    def check(value: str) -> str:
+        if value not in names and not (ending and value.endswith(ending)):
+            raise PydanticCustomError("literal_error", "not one of the names", {"expected": ", ".join(names)})
+        return value
+
+    return AfterValidator(check)
 
 
 StackOrFile = Annotated[
     str,
-    AfterValidator(_stack_or_file),
+    _one_of(_STACKS, ".toml"),
     WithJsonSchema({"anyOf": [{"enum": list(_STACKS)}, {"type": "string", "pattern": r"\.toml$"}]}),
     MayBeFile(names=_STACKS),
 ]
 """A stack by name, or a file that `rooftrace bench fit` wrote."""
+_LIKE = (*(name for name, stack in stacks().items() if stack.handover is not None), "dynamo", "splitwise")
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -686,7 +691,7 @@ class KvLink(Section):
 class HandoverSettings(Section):
     """The way in which requests go from machines that prefill to machines that decode. What is left out is as in `like`."""
 
-    like: Literal["vllm", "sglang", "trtllm", "dynamo", "splitwise"] | None = None
+    like: Annotated[str, _one_of(_LIKE), WithJsonSchema({"enum": list(_LIKE), "type": "string"})] | None = None
     """The stack or paper whose way it is (docs/pools.md has the releases); where it is left out, that of the decode pools' serving
     stack."""
     first_token: Literal["prefill", "arrival", "decode"] | None = None
@@ -715,7 +720,7 @@ class Settings(Section):
     """Format of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
     """Format of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
-    serving_stack: StackOrFile = "vllm"
+    serving_stack: StackOrFile = default_stack().name
     """The stack whose kernels and overheads are priced: host work of a step, sampling, launches, tokenisation. `ideal` has none. A
     file (.toml) that `rooftrace bench fit` wrote has those of a deployment that was measured."""
     serving_release: Annotated[str, Field(min_length=1)] | None = None
@@ -737,7 +742,7 @@ class Settings(Section):
     `trtllm_ranks`, or for the others `round_robin`."""
     prompt_balance: PromptBalance | None = None
     """Prompts of ranks start together; where it is left out, each when its rank's scheduler says so."""
-    scheduler: Policy = Policy(policy="vllm")
+    scheduler: Policy = Policy(policy=default_scheduler())
     """Where it is left out, the serving stack's own: `vllm`, `sglang` or `trtllm`; `vllm` for the stack `ideal`."""
     decoding: DecodingSettings = DecodingSettings()
     stream_interval: Annotated[int, Field(ge=1)] = 1

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from hwmodels.stacks import stacks
 from sim.errors import ScenarioError
 from sim.scenario.explain import describe, misspelt
 from sim.text import shown, unknown
@@ -25,11 +26,7 @@ SCHEDULERS: Mapping[str, str] = {
     "fastertransformer": "policies.published:FasterTransformer",
     "orca": "policies.published:Orca",
     "orca_paged": "policies.published:OrcaPaged",
-    "vllm": "policies.vllm:Vllm",
-    "vllm-v0": "policies.vllm:VllmV0",
-    "sglang": "policies.sglang:Sglang",
     "sarathi": "policies.schedulers:Sarathi",
-    "trtllm": "policies.trtllm:TrtLlm",
     "decode_maximal": "policies.sarathi:DecodeMaximal",
     "chunked_only": "policies.sarathi:ChunkedOnly",
     "evict_newest": "policies.wrappers:EvictNewest",
@@ -40,8 +37,12 @@ SCHEDULERS: Mapping[str, str] = {
     "preempt": "policies.classes:Preempt",
     "weighted_fair": "policies.classes:WeightedFair",
     "keep_slo": "policies.classes:KeepSlo",
+    **{name: each.policy for stack in stacks().values() for name, each in stack.schedulers.items()},
 }
-RENAMED: Mapping[str, str] = {"padded": "fastertransformer", "vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
+RENAMED: Mapping[str, str] = {
+    "padded": "fastertransformer",
+    **{name: now for stack in stacks().values() for name, now in stack.renamed.items()},
+}
 """Names that policies had before, or that one may look for."""
 MOVED: Mapping[str, str] = {
     "policies.oneshot": "policies.single_pass",
@@ -73,10 +74,9 @@ ROUTERS: Mapping[str, str] = {
     "prefix": "policies.routers:Prefix",
     "llm_d": "policies.routers:LlmD",
     "dynamo": "policies.routers:Dynamo",
-    "vllm_ranks": "policies.routers:VllmRanks",
-    "trtllm_ranks": "policies.routers:TrtLlmRanks",
     "reserve": "policies.routers:Reserve",
     "shed": "policies.routers:Shed",
+    **{name: path for stack in stacks().values() for name, path in stack.routers.items()},
 }
 
 

@@ -431,7 +431,7 @@ def _by_pools(found: _Found) -> None:
     if found.base.autoscale is not None or found.base.failures is not None:
         found.said.append("pools: with autoscale or failures, give pools of your own in a scenario.")
         return
-    connector = {"vllm": "mooncake_vllm", "sglang": "mooncake_sglang"}.get(found.base.serving_stack)
+    connector = found.base.stack.connector
     links = {"net": {} if connector is None else {"connector": connector}}
     n = max(n, 2)
     for prefill in dict.fromkeys((n // 2, n // 4 or n // 2)):

@@ -1,7 +1,7 @@
 """Fit serving stacks' overheads to measured serving runs and iterations, deployments and models held back.
 
 `python -m sim.validation.fit_stacks MEASURED [STACK ...]` prints, for each stack, the terms of a fit on all deployments as they
-stand in hwmodels/overheads.toml, and the errors on rows whose deployment, and on rows whose model, no fit of theirs saw; --out
+stand in its overheads.toml, and the errors on rows whose deployment, and on rows whose model, no fit of theirs saw; --out
 writes those errors row by row, and --intervals the widths of `hwmodels.serving_intervals`. Terms are of a stack; those of
 `RELEASED` are of each release that is listed, for releases differ in what asynchronous scheduling hides and in the front end. A
 term that the data put on zero is left out and the others fitted again; one that moves nothing is left out too; one that ends on

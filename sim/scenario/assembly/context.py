@@ -73,13 +73,14 @@ def _blocks_within(workload: Trace | ClosedLoop, outputs: IntArray) -> dict[str,
 
 
 def check_longest(scenario: Scenario, plan: MemoryPlan) -> None:
-    """ScenarioError where vLLM would not start: its KV cache has to hold one request as long as the limit."""
+    """ScenarioError where the engine would not start: its KV cache has to hold one request as long as the limit."""
     limit, tokens = scenario.memory.max_model_len, plan.device_blocks * plan.block_tokens
     counted = plan.override is None and plan.layer_groups is None and all(stage.block_bytes for stage in plan.stages)
-    if limit is not None and scenario.stack_name == "vllm" and counted and tokens < limit:
+    if limit is not None and scenario.stack.needs_longest and counted and tokens < limit:
         raise ScenarioError(
-            f"{scenario.source}: memory.max_model_len: vLLM does not start where the KV cache ({tokens:,} tokens) does not hold "
-            f"one request of {limit:,} tokens; lower it, raise memory.gpu_memory_utilization, or use more devices"
+            f"{scenario.source}: memory.max_model_len: {scenario.stack.title} does not start where the KV cache ({tokens:,} "
+            f"tokens) does not hold one request of {limit:,} tokens; lower it, raise memory.gpu_memory_utilization, or use more "
+            "devices"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
@@ -101,14 +101,13 @@ def _deployed(pool: PoolOf) -> PoolOf:
 
 def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
     """Which tokens reach a client together, by the rule of the serving stack."""
-    stacks = dict.fromkeys(each.stack_name for pool in pools for each in pool.scenarios)
-    rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
-    if scenario.stream_interval > 1 and len(set(rules)) > 1:
+    rules = {each.stack_name: each.stack.stream_by for pool in pools for each in pool.scenarios}
+    if scenario.stream_interval > 1 and len(set(rules.values())) > 1:
         raise ScenarioError(
-            f"{scenario.source}: stream_interval: {' and '.join(stacks)} group tokens by different rules; give all pools one "
+            f"{scenario.source}: stream_interval: {' and '.join(rules)} group tokens by different rules; give all pools one "
             "serving_stack"
         )
-    return Stream(scenario.stream_interval, rules[0])
+    return Stream(scenario.stream_interval, next(iter(rules.values())))
 
 
 def _front_end(scenario: Scenario, pools: list[PoolOf]) -> dict[str, Any]:

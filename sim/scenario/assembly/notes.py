@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.overheads import is_before
+from hwmodels.stacks import stack_with
 from policies.classes import Preempt
 from policies.routers import Knowledge, knowledge_of
 from policies.view import reserves
@@ -204,20 +205,17 @@ def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
         )
 
 
-_STACK_OF = {"vllm": "vllm", "vllm-v0": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
-"""The serving stack of a scheduler that has an engine's name."""
-
-
 def _of_two_engines(scenario: Scenario) -> Iterator[str]:
     """A note where the scheduler is one engine's and the serving stack another's."""
-    stack = scenario.stack_name
+    own = scenario.stack
     for _, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
         policy = settings.get("policy")
-        engine = _STACK_OF.get(policy, stack) if isinstance(policy, str) else stack
-        if engine != stack and stack in _STACK_OF.values():
+        engine = stack_with(policy, own.name) if isinstance(policy, str) else None
+        if engine is not None and engine is not own and own.scheduler is not None:
             yield (
-                f"The scheduler {policy} plans here for the serving stack {stack}, whose host work, memory and pages the run has; "
-                f"scheduler: {{policy: {stack}}} plans as {stack} does, and serving_stack: {engine} has what else is {engine}'s."
+                f"The scheduler {policy} plans here for the serving stack {own.name}, whose host work, memory and pages the run "
+                f"has; scheduler: {{policy: {own.scheduler}}} plans as {own.name} does, and serving_stack: {engine.name} has what "
+                f"else is {engine.name}'s."
             )
 
 

@@ -26,10 +26,6 @@ _READS_THE_TARGET = ("eagle", "mtp")
 """Methods whose drafter reads the target's states: what is found of a prompt lacks its last block, which is computed again
 (`SpeculativeConfig.use_eagle_block_drop` of vLLM 0.32.0)."""
 
-_CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "tree", "trtllm": "blocks"}
-"""Serving stacks that find KV blocks again unless they are told not to, and how. TensorRT-LLM's order of eviction is not modelled,
-which a note says: vLLM's rules stand in for it."""
-
 
 def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int, model: ModelSpec) -> dict[str, Any]:
     """The prefix cache of a `ReplicaSpec` that serves *model*.
@@ -97,11 +93,8 @@ def without_cache(scenario: Scenario) -> Iterator[str]:
             f"memory.eviction {scenario.memory.eviction.policy} knows the next use of every block from the trace: it shows what a "
             "cache of one machine can find at best, and no server can run it."
         )
-    if _kind(scenario) == "blocks" and scenario.stack_name == "trtllm" and scenario.memory.eviction is None:
-        yield (
-            "KV blocks are found again and evicted by vLLM's rules; TensorRT-LLM evicts by priority, which changes what is found "
-            "where memory is short."
-        )
+    if _kind(scenario) is not None and scenario.stack.eviction_borrowed and scenario.memory.eviction is None:
+        yield scenario.stack.eviction_borrowed
     if _kind(scenario) is None:
         asked = scenario.memory.prefix_caching is False or _looks_nothing_up(scenario)
         why = f"serving_stack {scenario.stack_name} has no prefix cache"
@@ -118,14 +111,14 @@ def without_cache(scenario: Scenario) -> Iterator[str]:
 
 
 def windows_left_behind(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
-    """A note for a model of which vLLM caches more than is ever found."""
+    """A note for a model of which the stack caches more than is ever found."""
     local, every = _groups(scenario, model)
     if local and every and caches(scenario):
         found = Fraction(every, local + every)
         yield (
-            f"Prefix cache of {model.name}: vLLM keeps what layers with windows have left behind as well, {local} of every "
-            f"{local + every} pages of a new prompt, until it gives way: where prompts do not all fit, about {found} of the cache "
-            "has what others find."
+            f"Prefix cache of {model.name}: {scenario.stack.title} keeps what layers with windows have left behind as well, "
+            f"{local} of every {local + every} pages of a new prompt, until it gives way: where prompts do not all fit, about "
+            f"{found} of the cache has what others find."
         )
 
 
@@ -143,8 +136,8 @@ def _left_behind(scenario: Scenario, model: ModelSpec, block_tokens: int) -> Lef
 
 
 def _groups(scenario: Scenario, model: ModelSpec) -> tuple[int, int]:
-    """Groups of layers in vLLM's pages that keep a window or a chunk, and groups that keep every token."""
-    if scenario.stack_name != "vllm":
+    """Groups of layers with pages of one pool that keep a window or a chunk, and groups that keep every token."""
+    if not scenario.stack.pages_by_group:
         return 0, 0
     groups = groups_of(cached_kinds(model))
     return (
@@ -165,11 +158,11 @@ def _schedulers(scenario: Scenario) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _looks_nothing_up(scenario: Scenario) -> bool:
-    return any(each.get("policy") == "sglang" and each.get("disable_radix_cache") for _, each in _schedulers(scenario))
+    return any(each.get("disable_radix_cache") for _, each in _schedulers(scenario))
 
 
 def _kind(scenario: Scenario) -> PrefixCacheKind | None:
-    stack, asked = scenario.stack_name, scenario.memory.prefix_caching
-    if _looks_nothing_up(scenario) or not (stack in _CACHES if asked is None else asked):
+    own, asked = scenario.stack.prefix_cache, scenario.memory.prefix_caching
+    if _looks_nothing_up(scenario) or not (own if asked is None else asked):
         return None
-    return _CACHES.get(stack, "blocks")
+    return own or "blocks"
