@@ -39,7 +39,7 @@ _OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
 _SCHEDULER = "vllm"
 """The scheduler of a serving stack that has none of its own."""
-_POLICIES = ("scheduler", "router", "rank_router", "eviction", "inner")
+_POLICIES = ("scheduler", "router", "rank_router", "eviction", "generator", "inner")
 """Settings that may be the name of a policy alone; so may `policy` of `autoscale`."""
 
 

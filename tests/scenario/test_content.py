@@ -71,6 +71,7 @@ POLICIES = {
     "handover.router": lambda behind: {**PARTED, "handover": {"router": behind}},
     "autoscale.policy": lambda behind: {"autoscale": {"policy": behind, "max": 2}},
     "decoding.acceptance.policy": lambda behind: {"decoding": _decoding("policy", behind)},
+    "workload.generator": lambda behind: {"workload": {"generator": behind}},
     "memory.eviction": lambda behind: {"memory": {"eviction": behind}},
     "pools.a.memory.eviction": lambda behind: _pool(memory={"eviction": behind}),
     "pools.a.decoding_by_model.a.acceptance.policy": lambda behind: _pool(
