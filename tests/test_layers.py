@@ -72,9 +72,8 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(
             "hwmodels.cost.CostModel",
             "hwmodels.cost.RankedCostModel",
-            "workloads.ClosedLoop",
-            "workloads.Follows",
             "workloads.Trace",
+            "workloads.Workload",
             "workloads.chained",
             "workloads.token_costs",
         ),

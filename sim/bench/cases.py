@@ -161,7 +161,7 @@ def case_of(
         measured_s={q: s for q, s in measured_s.items() if s is not None and np.isfinite(s)},
         replay=Replay(experiment=experiment, deployment=deployment, figure=figure),
         noise=noise or {},
-        bends=hasattr(experiment.workload, "arrival_ns"),
+        bends=experiment.workload.planned_ns is not None,
     )
 
 

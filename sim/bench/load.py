@@ -11,7 +11,7 @@ from sim.bench.fields import latencies_of
 from sim.bench.measured import BenchRun, Lengths, RequestRows, SharedPrompts
 from sim.errors import RooftraceError
 from sim.scenario import named
-from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, stream
+from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, Workload, stream
 
 MOST_REQUESTS = 5_000_000
 """The most requests in one run: what memory and an afternoon hold."""
@@ -29,7 +29,7 @@ class NotReplayable(RooftraceError, ValueError):
 class Load:
     """Requests of a run, the limit of its clients, and how many of the first requests only warm the server up."""
 
-    workload: Trace | ClosedLoop
+    workload: Workload
     in_flight: int | None = None
     warm_requests: int = 0
 

@@ -309,6 +309,8 @@ class Workload(Section):
     """Conversations whose next prompt contains the last answer; `arrivals` says when they start."""
     servegen: ServeGen | None = None
     """Production traffic by client, its rate, burstiness and lengths by the hour."""
+    generator: Policy | None = None
+    """A kind of workload of your own: package.module:Class or a class method (`batches:Batches.equal`), with its settings."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Prompt tokens that one of a session's block ids stands for; where it is left out, what the lengths say."""
     format: TraceFormat = "auto"
@@ -367,7 +369,9 @@ class Workload(Section):
     def _one_source(self) -> Self:
         """Check what the source of the requests needs and what it does not take; the first that is given is the source."""
         if generators := [
-            name for name in ("shared_prefix", "conversations", "servegen") if getattr(self, name) is not None
+            name
+            for name in ("shared_prefix", "conversations", "servegen", "generator")
+            if getattr(self, name) is not None
         ]:
             self._check_generator(generators)
         elif self.sessions is not None:

@@ -176,19 +176,24 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     return make(factory, settings, key=key, name=name)
 
 
-def _imported(name: str, *, key: str, method: str) -> Any:
+def imported(name: str, *, key: str) -> Any:
+    """The object of the user's own that package.module:Name stands for; ScenarioError naming *key* where it is not there."""
     module, _, within = name.partition(":")
     if module in MOVED:
         raise ScenarioError(f"{key}: the module {module} is called {MOVED[module]}; write {MOVED[module]}:{within}")
     if name in MOVED:
         raise ScenarioError(f"{key}: {name} is elsewhere now; write {MOVED[name]}")
     try:
-        found = load(name)
+        return load(name)
     except AttributeError:
         raise ScenarioError(f"{key}: {name.partition(':')[0]} has no {name.partition(':')[2]!r}") from None
     except Exception as error:
         # A module of the user's own may fail in any way while it is imported.
         raise ScenarioError(f"{key}: cannot import {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _imported(name: str, *, key: str, method: str) -> Any:
+    found = imported(name, key=key)
     if isinstance(found, type) and callable(getattr(found, method, None)):
         return found
     if inspect.isfunction(found) and method in _ARGUMENTS and _takes(found, _ARGUMENTS[method]):

@@ -38,7 +38,7 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 
 _OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
-_POLICIES = ("scheduler", "router", "rank_router", "eviction", "inner")
+_POLICIES = ("scheduler", "router", "rank_router", "eviction", "generator", "inner")
 """Settings that may be the name of a policy alone; so may `policy` of `autoscale`."""
 
 

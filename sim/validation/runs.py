@@ -33,12 +33,11 @@ from sim.protocols import Figures, Protocol, protocol
 from sim.validation.machines import Speculation, Unmodelled, devices_of, machine_of, stream_of
 from sim.validation.servers import GAP_ANALYSIS, ServerSettings, settings_of, warmed_up
 from sim.validation.speculated import NOT_KNOWN, speculation_of
-from workloads import Trace
+from workloads import Trace, Workload
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
     from sim.engine.record.columns import Columns
-    from workloads import ClosedLoop
 
 _FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8_static", "nvfp4": "nvfp4", "fp4": "nvfp4",
             "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "int4_wo": "int4", "int8_wo": "int8", "mxfp4": "mxfp4",
@@ -231,7 +230,7 @@ def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelCo
 def experiment_of(
     deployment: Deployment,
     stack: ServingStack,
-    workload: Trace | ClosedLoop,
+    workload: Workload,
     *,
     settings: ServerSettings,
     concurrency: int,

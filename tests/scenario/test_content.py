@@ -72,6 +72,7 @@ POLICIES = {
     "handover.router": lambda behind: {**PARTED, "handover": {"router": behind}},
     "autoscale.policy": lambda behind: {"autoscale": {"policy": behind, "max": 2}},
     "decoding.acceptance.policy": lambda behind: {"decoding": _decoding("policy", behind)},
+    "workload.generator": lambda behind: {"workload": {"generator": behind}},
     "memory.eviction": lambda behind: {"memory": {"eviction": behind}},
     "pools.a.memory.eviction": lambda behind: _pool(memory={"eviction": behind}),
     "memory.tiers.eviction": lambda behind: {"memory": {"tiers": [{**TIER, "eviction": behind}]}},

@@ -27,7 +27,7 @@ from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
 if TYPE_CHECKING:
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def build(scenario: Scenario) -> Experiment:
     return resolve(scenario).experiment
 
 
-def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> Built:
+def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
     """The experiment that *scenario* describes, with its provenance; *workload* in place of the one that it names.
 
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.

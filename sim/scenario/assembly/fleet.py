@@ -20,15 +20,14 @@ from sim.scenario.explain import told_by
 from sim.scenario.fleet import Autoscale, Degraded
 from sim.scenario.settings import Scenario
 from sim.text import unknown
-from workloads import Trace
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
     from sim.engine import ReplicaSpec
-    from workloads import ClosedLoop
+    from workloads import Workload
 
 
-def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | ClosedLoop) -> FleetSpec | None:
+def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) -> FleetSpec | None:
     """The fleet of the machines of *pools*; None where all of them are there from beginning to end.
 
     ScenarioError for what cannot be, or is not modelled.
@@ -58,7 +57,7 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
 
 
 def _scaling(
-    scenario: Scenario, pool: PoolOf, settings: Autoscale, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
+    scenario: Scenario, pool: PoolOf, settings: Autoscale, pools: Sequence[PoolOf], workload: Workload
 ) -> Scaling:
     prefix = f"{scenario.source}: {f'pools.{pool.name}.' if pool.name else ''}autoscale"
     policy: Any = named.policy(
@@ -111,17 +110,15 @@ def _scaling(
 
 
 def _known_arrivals_s(
-    scenario: Scenario, pool: PoolOf, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
+    scenario: Scenario, pool: PoolOf, pools: Sequence[PoolOf], workload: Workload
 ) -> list[float] | None:
     """The times at which the requests of *pool* arrive at the deployment; None where that is not known before the run."""
     rivals = [each for each in pools if each is not pool and set(each.serves) & set(pool.serves)]
-    if not isinstance(workload, Trace) or any(
-        "both" in (each.role, pool.role) or each.role == pool.role for each in rivals
-    ):
+    arrival_ns = workload.planned_ns
+    if arrival_ns is None or any("both" in (each.role, pool.role) or each.role == pool.role for each in rivals):
         return None
     if pool.role == "prefill" and scenario.handover is not None and scenario.handover.local_prefill_tokens:
         return None
-    arrival_ns = workload.arrival_ns
     if workload.model_index is not None:
         arrival_ns = arrival_ns[[workload.models[index] in pool.serves for index in workload.model_index.tolist()]]
     return (arrival_ns * 1e-9).tolist()

@@ -27,7 +27,7 @@ from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 WAYS: Mapping[str, Handover] = {
@@ -55,7 +55,7 @@ KEEP_DRAFT_KV = ("draft_model", "eagle", "mtp")
 
 
 def handover_of(
-    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Trace | ClosedLoop
+    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Workload
 ) -> HandoverSpec | None:
     """The way in which the pools hand requests over; None where all of them do both. ScenarioError for what cannot be."""
     if all(pool.role == "both" for pool in pools):
@@ -148,7 +148,7 @@ def check_models(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
 
 
 def _can_hold(
-    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Trace | ClosedLoop
+    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Workload
 ) -> None:
     """ScenarioError where no machine of a kind could hold even the shortest prompt; longer ones are rejected one by one."""
     if not len(workload):
@@ -170,7 +170,7 @@ def _can_hold(
 
 
 def _paths(
-    scenario: Scenario, pools: Sequence[PoolOf], way: Handover, workload: Trace | ClosedLoop
+    scenario: Scenario, pools: Sequence[PoolOf], way: Handover, workload: Workload
 ) -> dict[tuple[int, int], KvPath]:
     names = {pool.name: number for number, pool in enumerate(pools)}
     found: dict[tuple[int, int], KvPath] = {}
@@ -221,7 +221,7 @@ def _path(
     sender: PoolOf,
     receiver: PoolOf,
     way: Handover,
-    workload: Trace | ClosedLoop,
+    workload: Workload,
 ) -> KvPath:
     shared = next(each for each in sender.serves if each in receiver.serves)
     one, two = _deployments(sender)[shared], _deployments(receiver)[shared]
@@ -249,7 +249,7 @@ def _path(
     )
 
 
-def kv_bytes(receiver: Deployment, workload: Trace | ClosedLoop) -> tuple[float, float]:
+def kv_bytes(receiver: Deployment, workload: Workload) -> tuple[float, float]:
     """Bytes that cross for a token and for a sequence: all that the receiver's ranks keep, each getting its own.
 
     Heads that are replicated, there being fewer than ranks, are sent to each rank that keeps them, as the measured transfers were

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan
     from sim.scenario.tiers import Fabric, Tier
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 _GIB = 1 << 30
 
@@ -161,11 +161,11 @@ def check_room(scenario: Scenario, plan: MemoryPlan) -> None:
             )
 
 
-def about_tiers(scenario: Scenario, workload: Trace | ClosedLoop, machines: int) -> Iterator[str]:
+def about_tiers(scenario: Scenario, workload: Workload, machines: int) -> Iterator[str]:
     """A note for tiers that have nothing to find, or whose bandwidth is that of a datasheet. *machines*: of the run, their ranks
     counted."""
     tiers = scenario.memory.tiers
-    if tiers and getattr(workload, "prefix_blocks", None) is None:
+    if tiers and workload.prefix_blocks is None:
         what = (
             "only swapped sequences use the host tier" if scenario.memory.preemption == "swap" else "tiers find nothing"
         )
