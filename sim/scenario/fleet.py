@@ -1,4 +1,4 @@
-"""Settings of machines and links in time: `autoscale`, `failures` and `degraded`."""
+"""Settings of machines in time: `autoscale` and `failures`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sim.engine.spec.lifecycle import Outage
 from sim.scenario.section import Policy, Section
 
 _Time = Annotated[float, Field(ge=0)]
@@ -43,38 +44,6 @@ class Autoscale(Section):
         return self
 
 
-class OutageAt(Section):
-    """A failure at a known time."""
-
-    machine: Annotated[int, Field(ge=0)]
-    """The machine's number, from 0, through all pools."""
-    at_s: _Time
-    for_s: _Time | None = None
-    """Where it is left out, the machine does not come back."""
-
-
-class Degraded(Section):
-    """A time for which a link is not what it was."""
-
-    at_s: _Time
-    for_s: _Time | None = None
-    """Where it is left out, to the end."""
-    factor: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """A factor on the bandwidth: 0.1 leaves a tenth, 0 stops the link and needs for_s. A transfer goes on at whatever there is."""
-    added_latency_s: _Time = 0.0
-    """The time that each transfer takes beside its bytes and latency whose last byte is sent in this time."""
-
-    @model_validator(mode="after")
-    def _does_something(self) -> Self:
-        if self.factor == 1 and not self.added_latency_s:
-            raise ValueError("nothing is degraded: give factor below 1, or added_latency_s")
-        if self.factor == 0 and self.for_s is None:
-            raise ValueError(
-                "factor 0 stops the link, and without for_s it never goes on; give for_s, or a factor above 0"
-            )
-        return self
-
-
 class SlowMachine(Section):
     """A machine whose iterations take longer than those of its like."""
 
@@ -102,7 +71,7 @@ class Failures(Section):
     shape: _Mean = 1.0
     """Shape of the Weibull distribution of times until machines fail; 1 is exponential. Times until they are back are
     exponential."""
-    times: list[OutageAt] = Field(default_factory=list)
+    times: list[Outage] = Field(default_factory=list)
     """Failures at known times; a machine that does not serve then does not fail."""
     slow: list[SlowMachine] = Field(default_factory=list)
     in_flight: Literal["resume", "retry", "lose"] = "resume"

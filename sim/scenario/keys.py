@@ -18,11 +18,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from hwmodels.experts import ExpertLayout
+from hwmodels.graphs import GraphSettings
+from policies.ranks import PromptBalance
 from sim.scenario.decoding import DecodingSettings
-from sim.scenario.fleet import Autoscale, Degraded, Failures
+from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, Named, Policy, Section
-from sim.scenario.tiers import Fabric, Tier
+from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
+from workloads import ServeGen, SharedPrefix
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain", "export"]
@@ -40,8 +44,6 @@ BUILT_IN_TRACES = ("conversation",)
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _AMOUNTS = ("requests", "duration_s")
 _PROTOCOL = ("protocol", "concurrency")
-POPULARITIES = ("measured", "even")
-"""The popularities of experts that have a name."""
 
 
 def _stack_or_file(value: str) -> str:
@@ -98,55 +100,6 @@ class Parallel(Section):
         return self.tensor * self.pipeline * self.data
 
 
-class PromptBalance(Section):
-    """The moment at which prompts of ranks may start: where every rank has some, as TensorRT-LLM's `attention_dp_config` with
-    `enable_balance`."""
-
-    timeout_iters: Annotated[int, Field(ge=1)] = 50
-    """Steps after which they start although not every rank has one."""
-    batching_wait_iters: Annotated[int, Field(ge=0)] = 10
-    """Steps for which they wait for more where every rank has one."""
-
-
-class ZipfPopularity(Section):
-    """Popularity of experts that falls as a power of their rank."""
-
-    zipf: Annotated[float, Field(ge=0)]
-    """The exponent; 0 is even."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Which expert has which rank is drawn from it."""
-
-
-class ExpertSettings(Section):
-    """The way in which the experts of a mixture are chosen, placed and reached."""
-
-    popularity: Annotated[str, Field(min_length=1), MayBeFile(names=POPULARITIES)] | ZipfPopularity = "measured"
-    """`measured`: mildly skewed, as the tables of kernels were timed; `even`; `{zipf: EXPONENT}`; or a file with the weight of each
-    expert, one a line."""
-    placement: Literal["linear", "round_robin", "eplb"] = "linear"
-    """`linear`: consecutive experts on a rank; `round_robin`: dealt out; `eplb`: packed by popularity (vLLM's --enable-eplb)."""
-    redundant: Annotated[int, Field(ge=0)] = 0
-    """Copies of the hottest experts over all ranks, which placement eplb makes (vLLM's num_redundant_experts)."""
-    exchange: (
-        Literal["allgather_reducescatter", "all_to_all", "deepep_high_throughput", "deepep_low_latency"] | None
-    ) = None
-    """The way in which rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every
-    GPU (vLLM's allgather_reducescatter)."""
-
-
-class CudaGraphs(Section):
-    """Which decode steps are replayed as CUDA graphs, padded to the next size that was captured."""
-
-    largest: Annotated[int, Field(ge=1)] | None = None
-    """The largest: tokens (vLLM's max_cudagraph_capture_size), or sequences, which with drafts have several tokens each (SGLang's
-    cuda-graph-max-bs, max_batch_size of TensorRT-LLM's cuda_graph_config). Where it is left out, the stack's default on the device.
-    Larger steps are launched kernel by kernel."""
-    sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
-    """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
-    eager: bool = False
-    """None (vLLM's --enforce-eager, SGLang's --disable-cuda-graph): nothing is padded, every step is launched kernel by kernel."""
-
-
 class Memory(Section):
     """The part of the GPUs' memory that holds the KV cache, and what happens when it runs out."""
 
@@ -198,37 +151,6 @@ class Memory(Section):
         return {name: given for name in names if (given := getattr(self, name)) is not None}
 
 
-class LoadStage(Section):
-    """Part of a load: floor(rate x duration) requests."""
-
-    rate_per_s: Annotated[float, Field(gt=0)]
-    duration_s: Seconds
-
-    @model_validator(mode="after")
-    def _some(self) -> Self:
-        if self.rate_per_s * self.duration_s < 1 - 1e-9:
-            raise ValueError(f"a stage sends at least one request; got {self.rate_per_s:g}/s for {self.duration_s:g} s")
-        return self
-
-
-class SharedPrefix(Section):
-    """Groups of prompts that begin with the same system prompt, sent in stages as inference-perf does it: a later stage asks for
-    the prompts of an earlier one again."""
-
-    groups: Annotated[int, Field(ge=1)]
-    prompts_per_group: Annotated[int, Field(ge=1)]
-    system_prompt_tokens: Annotated[int, Field(ge=1)]
-    question_tokens: Annotated[int, Field(ge=1)]
-    output_tokens: Annotated[int, Field(ge=0)]
-    stages: Annotated[list[LoadStage], Field(min_length=1)]
-    pause_s: Annotated[float, Field(ge=0)] = 1.0
-    """The time from the end of a stage's last request to the next stage."""
-    arrival: Literal["poisson", "constant"] = "poisson"
-    """`poisson`: a Poisson number each second; `constant`: exponential gaps scaled to the stage, as in inference-perf."""
-    block_tokens: Annotated[int, Field(ge=1)] = 16
-    """Tokens that one id of the generated prompts stands for."""
-
-
 class Conversations(Section):
     """Conversations of several turns: a prompt is the system prompt, all that was said and answered before, and something new."""
 
@@ -243,23 +165,6 @@ class Conversations(Section):
     """The time from an answer to the next prompt, exponential."""
     block_tokens: Annotated[int, Field(ge=1)] = 16
     """Tokens that one id of the generated prompts and answers stands for."""
-
-
-class ServeGen(Section):
-    """Production traffic drawn from the parameters that ServeGen publishes by client and window of time."""
-
-    arrivals: FilePath
-    """Parquet file: model, client, window_start_s, rate_req_s, family, shape."""
-    lengths: FilePath
-    """Parquet file: model, client, window_start_s, field, value, probability."""
-    model: Annotated[str, Field(min_length=1)]
-    """The model's name in the files (m-small, deepseek-r1, mm-image), not in the scenario."""
-    start_s: Annotated[float, Field(ge=0)] = 0.0
-    duration_s: Seconds = 86_400.0
-    clients: Annotated[list[int], Field(min_length=1)] | None = None
-    """Some of its clients; all of them where it is left out."""
-    leave_out_without_lengths: bool = False
-    """Leave out clients whose lengths were not published."""
 
 
 class Predictor(Section):
@@ -613,8 +518,8 @@ class Pool(Section):
     serving_release: Annotated[str, Field(min_length=1)] | None = None
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
-    experts: ExpertSettings | None = None
-    cuda_graphs: CudaGraphs | None = None
+    experts: ExpertLayout | None = None
+    cuda_graphs: GraphSettings | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool, at the beginning where it is autoscaled."""
@@ -667,7 +572,7 @@ class KvLink(Section):
     """`layers`: each layer's KV goes while the next ones are computed, where there is room for it before (`handover.room`)."""
     fabric: Fabric | None = None
     """A network that it shares with other links, and with tiers that name it."""
-    degraded: list[Degraded] = Field(default_factory=list)
+    degraded: Degraded = ()
     """Times for which the link, of all machines of the two pools, has less bandwidth or takes longer; no two at once."""
 
 
@@ -712,9 +617,9 @@ class Settings(Section):
     cost_model: Literal["calibrated", "roofline"] = "calibrated"
     """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     parallel: Parallel = Parallel()
-    experts: ExpertSettings | None = None
+    experts: ExpertLayout | None = None
     """The experts of a mixture."""
-    cuda_graphs: CudaGraphs | None = None
+    cuda_graphs: GraphSettings | None = None
     """The graphs of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """Micro-batches in flight at once; where it is left out, one for each stage. One more hides the hand-over between stages."""

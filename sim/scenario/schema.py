@@ -6,10 +6,11 @@ import ast
 import inspect
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from sim.scenario import decoding, fleet, keys, named, section, tiers
+from sim.scenario import named
 from sim.scenario.keys import Settings
+from sim.scenario.section import is_section, settings_of
 
 
 def json_schema() -> dict[str, Any]:
@@ -47,23 +48,28 @@ def json_schema() -> dict[str, Any]:
 
 
 def _describe(schema: dict[str, Any]) -> None:
-    """Put the docstring below each setting into the schema.
+    """Put the docstring below each setting into the schema, and of a section's own the first paragraph.
 
     pydantic can do so itself (use_attribute_docstrings), but at every import: a fifth of the time to start.
     """
-    sections = {
-        node.name: node
-        for module in (keys, decoding, tiers, fleet, section)
-        for node in ast.parse(inspect.getsource(module)).body
-        if isinstance(node, ast.ClassDef)
-    }
-    for name, properties in {"Settings": schema, **schema["$defs"]}.items():
-        body = sections[name].body
-        for node, following in itertools.pairwise(body):
-            if isinstance(node, ast.AnnAssign) and isinstance(following, ast.Expr):
-                assert isinstance(node.target, ast.Name)
-                assert isinstance(following.value, ast.Constant)
-                properties["properties"][node.target.id]["description"] = following.value.value
+    sections = _sections_in(Settings)
+    for name, found in {"Settings": schema, **schema["$defs"]}.items():
+        if "description" in found:
+            found["description"] = found["description"].partition("\n\n")[0]
+        (body,) = ast.parse(inspect.getsource(sections[name])).body
+        assert isinstance(body, ast.ClassDef)
+        for node, following in itertools.pairwise(body.body):
+            match node, following:
+                case ast.AnnAssign(target=ast.Name(id=setting)), ast.Expr(value=ast.Constant(value=text)):
+                    found["properties"][setting]["description"] = text
+
+
+def _sections_in(kind: Any) -> dict[str, type]:
+    """The sections that *kind* is and has in it, by the names of their classes."""
+    if not is_section(kind):
+        return {name: found for part in get_args(kind) for name, found in _sections_in(part).items()}
+    inner = [_sections_in(each) for each in settings_of(kind).values()]
+    return {name: found for each in inner for name, found in each.items()} | {kind.__name__: kind}
 
 
 def _policy(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from sim.scenario.fleet import Degraded
+from sim.engine.tiers.links import Slowdown, not_at_once
 from sim.scenario.section import Section
 
 _Rate = Annotated[float, Field(gt=0)]
+Degraded = Annotated[tuple[Slowdown, ...], AfterValidator(not_at_once)]
+"""Times for which a link is degraded."""
 
 _ONLY_OF = {
     "write": ("host", "disk", "remote"),
@@ -66,7 +68,7 @@ class Tier(Section):
     """What it takes from all replicas together at most."""
     fabric: Fabric | None = None
     """A network that its transfers share with others."""
-    degraded: list[Degraded] = Field(default_factory=list)
+    degraded: Degraded = ()
     """Times for which the link, of all replicas, has less bandwidth or takes longer; no two at once."""
 
     @model_validator(mode="after")

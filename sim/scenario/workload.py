@@ -31,7 +31,7 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
         if settings.sessions is not None:
             made: Trace | ClosedLoop | None = _sessions(scenario, settings)
         elif settings.shared_prefix is not None:
-            made = _shared_prefix(settings.shared_prefix, scenario.seed)
+            made = settings.shared_prefix.trace(scenario.seed)
         elif settings.conversations is not None:
             made = _conversations(scenario, settings.conversations)
         elif settings.servegen is not None:
@@ -100,12 +100,6 @@ def _starts(scenario: Scenario, settings: Workload) -> Any:
     return starts
 
 
-def _shared_prefix(settings: keys.SharedPrefix, seed: int) -> Trace:
-    given = {name: getattr(settings, name) for name in type(settings).model_fields if name != "stages"}
-    stages = tuple(workloads.LoadStage(**stage.model_dump()) for stage in settings.stages)
-    return workloads.SharedPrefix(**given, stages=stages).trace(seed)
-
-
 def _conversations(scenario: Scenario, asked: keys.Conversations) -> Trace:
     given: dict[str, Any] = {name: getattr(asked, name) for name in type(asked).model_fields}
     for name in ("turns", "user_tokens", "answer_tokens"):
@@ -116,12 +110,12 @@ def _conversations(scenario: Scenario, asked: keys.Conversations) -> Trace:
     return workloads.Conversations(**given).trace(_starts(scenario, scenario.workload), scenario.seed)
 
 
-def _servegen(scenario: Scenario, settings: keys.ServeGen) -> Trace:
-    given: dict[str, Any] = {name: getattr(settings, name) for name in type(settings).model_fields}
-    for name in ("arrivals", "lengths"):
-        given[name] = _file(scenario, given[name], f"workload.servegen.{name}")
-    given["clients"] = None if settings.clients is None else tuple(settings.clients)
-    return workloads.ServeGen(**given).trace(scenario.seed)
+def _servegen(scenario: Scenario, settings: workloads.ServeGen) -> Trace:
+    files = {
+        name: _file(scenario, str(getattr(settings, name)), f"workload.servegen.{name}")
+        for name in ("arrivals", "lengths")
+    }
+    return replace(settings, **files).trace(scenario.seed)
 
 
 def _missing(name: str) -> str:

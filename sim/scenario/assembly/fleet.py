@@ -10,13 +10,12 @@ from hwmodels.cold_starts import cold_start, cold_starts
 from hwmodels.slowed import slowed
 from policies.control import Perfect, PoolSeen, Schedule, Seen
 from sim.engine import MachineSpec
-from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
-from sim.engine.tiers.links import Slowdown, check_slowdowns
+from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Scaling
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.explain import told_by
-from sim.scenario.fleet import Autoscale, Degraded
+from sim.scenario.fleet import Autoscale
 from sim.scenario.settings import Scenario
 from sim.text import unknown
 from workloads import Trace
@@ -49,9 +48,7 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
                 for pool in pools
             ),
             failing=(failing,) * len(pools),
-            outages=()
-            if failures is None
-            else tuple(Outage(machine=each.machine, at_s=each.at_s, for_s=each.for_s) for each in failures.times),
+            outages=() if failures is None else tuple(failures.times),
             **({} if failures is None else failures.model_dump(include={"in_flight", "retries", "when_none"})),
         )
 
@@ -151,19 +148,6 @@ def with_slow(scenario: Scenario, machines: Sequence[ReplicaSpec | MachineSpec])
             for hosted in specs
         )
         found[each.machine] = replace(spec, hosted=slower) if isinstance(spec, MachineSpec) else slower[0]
-    return found
-
-
-def slowdowns_of(degraded: Sequence[Degraded], where: str) -> tuple[Slowdown, ...]:
-    """The times at which a link is degraded; ScenarioError where two of those times overlap."""
-    found = tuple(
-        Slowdown(at_s=each.at_s, for_s=each.for_s, factor=each.factor, latency_s=each.added_latency_s)
-        for each in degraded
-    )
-    try:
-        check_slowdowns(found)
-    except ValueError as error:
-        raise ScenarioError(f"{where}: {error}") from None
     return found
 
 

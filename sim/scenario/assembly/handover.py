@@ -13,7 +13,6 @@ from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import LinkSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.assembly.fleet import slowdowns_of
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.replica import Hosted
@@ -272,7 +271,7 @@ def _path(
             bandwidth,
             latency_s=latency_s,
             concurrent_transfers=link.concurrent_transfers,
-            slowdowns=slowdowns_of(link.degraded, f"{scenario.source}: links.{name}.degraded"),
+            slowdowns=link.degraded,
             limits=fabric_of(link.fabric),
         ),
         shared=link.shared,

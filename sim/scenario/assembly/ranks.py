@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from policies.ranks import PromptBalance
 from policies.routers import rank_router_of
 from sim.engine import MachineSpec
 from sim.errors import ScenarioError
@@ -42,7 +42,7 @@ def machine_of(scenario: Scenario, hosted: Sequence[ReplicaSpec]) -> ReplicaSpec
             hosted=tuple(hosted),
             ranks=scenario.parallel.data,
             rank_router=router,
-            prompt_balance=_balance(scenario),
+            prompt_balance=scenario.prompt_balance,
         )
 
 
@@ -55,13 +55,9 @@ def ranks_of(scenario: Scenario) -> dict[str, Any]:
         "ranks": {
             "per_machine": scenario.parallel.data,
             "router": named.shown_policy(_router(scenario)),
-            **({} if balance is None else {"prompt_balance": balance.model_dump()}),
+            **({} if balance is None else {"prompt_balance": asdict(balance)}),
         }
     }
-
-
-def _balance(scenario: Scenario) -> PromptBalance | None:
-    return None if scenario.prompt_balance is None else PromptBalance(**scenario.prompt_balance.model_dump())
 
 
 def _router(scenario: Scenario) -> Any:
