@@ -55,7 +55,7 @@ def check_mapping(found: object, model: type, source: str, what: str) -> None:
 
 
 def sentence(error: ValidationError, model: type, source: str) -> str:
-    """The first thing wrong with a scenario, in words; unknown keys come first, being the likelier slip, and last what is wrong with
+    """The first thing wrong with a scenario, in words: unknown keys first, being the likelier slip, and last what is wrong with
     a value as a whole that may be of several kinds."""
     found = sorted(
         error.errors(include_url=False),
