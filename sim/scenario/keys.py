@@ -134,16 +134,6 @@ class Memory(Section):
     """`recompute`: the newest sequences give their KV back and are computed again; `swap`: it is moved to the `host` tier and comes
     back from there; `none`: running out is an error."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _renamed(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and "gpu_fraction" in value:
-            raise ValueError(
-                "gpu_fraction is called as the stack calls it: gpu_memory_utilization (vLLM, eager, ideal), "
-                "mem_fraction_static (SGLang) or free_gpu_memory_fraction (TensorRT-LLM)"
-            )
-        return value
-
     @property
     def shares(self) -> dict[str, float]:
         """The shares that are given, by their stacks' names."""

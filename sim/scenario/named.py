@@ -41,17 +41,8 @@ SCHEDULERS: Mapping[str, str] = {
     "weighted_fair": "policies.classes:WeightedFair",
     "keep_slo": "policies.classes:KeepSlo",
 }
-RENAMED: Mapping[str, str] = {"padded": "fastertransformer", "vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
-"""Names that policies had before, or that one may look for."""
-MOVED: Mapping[str, str] = {
-    "policies.oneshot": "policies.single_pass",
-    "policies.schedulers:Static": "policies.published:Static",
-    "policies.schedulers:Orca": "policies.published:Orca",
-    "policies.schedulers:Vllm": "policies.vllm:VllmV0",
-    "policies.schedulers:EvictNewest": "policies.wrappers:EvictNewest",
-    "policies.sarathi:Padded": "policies.published:FasterTransformer",
-}
-"""Modules of policies that had another name before, and classes that were elsewhere."""
+SOUGHT: Mapping[str, str] = {"vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
+"""Names that one may look for."""
 INNER = "inner"
 """The setting of a wrapper that is a policy itself."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
@@ -149,8 +140,8 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     """
     if name in table:
         factory = load(table[name])
-    elif name in RENAMED and RENAMED[name] in table:
-        raise ScenarioError(f"{key}: {name!r} is called {RENAMED[name]}")
+    elif name in SOUGHT and SOUGHT[name] in table:
+        raise ScenarioError(f"{key}: {name!r} is called {SOUGHT[name]}")
     elif ":" not in name:
         raise ScenarioError(unknown(f"{key}: {name!r} is not a policy", name, [*table, "package.module:Class"]))
     else:
@@ -177,11 +168,6 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
 
 
 def _imported(name: str, *, key: str, method: str) -> Any:
-    module, _, within = name.partition(":")
-    if module in MOVED:
-        raise ScenarioError(f"{key}: the module {module} is called {MOVED[module]}; write {MOVED[module]}:{within}")
-    if name in MOVED:
-        raise ScenarioError(f"{key}: {name} is elsewhere now; write {MOVED[name]}")
     try:
         found = load(name)
     except AttributeError:
@@ -277,16 +263,16 @@ def make(
     """The policy that *factory* (a class or function) makes of *settings*, checked against the types of its parameters, and of what
     has been *made* of some of them already.
 
-    Raises ScenarioError naming `key.setting` for an unknown, missing or unfit one. A class may say in `moved_settings` where
-    one that it had before has gone.
+    Raises ScenarioError naming `key.setting` for an unknown, missing or unfit one. A class may say in
+    `not_settings` what to write in place of one that is looked for.
     """
     known = parameters(factory)
     for setting in settings:
         if setting not in known:
-            moved = getattr(factory, "moved_settings", {}).get(setting)
-            if moved is not None:
-                raise ScenarioError(f"{key}.{setting} is no setting of {name} any more: {moved}")
             of = f"{key}.{setting} is not a setting of {name}"
+            instead = getattr(factory, "not_settings", {}).get(setting)
+            if instead is not None:
+                raise ScenarioError(f"{of}: {instead}")
             raise ScenarioError(unknown(of, setting, known) if known else f"{of}, which has none")
     values: dict[str, Any] = {}
     for setting, (hint, required) in known.items():

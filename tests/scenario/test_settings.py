@@ -60,7 +60,6 @@ seed: 4
             "memory: {gpu_memory_utilisation: 1}",
             "my.yaml: memory.gpu_memory_utilisation is not a setting; did you mean gpu_memory_utilization?",
         ),
-        ("memory: {gpu_fraction: 0.9}", "my.yaml: memory: gpu_fraction is called as the stack calls it: gpu_memory_ut"),
         ("memory: {release: 0.19}", "my.yaml: memory.release is text; got 0.19, a number: write '0.19' (in a shell"),
         ("memory: {kv_blocks: 0}", "my.yaml: memory.kv_blocks is a number at least 1; got 0"),
         ("tensor: 4", "my.yaml: tensor is not a setting; did you mean parallel.tensor?"),
