@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sim.errors import RooftraceError, ScenarioError
-from sim.scenario.section import is_section, settings_of
+from sim.scenario.section import INNER, Policy, is_section, settings_of
 from sim.text import nearest, shown, unknown
 
 _EXPECTED = {
@@ -146,6 +146,12 @@ def _section(model: type | None, path: list[str]) -> type | None:
         named = entries is not None
         at = entries or section_in(annotation)
     return None if named else at
+
+
+def may_be_policy(model: type, path: list[str]) -> bool:
+    """Whether the setting at *path* may be the name of a policy alone."""
+    section = _section(model, path)
+    return path[-1] == INNER or (section is not None and issubclass(section, Policy))
 
 
 def entries_in(annotation: Any) -> type | None:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from sim.engine.spec.lifecycle import Outage
-from sim.scenario.section import Policy, Section
+from sim.scenario.chosen import Control
+from sim.scenario.section import Section
 
 _Time = Annotated[float, Field(ge=0)]
 _Mean = Annotated[float, Field(gt=0)]
@@ -16,7 +17,7 @@ _Mean = Annotated[float, Field(gt=0)]
 class Autoscale(Section):
     """The number of machines, by a policy that is asked after each interval. `replicas` are those of the beginning."""
 
-    policy: Policy
+    policy: Control
     min: Annotated[int, Field(ge=0)] = 1
     """Never fewer machines; a policy that asks for fewer gets these, and the summary counts how often."""
     max: Annotated[int, Field(ge=1, le=100_000)]

@@ -21,9 +21,10 @@ from pydantic_core import PydanticCustomError
 from hwmodels.experts import ExpertLayout
 from hwmodels.graphs import GraphSettings
 from policies.ranks import PromptBalance
+from sim.scenario.chosen import Distribution, Eviction, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Failures
-from sim.scenario.section import FilePath, MayBeFile, ModelName, Named, Policy, Section
+from sim.scenario.section import FilePath, MayBeFile, ModelName, Section
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
 from workloads import ServeGen, SharedPrefix
@@ -61,24 +62,6 @@ StackOrFile = Annotated[
 """A stack by name, or a file that `rooftrace bench fit` wrote."""
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
-
-
-class Process(Named):
-    """An arrival process by name; every other key is a setting of it."""
-
-    process: Annotated[str, Field(min_length=1)]
-
-
-class Distribution(Named):
-    """A distribution of lengths by name; every other key is a setting of it. A number alone is a fixed length."""
-
-    distribution: Annotated[str, Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        number = isinstance(value, int) and not isinstance(value, bool)
-        return {"distribution": "fixed", "tokens": value} if number else value
 
 
 class Parallel(Section):
@@ -125,7 +108,7 @@ class Memory(Section):
     prefix_caching: bool | None = None
     """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
     stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
-    eviction: Policy | None = None
+    eviction: Eviction | None = None
     """Which cached blocks go first when new ones are needed; where it is left out, the least recently used ones, as in vLLM and
     SGLang."""
     tiers: list[Tier] = Field(default_factory=list)
@@ -514,9 +497,9 @@ class Pool(Section):
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool, at the beginning where it is autoscaled."""
     autoscale: Autoscale | None = None
-    rank_router: Policy | None = None
+    rank_router: Router | None = None
     prompt_balance: PromptBalance | None = None
-    scheduler: Policy | None = None
+    scheduler: Scheduler | None = None
     decoding: DecodingSettings | None = None
     decoding_by_model: dict[str, DecodingSettings] | None = None
     """The decoding methods of single models of `models`, by name, in place of `decoding`."""
@@ -583,7 +566,7 @@ class HandoverSettings(Section):
     """Tokens that the decode machine leaves free for each sequence it has when it takes room for another."""
     repack: bool | None = None
     """Whether KV that the two sides divide over different numbers of GPUs is copied once more where it arrives."""
-    router: Policy | None = None
+    router: Router | None = None
     """Which decode machine; where it is left out, by the policy of the top level's `router`."""
 
 
@@ -614,13 +597,13 @@ class Settings(Section):
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """Micro-batches in flight at once; where it is left out, one for each stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
-    router: Policy = Policy(policy="round_robin")
-    rank_router: Policy | None = None
+    router: Router = Router(policy="round_robin")
+    rank_router: Router | None = None
     """Which rank of a machine gets a request (`parallel.data`); where it is left out, as the serving stack does it: `vllm_ranks`,
     `trtllm_ranks`, or for the others `round_robin`."""
     prompt_balance: PromptBalance | None = None
     """Prompts of ranks start together; where it is left out, each when its rank's scheduler says so."""
-    scheduler: Policy = Policy(policy="vllm")
+    scheduler: Scheduler = Scheduler(policy="vllm")
     """Where it is left out, the serving stack's own: `vllm`, `sglang` or `trtllm`; `vllm` for the stack `ideal`."""
     decoding: DecodingSettings = DecodingSettings()
     stream_interval: Annotated[int, Field(ge=1)] = 1

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sim.errors import ScenarioError
 from sim.scenario.explain import describe, misspelt
+from sim.scenario.section import INNER
 from sim.text import shown, unknown
 
 SCHEDULERS: Mapping[str, str] = {
@@ -43,8 +44,6 @@ SCHEDULERS: Mapping[str, str] = {
 }
 SOUGHT: Mapping[str, str] = {"vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
 """Names that one may look for."""
-INNER = "inner"
-"""The setting of a wrapper that is a policy itself."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
 AUTO_VALUE = "auto"
@@ -301,13 +300,13 @@ def parameters(factory: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def schema(factory: Callable[..., Any], inner: str = "Scheduler") -> dict[str, Any]:
-    """JSON Schema properties of the settings that *factory* takes, with their defaults; *inner*: what a wrapper wraps."""
+def schema(factory: Callable[..., Any], inner: Any = None) -> dict[str, Any]:
+    """JSON Schema properties of the settings that *factory* takes, with their defaults; *inner*: that of what a wrapper wraps."""
     signature = inspect.signature(factory)
     out = {}
     for name, (hint, required) in parameters(factory).items():
         if name == INNER:
-            out[name] = {"$ref": f"#/$defs/{inner}"}
+            out[name] = inner
             continue
         properties = TypeAdapter(hint).json_schema()
         if name in AUTO:

@@ -39,6 +39,8 @@ class Open:
 
 
 Mark = MayBeFile | Open
+INNER = "inner"
+"""The setting of a policy around another that is a policy itself."""
 FilePath = Annotated[str, Field(min_length=1), MayBeFile()]
 """A file, or a name that the setting knows."""
 ModelName = Annotated[str, Field(min_length=1), MayBeFile(is_model=True)]

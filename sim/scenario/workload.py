@@ -12,8 +12,9 @@ import workloads
 from sim.errors import ScenarioError
 from sim.protocols import Protocol, protocol
 from sim.scenario import keys, named
+from sim.scenario.chosen import Process
 from sim.scenario.explain import told_by
-from sim.scenario.keys import BUILT_IN_TRACES, Process, Workload
+from sim.scenario.keys import BUILT_IN_TRACES, Workload
 from sim.scenario.settings import Scenario
 from sim.text import shown, unknown
 from workloads import assign_models, azure_conversation_like, read_rates, read_sessions, read_trace
@@ -103,10 +104,7 @@ def _starts(scenario: Scenario, settings: Workload) -> Any:
 def _conversations(scenario: Scenario, asked: keys.Conversations) -> Trace:
     given: dict[str, Any] = {name: getattr(asked, name) for name in type(asked).model_fields}
     for name in ("turns", "user_tokens", "answer_tokens"):
-        given[name] = named.choice(
-            given[name].distribution, given[name].settings, named.DISTRIBUTIONS,
-            key=f"workload.conversations.{name}", what="a distribution",
-        )  # fmt: skip
+        given[name] = given[name].made(f"workload.conversations.{name}")
     return workloads.Conversations(**given).trace(_starts(scenario, scenario.workload), scenario.seed)
 
 
@@ -137,10 +135,7 @@ def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:
     assert settings.concurrency is not None
     lengths = {}
     for name in ("prompt_tokens", "output_tokens"):
-        given = getattr(settings, name)
-        lengths[name] = named.choice(
-            given.distribution, given.settings, named.DISTRIBUTIONS, key=f"workload.{name}", what="a distribution"
-        ).tokens
+        lengths[name] = getattr(settings, name).made(f"workload.{name}").tokens
     return _protocol_of(settings.protocol).workload(concurrency=settings.concurrency, seed=seed, **lengths)
 
 
@@ -167,9 +162,7 @@ def _process(scenario: Scenario, arrivals: Process) -> Any:
         file = _file(scenario, settings["file"], "workload.arrivals.file")
         settings = {key: value for key, value in settings.items() if key != "file"} | read_rates(file)
     also = ("file",) if arrivals.process == "piecewise" else ()
-    return named.choice(
-        arrivals.process, settings, named.PROCESSES, key="workload.arrivals", what="an arrival process", also=also
-    )
+    return arrivals.made("workload.arrivals", settings, also)
 
 
 def _read(scenario: Scenario, settings: Workload) -> Trace:
@@ -225,13 +218,7 @@ def _generate(scenario: Scenario, lengths: Trace | None) -> Trace | ClosedLoop:
             source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
         )
     prompt, output = (
-        named.choice(
-            distribution.distribution,
-            distribution.settings,
-            named.DISTRIBUTIONS,
-            key=f"workload.{key}",
-            what="a distribution",
-        )
+        distribution.made(f"workload.{key}")
         for key, distribution in (("prompt_tokens", settings.prompt_tokens), ("output_tokens", settings.output_tokens))
         if distribution is not None
     )

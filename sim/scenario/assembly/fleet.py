@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from hwmodels.cold_starts import cold_start, cold_starts
 from hwmodels.slowed import slowed
@@ -12,7 +12,6 @@ from policies.control import Perfect, PoolSeen, Schedule, Seen
 from sim.engine import MachineSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Scaling
 from sim.errors import ScenarioError
-from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.explain import told_by
 from sim.scenario.fleet import Autoscale
@@ -57,9 +56,7 @@ def _scaling(
     scenario: Scenario, pool: PoolOf, settings: Autoscale, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
 ) -> Scaling:
     prefix = f"{scenario.source}: {f'pools.{pool.name}.' if pool.name else ''}autoscale"
-    policy: Any = named.policy(
-        settings.policy.policy, settings.policy.settings, named.CONTROLS, key=f"{prefix}.policy", method="wanted"
-    )
+    policy = settings.policy.made(f"{prefix}.policy")
     phases = _phases(settings, prefix)
     initial = pool.scenarios[0].replicas
     if isinstance(policy, Schedule):

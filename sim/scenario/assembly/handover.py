@@ -96,7 +96,7 @@ def handover_of(
     settings = _settings(scenario)
     way, policy = way_of(scenario, pools), settings.router or scenario.router
     with told_by(scenario, "handover.router"):
-        router = named.policy(policy.policy, policy.settings, named.ROUTERS, key="handover.router", method="route")
+        router = policy.made("handover.router")
     check_router(scenario, router, workload)
     _can_hold(scenario, pools, built, workload)
     with told_by(scenario, "handover"):

@@ -65,7 +65,7 @@ def _eviction(scenario: Scenario, kind: PrefixCacheKind | None) -> Any:
             "give memory.prefix_caching: true"
         )
     with told_by(scenario, "memory.eviction"):
-        return named.policy(asked.policy, asked.settings, named.EVICTIONS, key="memory.eviction", method="rank")
+        return asked.made("memory.eviction")
 
 
 def caches(scenario: Scenario) -> bool:

@@ -65,4 +65,4 @@ def _router(scenario: Scenario) -> Any:
     if asked is None:
         return rank_router_of(scenario.stack_name)
     with told_by(scenario, "rank_router"):
-        return named.policy(asked.policy, asked.settings, named.ROUTERS, key="rank_router", method="route")
+        return asked.made("rank_router")
