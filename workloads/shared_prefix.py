@@ -40,7 +40,7 @@ class SharedPrefix:
     """Groups of prompts that begin with the same system prompt, sent in stages as inference-perf does it: a later stage asks for
     the prompts of an earlier one again.
 
-    The texts of all groups, a system prompt and a question of its own each, are shuffled once; request n of a stage is text n
+    The texts of all groups, a system prompt and a question of its own each, are shuffled once, if at all; request n of a stage is text n
     modulo their number. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py, load_generator.py). Not
     kept: its limit on requests in flight.
     """
@@ -58,6 +58,8 @@ class SharedPrefix:
     despite its name in inference-perf."""
     block_tokens: Annotated[int, Ge(1)] = 16
     """Tokens that one id of the generated prompts stands for."""
+    shuffle: bool = True
+    """Prompts of all groups are mixed; otherwise group comes after group, which is the least that a cache has to hold at once."""
 
     def __post_init__(self) -> None:
         for name in ("groups", "prompts_per_group", "system_prompt_tokens", "question_tokens", "block_tokens"):
@@ -72,7 +74,7 @@ class SharedPrefix:
     def trace(self, seed: int) -> Trace:
         """The requests, stage after stage; `stage_of` says which one a row belongs to."""
         texts = self.groups * self.prompts_per_group
-        order = stream(seed, Stream.PROMPTS).permutation(texts)
+        order = stream(seed, Stream.PROMPTS).permutation(texts) if self.shuffle else np.arange(texts)
         counts = [stage.requests for stage in self.stages]
         n = sum(counts)
         text = np.concatenate([order[np.arange(count) % texts] for count in counts])
