@@ -1,4 +1,4 @@
-"""Settings of machines and links in time: `autoscale`, `failures` and `degraded`."""
+"""Settings of machines in time: `autoscale` and `failures`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sim.scenario.section import Policy, Section
+from sim.engine.spec.lifecycle import Outage
+from sim.scenario.chosen import Control
+from sim.scenario.section import Section
 
 _Time = Annotated[float, Field(ge=0)]
 _Mean = Annotated[float, Field(gt=0)]
@@ -15,7 +17,7 @@ _Mean = Annotated[float, Field(gt=0)]
 class Autoscale(Section):
     """The number of machines, by a policy that is asked after each interval. `replicas` are those of the beginning."""
 
-    policy: Policy
+    policy: Control
     min: Annotated[int, Field(ge=0)] = 1
     """Never fewer machines; a policy that asks for fewer gets these, and the summary counts how often."""
     max: Annotated[int, Field(ge=1, le=100_000)]
@@ -41,38 +43,6 @@ class Autoscale(Section):
     def _in_order(self) -> Self:
         if self.max < self.min:
             raise ValueError(f"max is at least min; got {self.max} and {self.min}")
-        return self
-
-
-class OutageAt(Section):
-    """A failure at a known time."""
-
-    machine: Annotated[int, Field(ge=0)]
-    """The machine's number, from 0, through all pools."""
-    at_s: _Time
-    for_s: _Time | None = None
-    """Where it is left out, the machine does not come back."""
-
-
-class Degraded(Section):
-    """A time for which a link is not what it was."""
-
-    at_s: _Time
-    for_s: _Time | None = None
-    """Where it is left out, to the end."""
-    factor: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """A factor on the bandwidth: 0.1 leaves a tenth, 0 stops the link and needs for_s. A transfer goes on at whatever there is."""
-    added_latency_s: _Time = 0.0
-    """The time that each transfer takes beside its bytes and latency whose last byte is sent in this time."""
-
-    @model_validator(mode="after")
-    def _does_something(self) -> Self:
-        if self.factor == 1 and not self.added_latency_s:
-            raise ValueError("nothing is degraded: give factor below 1, or added_latency_s")
-        if self.factor == 0 and self.for_s is None:
-            raise ValueError(
-                "factor 0 stops the link, and without for_s it never goes on; give for_s, or a factor above 0"
-            )
         return self
 
 
@@ -103,7 +73,7 @@ class Failures(Section):
     shape: _Mean = 1.0
     """Shape of the Weibull distribution of times until machines fail; 1 is exponential. Times until they are back are
     exponential."""
-    times: list[OutageAt] = Field(default_factory=list)
+    times: list[Outage] = Field(default_factory=list)
     """Failures at known times; a machine that does not serve then does not fail."""
     slow: list[SlowMachine] = Field(default_factory=list)
     in_flight: Literal["resume", "retry", "lose"] = "resume"

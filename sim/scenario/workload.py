@@ -13,8 +13,9 @@ import workloads
 from sim.errors import ScenarioError
 from sim.protocols import Protocol, protocol
 from sim.scenario import keys, named
+from sim.scenario.chosen import Process
 from sim.scenario.explain import told_by
-from sim.scenario.keys import BUILT_IN_TRACES, Process, Workload
+from sim.scenario.keys import BUILT_IN_TRACES, Workload
 from sim.scenario.section import Policy
 from sim.scenario.settings import Scenario
 from sim.text import shown, unknown
@@ -34,7 +35,7 @@ def workload_of(scenario: Scenario) -> workloads.Workload:
         if settings.sessions is not None:
             made: workloads.Workload | None = _sessions(scenario, settings)
         elif settings.shared_prefix is not None:
-            made = _shared_prefix(settings.shared_prefix, scenario.seed)
+            made = settings.shared_prefix.trace(scenario.seed)
         elif settings.conversations is not None:
             made = _conversations(scenario, settings.conversations)
         elif settings.servegen is not None:
@@ -103,28 +104,19 @@ def _starts(scenario: Scenario, settings: Workload) -> Any:
     return starts
 
 
-def _shared_prefix(settings: keys.SharedPrefix, seed: int) -> Trace:
-    given = {name: getattr(settings, name) for name in type(settings).model_fields if name != "stages"}
-    stages = tuple(workloads.LoadStage(**stage.model_dump()) for stage in settings.stages)
-    return workloads.SharedPrefix(**given, stages=stages).trace(seed)
-
-
 def _conversations(scenario: Scenario, asked: keys.Conversations) -> Trace:
     given: dict[str, Any] = {name: getattr(asked, name) for name in type(asked).model_fields}
     for name in ("turns", "user_tokens", "answer_tokens"):
-        given[name] = named.choice(
-            given[name].distribution, given[name].settings, named.DISTRIBUTIONS,
-            key=f"workload.conversations.{name}", what="a distribution",
-        )  # fmt: skip
+        given[name] = given[name].made(f"workload.conversations.{name}")
     return workloads.Conversations(**given).trace(_starts(scenario, scenario.workload), scenario.seed)
 
 
-def _servegen(scenario: Scenario, settings: keys.ServeGen) -> Trace:
-    given: dict[str, Any] = {name: getattr(settings, name) for name in type(settings).model_fields}
-    for name in ("arrivals", "lengths"):
-        given[name] = _file(scenario, given[name], f"workload.servegen.{name}")
-    given["clients"] = None if settings.clients is None else tuple(settings.clients)
-    return workloads.ServeGen(**given).trace(scenario.seed)
+def _servegen(scenario: Scenario, settings: workloads.ServeGen) -> Trace:
+    files = {
+        name: _file(scenario, str(getattr(settings, name)), f"workload.servegen.{name}")
+        for name in ("arrivals", "lengths")
+    }
+    return replace(settings, **files).trace(scenario.seed)
 
 
 def _own(asked: Policy, seed: int) -> workloads.Workload:
@@ -161,10 +153,7 @@ def _by_protocol(settings: Workload, seed: int) -> workloads.Workload:
     assert settings.concurrency is not None
     lengths = {}
     for name in ("prompt_tokens", "output_tokens"):
-        given = getattr(settings, name)
-        lengths[name] = named.choice(
-            given.distribution, given.settings, named.DISTRIBUTIONS, key=f"workload.{name}", what="a distribution"
-        ).tokens
+        lengths[name] = getattr(settings, name).made(f"workload.{name}").tokens
     return _protocol_of(settings.protocol).workload(concurrency=settings.concurrency, seed=seed, **lengths)
 
 
@@ -191,9 +180,7 @@ def _process(scenario: Scenario, arrivals: Process) -> Any:
         file = _file(scenario, settings["file"], "workload.arrivals.file")
         settings = {key: value for key, value in settings.items() if key != "file"} | read_rates(file)
     also = ("file",) if arrivals.process == "piecewise" else ()
-    return named.choice(
-        arrivals.process, settings, named.PROCESSES, key="workload.arrivals", what="an arrival process", also=also
-    )
+    return arrivals.made("workload.arrivals", settings, also)
 
 
 def _read(scenario: Scenario, settings: Workload) -> Trace:
@@ -249,13 +236,7 @@ def _generate(scenario: Scenario, lengths: Trace | None) -> workloads.Workload:
             source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
         )
     prompt, output = (
-        named.choice(
-            distribution.distribution,
-            distribution.settings,
-            named.DISTRIBUTIONS,
-            key=f"workload.{key}",
-            what="a distribution",
-        )
+        distribution.made(f"workload.{key}")
         for key, distribution in (("prompt_tokens", settings.prompt_tokens), ("output_tokens", settings.output_tokens))
         if distribution is not None
     )

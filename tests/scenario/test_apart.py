@@ -215,9 +215,9 @@ def test_links_are_degraded_for_a_time() -> None:
     (path,) = built.experiment.handover.paths.values()
     assert path.link.slowdowns == (
         Slowdown(at_s=60.0, for_s=30.0, factor=0.1),
-        Slowdown(at_s=100.0, latency_s=0.01),
+        Slowdown(at_s=100.0, added_latency_s=0.01),
     )
-    assert built.manifest["handover"]["links"][0]["degraded"][1]["latency_s"] == 0.01
+    assert built.manifest["handover"]["links"][0]["degraded"][1]["added_latency_s"] == 0.01
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gamma, isfinite
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
+from annotated_types import Ge
 
 from policies.control import Control, Hpa, remembers_s
 
@@ -87,13 +88,13 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """A failure that is known before."""
+    """A failure at a known time."""
 
-    machine: int
-    """Its index in the run."""
-    at_s: float
-    for_s: float | None = None
-    """None: the machine is gone for good."""
+    machine: Annotated[int, Ge(0)]
+    """The machine's number, from 0, through all pools."""
+    at_s: Annotated[float, Ge(0)]
+    for_s: Annotated[float, Ge(0)] | None = None
+    """Where it is left out, the machine does not come back."""
 
     def __post_init__(self) -> None:
         _time("at_s", self.at_s)

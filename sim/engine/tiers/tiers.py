@@ -17,7 +17,7 @@ from policies.eviction import Eviction, RankFunction, foresees, rank_of
 from sim.engine.kv.content import Contents
 from sim.engine.kv.content_store import LOADED, WRITTEN_AGAIN, Piece, Space
 from sim.engine.record.columns import DEVICE, LOAD, MOVE_IN, PLACES, STORE, Recorder
-from sim.engine.tiers.links import Limit, Links, LinkSpec, Slowdown, Transfer, check_slowdowns
+from sim.engine.tiers.links import Limit, Links, LinkSpec, Slowdown, Transfer, not_at_once
 from sim.engine.tiers.stores import SharedStore, Store
 
 TierKind = Literal["host", "disk", "remote", "peer"]
@@ -85,7 +85,7 @@ class TierSpec:
             )
         if self.min_load_tokens < 0:
             raise ValueError(f"min_load_tokens is at least 0; got {self.min_load_tokens}")
-        check_slowdowns(self.slowdowns)
+        not_at_once(self.slowdowns)
 
     @property
     def link_spec(self) -> LinkSpec:

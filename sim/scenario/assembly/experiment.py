@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
 from sim.errors import ScenarioError
-from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.context import beyond_own_context, limits_of, within_context
 from sim.scenario.assembly.deployment import deployment_of
@@ -64,7 +63,7 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
     else:
         rows = {}
     workload, cut = within_context(workload, limits, rows)
-    router = policy_of(scenario, "router", named.ROUTERS, "route")
+    router = policy_of(scenario, "router")
     check_router(scenario, router, workload)
     check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows) for pool in pools]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from hwmodels.cold_starts import cold_start, cold_starts
 from hwmodels.slowed import slowed
 from policies.control import Perfect, PoolSeen, Schedule, Seen
 from policies.control.hpa import WINDOW_S
 from sim.engine import MachineSpec
-from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
-from sim.engine.tiers.links import Slowdown, check_slowdowns
+from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Scaling
 from sim.errors import ScenarioError
-from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.explain import told_by
-from sim.scenario.fleet import Autoscale, Degraded
+from sim.scenario.fleet import Autoscale
 from sim.scenario.settings import Scenario
 from sim.text import unknown
 
@@ -49,9 +47,7 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) ->
                 for pool in pools
             ),
             failing=(failing,) * len(pools),
-            outages=()
-            if failures is None
-            else tuple(Outage(machine=each.machine, at_s=each.at_s, for_s=each.for_s) for each in failures.times),
+            outages=() if failures is None else tuple(failures.times),
             **({} if failures is None else failures.model_dump(include={"in_flight", "retries", "when_none"})),
         )
 
@@ -60,9 +56,7 @@ def _scaling(
     scenario: Scenario, pool: PoolOf, settings: Autoscale, pools: Sequence[PoolOf], workload: Workload
 ) -> Scaling:
     prefix = f"{scenario.source}: {f'pools.{pool.name}.' if pool.name else ''}autoscale"
-    policy: Any = named.policy(
-        settings.policy.policy, settings.policy.settings, named.CONTROLS, key=f"{prefix}.policy", method="wanted"
-    )
+    policy = settings.policy.made(f"{prefix}.policy")
     phases = _phases(settings, prefix)
     interval_s: float = getattr(policy, "interval_s", 15.0) if settings.interval_s is None else settings.interval_s
     initial = pool.scenarios[0].replicas
@@ -155,19 +149,6 @@ def with_slow(scenario: Scenario, machines: Sequence[ReplicaSpec | MachineSpec])
             for hosted in specs
         )
         found[each.machine] = replace(spec, hosted=slower) if isinstance(spec, MachineSpec) else slower[0]
-    return found
-
-
-def slowdowns_of(degraded: Sequence[Degraded], where: str) -> tuple[Slowdown, ...]:
-    """The times at which a link is degraded; ScenarioError where two of those times overlap."""
-    found = tuple(
-        Slowdown(at_s=each.at_s, for_s=each.for_s, factor=each.factor, latency_s=each.added_latency_s)
-        for each in degraded
-    )
-    try:
-        check_slowdowns(found)
-    except ValueError as error:
-        raise ScenarioError(f"{where}: {error}") from None
     return found
 
 

@@ -15,7 +15,6 @@ from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import LinkSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.assembly.fleet import slowdowns_of
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.replica import Hosted
@@ -63,7 +62,7 @@ def handover_of(
     settings = _settings(scenario)
     way, policy = way_of(scenario, pools), settings.router or scenario.router
     with told_by(scenario, "handover.router"):
-        router = named.policy(policy.policy, policy.settings, named.ROUTERS, key="handover.router", method="route")
+        router = policy.made("handover.router")
     check_router(scenario, router, workload)
     _can_hold(scenario, pools, built, workload)
     with told_by(scenario, "handover"):
@@ -238,7 +237,7 @@ def _path(
             bandwidth,
             latency_s=latency_s,
             concurrent_transfers=link.concurrent_transfers,
-            slowdowns=slowdowns_of(link.degraded, f"{scenario.source}: links.{name}.degraded"),
+            slowdowns=link.degraded,
             limits=fabric_of(link.fabric),
         ),
         shared=link.shared,

@@ -188,8 +188,6 @@ def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
         return
     fit = deployment.made_by.stack.fit
     here = {"model": deployment.model.name, "hardware": deployment.device.name, "tensor": deployment.parallel.tensor}
-    # Files of older releases do not say how many devices a replica had.
-    here = {key: name for key, name in here.items() if key != "tensor" or key in fit}
     strange = [
         f"{key} {fit.get(key, 'that it does not name')} (here {name})"
         for key, name in here.items()

@@ -19,7 +19,7 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.model import ModelSpec
     from sim.engine.spec.experiment import PrefixCacheKind
-    from sim.scenario.section import Policy
+    from sim.scenario.chosen import Eviction
     from workloads import Workload
 
 _READS_THE_TARGET = ("eagle", "mtp")
@@ -64,10 +64,10 @@ def _eviction(scenario: Scenario, kind: PrefixCacheKind | None) -> Any:
     return eviction_of(scenario, asked, "memory.eviction")
 
 
-def eviction_of(scenario: Scenario, asked: Policy, key: str) -> Any:
+def eviction_of(scenario: Scenario, asked: Eviction, key: str) -> Any:
     """The eviction policy that the setting *key* asks for."""
     with told_by(scenario, key):
-        return named.policy(asked.policy, asked.settings, named.EVICTIONS, key=key, method="rank")
+        return asked.made(key)
 
 
 def caches(scenario: Scenario) -> bool:

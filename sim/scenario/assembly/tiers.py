@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from sim.engine.tiers.links import Limit
 from sim.engine.tiers.tiers import TierSpec, check_tiers
 from sim.errors import ScenarioError
-from sim.scenario.assembly.fleet import slowdowns_of
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, eviction_of
 from sim.scenario.explain import told_by
@@ -93,7 +92,7 @@ def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int, parts: int
         concurrent_transfers=tier.concurrent_transfers,
         staged=tier.staged and tier.kind != "host",
         store=tier.store if tier.kind == "remote" else "",
-        slowdowns=slowdowns_of(tier.degraded, f"{where}.degraded"),
+        slowdowns=tier.degraded,
         limits=_limits(tier),
     )
 
