@@ -27,22 +27,24 @@ from hwmodels.kernels.parameters import bounds
 from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack, stack_releases
 from hwmodels.tables import read_toml
-from sim.validation.frozen import frozen
-from sim.validation.runs import (
-    Unmodelled,
-    deployed,
+from sim import metrics
+from sim.bench.fitting import QUANTITIES, Replayed
+from sim.bench.load import NotReplayable, sent_order
+from sim.bench.parameters import Setting
+from sim.bench.public import case_of_row
+from sim.bench.published.machines import Unmodelled
+from sim.bench.published.rows import (
+    DEPLOYMENT,
     family_of,
     iteration_s,
-    latencies_s,
     release_of,
     replayed,
+    requests_of,
     rows_of,
-    served,
     served_run,
-    served_s,
     speculates,
 )
-from sim.validation.servers import GAP_ANALYSIS
+from sim.bench.published.servers import GAP_ANALYSIS
 from workloads.write import open_whole, write_whole
 
 SERVED = ("step_s", "sequence_s", "row_s", "expert_host_s", "latent_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
@@ -64,9 +66,6 @@ EAGER_START = {"step_s": 2e-3, "sequence_s": 1e-4, "row_s": 2e-5, "layer_host_s"
 _HIGH = {"step_s": 1e-2, "sequence_s": 2e-4, "row_s": 5e-5}
 MARGIN = 0.01
 """A fitted value this share of the range from a bound, or nearer, lies on it."""
-DEPLOYMENT = ("model_path", "system", "backend", "backend_version", "gemm_quant_mode", "moe_quant_mode", "tp_size",
-              "attention_dp_size", "moe_tp_size", "moe_ep_size")  # fmt: skip
-"""Columns that make a deployment, which is held back as a whole."""
 _SAME_MODEL = {
     "deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3",
     "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-V3",
@@ -160,11 +159,11 @@ def _recorded_points(folder: Path, stack: str) -> list[Point]:
     for path in sorted(folder.glob(RECORDED)):
         run = read(path)
         if run.source == stack:
-            tpot, ttft = (float(np.nanmedian(values)) for values in recorded_s(run))
+            requests = requests_of(run)
             points.append(
                 Point(
                     row={},
-                    measured_s=(tpot, ttft),
+                    measured_s=(float(np.nanmedian(requests.tpot_s)), float(np.nanmedian(requests.ttft_s))),
                     group=path.stem,
                     model=path.stem,
                     release=serving_stack(stack).release,
@@ -173,14 +172,6 @@ def _recorded_points(folder: Path, stack: str) -> list[Point]:
                 )
             )
     return points
-
-
-def recorded_s(run: Measurement) -> tuple[np.ndarray, np.ndarray]:
-    """Measured TPOT (NaN for one output token) and TTFT of each request."""
-    first, last, arrival, tokens = (
-        run.columns[name] for name in ("first_token_s", "last_token_s", "arrival_s", "output_toks")
-    )
-    return np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan), first - arrival
 
 
 def _eager_points(folder: Path) -> list[Point]:
@@ -197,21 +188,28 @@ def _eager_points(folder: Path) -> list[Point]:
 def predict(point: Point, stack: ServingStack) -> tuple[float, float]:
     """TPOT and TTFT of *point* in seconds under *stack*; NaN where it cannot be priced."""
     try:
-        if point.recorded is not None:
-            run, order = replayed(point.recorded, stack=stack)
-            ttft, tpot = latencies_s(run)
-            ratios = [
-                float(np.exp(np.nanmedian(np.log(mine / theirs[order]))))
-                for mine, theirs in zip((tpot, ttft), recorded_s(point.recorded), strict=True)
-            ]
-            return point.measured_s[0] * ratios[0], point.measured_s[1] * ratios[1]
-        if "prompt_size" in point.row:
-            prompt_s, token_s = iteration_s(point.row, stack=stack)
-            return token_s, prompt_s
-        found = served_s(served_run(point.row, point.folder), stack=stack)
-        return found.tpot_s, found.ttft_s
-    except Unmodelled:
+        figures = _replayed(point, stack).figures
+    except (Unmodelled, NotReplayable):
         return np.nan, np.nan
+    return figures["tpot_s"], figures["ttft_s"]
+
+
+def _replayed(point: Point, stack: ServingStack) -> Replayed:
+    if point.recorded is not None:
+        ratios = zip(QUANTITIES, point.measured_s, recorded_ratios(point.recorded, stack), strict=True)
+        return Replayed(figures={q: s * float(np.exp(np.nanmedian(np.log(each)))) for q, s, each in ratios})
+    if "prompt_size" in point.row:
+        prompt_s, token_s = iteration_s(point.row, stack=stack)
+        return Replayed(figures={"tpot_s": token_s, "ttft_s": prompt_s})
+    return case_of_row(point.row, point.folder)[0].replay(Setting(stack=stack))
+
+
+def recorded_ratios(run: Measurement, stack: ServingStack) -> list[np.ndarray]:
+    """Predicted over measured TPOT and TTFT of each request of a recorded run."""
+    requests, found = requests_of(run), replayed(run, stack=stack).requests
+    order = sent_order(requests)
+    pairs = ((metrics.tpot_s(found), requests.tpot_s), (metrics.ttft_s(found), requests.ttft_s))
+    return [mine / theirs[order] for mine, theirs in pairs]
 
 
 _STEPS = {"admission_s": 1e-2, "admission_s_per_token": 4e-6, "admission_serial_s": 1e-3}
@@ -220,34 +218,22 @@ _ADMISSION = ("admission_s", "admission_s_per_token", "admission_serial_s")
 
 def predict_and_slopes(point: Point, stack: ServingStack, steps: Mapping[str, float]) -> np.ndarray:
     """TPOT and TTFT of *point* in seconds, and in further rows how the logarithm of each moves where the terms of *steps* do, by
-    the schedule of this one replay (`sim.validation.frozen`), or by another replay where the front end's terms move it."""
+    the schedule of this one replay (`sim.bench.frozen`), or by another replay where the front end's terms move it."""
     found = np.full((1 + len(steps), 2), np.nan)
-
-    def moved(term: str) -> ServingStack:
-        own = stack.overheads
-        return replace(stack, overheads=replace(own, **{term: getattr(own, term) + steps[term]}))
-
-    if point.recorded is not None or "prompt_size" in point.row:
-        found[0] = predict(point, stack)
-        for i, term in enumerate(steps):
-            found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
-        return found
     try:
-        run = served_run(point.row, point.folder)
-        deployment, columns = served(run, stack=stack)
-        counted = run.protocol.counted(columns.requests["arrival_ns"], run.concurrency)
-        figures = run.protocol.figures(columns, run.concurrency)
-        schedule = frozen(columns, counted)
-        found[0] = figures.tpot_s, figures.ttft_s
-        for i, term in enumerate(steps):
-            if term in _ADMISSION:
-                # It changes which requests run when one arrives, so that the schedule is another.
-                found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
-                continue
-            ttft_s, tpot_s = schedule.moved_s(deployment.cost, deployed(run, moved(term)).cost)
-            found[1 + i] = np.log1p(tpot_s / figures.tpot_s), np.log1p(ttft_s / figures.ttft_s)
-    except Unmodelled:
-        pass
+        here = _replayed(point, stack)
+    except (Unmodelled, NotReplayable):
+        return found
+    found[0] = [here.figures[q] for q in QUANTITIES]
+    for i, (term, step) in enumerate(steps.items()):
+        own = stack.overheads
+        moved = replace(stack, overheads=replace(own, **{term: getattr(own, term) + step}))
+        if here.moved is None or term in _ADMISSION:
+            # It changes which requests run when one arrives, so that the schedule is another.
+            found[1 + i] = np.log(np.array(predict(point, moved)) / found[0])
+        else:
+            by = here.moved(Setting(stack=moved))
+            found[1 + i] = [by[q] for q in QUANTITIES]
     return found
 
 
@@ -697,11 +683,9 @@ def given(stack: str) -> tuple[str, ...]:
 
 def _recorded_errors(point: Point, stack: ServingStack) -> str:
     assert point.recorded is not None
-    run, order = replayed(point.recorded, stack=stack)
-    ttft, tpot = latencies_s(run)
     texts = []
-    for what, mine, theirs in zip(("TPOT", "TTFT"), (tpot, ttft), recorded_s(point.recorded), strict=True):
-        off = 100.0 * np.abs(mine / theirs[order] - 1.0)
+    for what, ratios in zip(("TPOT", "TTFT"), recorded_ratios(point.recorded, stack), strict=True):
+        off = 100.0 * np.abs(ratios - 1.0)
         texts.append(f"{what} median {np.nanmedian(off):.1f} % (mean {np.nanmean(off):.1f} %)")
     return ", ".join(texts)
 
