@@ -28,6 +28,7 @@ from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack, stack_releases
 from hwmodels.tables import read_toml
 from sim import metrics
+from sim.bench.descent import Lines, cauchy, descended, least
 from sim.bench.fitting import QUANTITIES, Replayed
 from sim.bench.load import NotReplayable, sent_order
 from sim.bench.parameters import Setting
@@ -292,8 +293,12 @@ def on_bound(name: str, value: float, low: float, high: float) -> str:
 def residuals(points: Sequence[Point], predicted: np.ndarray) -> np.ndarray:
     """The residuals that the fit makes small: weighted log ratios, two a point; nothing for what cannot be priced."""
     measured = np.log([p.measured_s for p in points])
-    weight = np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
-    return np.nan_to_num((np.log(predicted) - measured) * weight, nan=0.0).ravel()
+    return np.nan_to_num((np.log(predicted) - measured) * _weight(points), nan=0.0).ravel()
+
+
+def _weight(points: Sequence[Point]) -> np.ndarray:
+    """The weight of TPOT and TTFT of each point."""
+    return np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
 
 
 def behind(point: Point, versions: Versions) -> ServingStack:
@@ -301,49 +306,23 @@ def behind(point: Point, versions: Versions) -> ServingStack:
     return versions[point.release] if point.release in versions else next(iter(versions.values()))
 
 
-def _lines(
-    points: Sequence[Point], versions: Versions, names: Sequence[str], unit: np.ndarray, price: Price
-) -> tuple[np.ndarray, np.ndarray]:
-    """The residuals, and how they move with each term of *names* in units of *unit*."""
-    terms = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
-    # Wide steps, for tiles and batches make times a staircase.
-    steps = {term: _STEPS.get(term, 0.1 * (EAGER_START if tuple(names) == EAGER else START)[term]) for term in terms}
-    found = price(points, versions, steps)
-    weight = np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
-    slope = np.zeros((len(points), 2, len(names)))
-    newest = next(iter(versions))
-    for j, name in enumerate(names):
-        of, _, term = name.rpartition("/")
-        mine = np.array([(p.release or newest) == (of or newest) or (not of and term not in RELEASED) for p in points])
-        slope[mine, :, j] = (found[:, 1 + terms.index(term)] * weight)[mine] * (unit[j] / steps[term])
-    return residuals(points, found[:, 0]), np.nan_to_num(slope).reshape(2 * len(points), len(names))
-
-
-def _solved(here: np.ndarray, slope: np.ndarray, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Terms (in units) at which the linearised residuals are least, by robust least squares between *low* and *high*."""
-    from scipy.optimize import least_squares
-
-    span = np.maximum(high - low, 1e-9)
-    begin = np.clip(x, low + 1e-6 * span, high - 1e-6 * span)
-    best = least_squares(
-        lambda u: here + slope @ (u - x), begin, bounds=(low, low + span), loss="cauchy", f_scale=_SCATTER, x_scale=1.0
-    )
-    return best.x
-
-
-def _cost(residual: np.ndarray) -> float:
-    return float(np.log1p((residual / _SCATTER) ** 2).sum())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """Where a fit ended, and how its residuals move there."""
+    """The place where a fit ended, and how its residuals move there."""
 
     versions: dict[str, ServingStack]
     names: tuple[str, ...]
-    unit: np.ndarray
-    here: np.ndarray
-    slope: np.ndarray
+    lines: Lines
+    """In units of `unit`: weighted log ratios of predicted over measured, two a point; 0 for what cannot be priced."""
+
+    @property
+    def unit(self) -> np.ndarray:
+        return _unit(self.names)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values of the terms in these units."""
+        return np.array([value_of(self.versions, name) for name in self.names]) / self.unit
 
     def refit(self, keep: np.ndarray) -> dict[str, ServingStack]:
         """The fit to part of the points, a mask, on the straight lines of the whole one.
@@ -352,18 +331,11 @@ class Fitted:
         which the model is linear.
         """
         rows = np.repeat(keep, 2)
-        x = np.array([value_of(self.versions, name) for name in self.names]) / self.unit
-        high = np.array([limits(self.names)[name][1] for name in self.names]) / self.unit
-        moved = np.abs(self.slope[rows]).max(axis=0, initial=0.0) > 1e-6
-        best = x.copy()
+        moved = np.abs(self.lines.slope[rows]).max(axis=0, initial=0.0) > 1e-6
+        best = self.values
         if moved.any():
-            best[moved] = _solved(
-                self.here[rows],
-                self.slope[rows][:, moved],
-                x[moved],
-                np.zeros(moved.sum()),
-                np.minimum(high, 4 * x + 1)[moved],
-            )
+            part = Lines(at=best[moved], residual=self.lines.residual[rows], slope=self.lines.slope[rows][:, moved])
+            best[moved] = _least(part, np.minimum(_highest(self.names), 4 * best + 1)[moved])
         values = dict(zip(self.names, (best * self.unit).tolist(), strict=True))
         for name, some in zip(self.names, moved, strict=True):
             of, _, term = name.rpartition("/")
@@ -373,44 +345,72 @@ class Fitted:
         return with_terms(self.versions, values)
 
 
+def _starts(names: Sequence[str]) -> Mapping[str, float]:
+    return EAGER_START if tuple(names) == EAGER else START
+
+
+def _unit(names: Sequence[str]) -> np.ndarray:
+    return np.array([_starts(names)[name.rpartition("/")[2]] for name in names])
+
+
+def _highest(names: Sequence[str]) -> np.ndarray:
+    return np.array([high for _, high in limits(names).values()]) / _unit(names)
+
+
+def _least(lines: Lines, high: np.ndarray) -> np.ndarray:
+    """Terms (in units) up to *high* at which the linearised residuals are least."""
+    return least(lines, np.zeros(len(high)), np.maximum(high, 1e-9), cauchy, scale=_SCATTER)
+
+
 def fit_stack(
     points: Sequence[Point], versions: Versions, names: Sequence[str], price: Price, *, rounds: int, go_on: bool = False
 ) -> Fitted:
-    """*versions* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios.
+    """*versions* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios
+    (`sim.bench.descent`). Starts at `START`, or with *go_on* at the stacks' own values."""
+    unit, newest = _unit(names), next(iter(versions))
+    weight = _weight(points)
+    terms = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
+    # Wide steps, for tiles and batches make times a staircase.
+    steps = {term: _STEPS.get(term, 0.1 * _starts(names)[term]) for term in terms}
 
-    Each round works out how the residuals move with every term, and goes to where these straight lines are least, or half as far
-    and half again where that is no better. Starts at `START`, or with *go_on*
-    at the stacks' own values.
-    """
-    begin = EAGER_START if tuple(names) == EAGER else START
-    unit = np.array([begin[name.rpartition("/")[2]] for name in names])
-    x = np.array([value_of(versions, name) for name in names]) / unit if go_on else np.ones(len(names))
-    high = np.array([limits(names)[name][1] for name in names]) / unit
+    def built(x: np.ndarray) -> dict[str, ServingStack]:
+        return with_terms(versions, dict(zip(names, (x * unit).tolist(), strict=True)))
 
-    def built(u: np.ndarray) -> dict[str, ServingStack]:
-        return with_terms(versions, dict(zip(names, (u * unit).tolist(), strict=True)))
+    def lines_of(x: np.ndarray) -> Lines:
+        found = price(points, built(x), steps)
+        slope = np.zeros((len(points), 2, len(names)))
+        for j, name in enumerate(names):
+            of, _, term = name.rpartition("/")
+            mine = np.array(
+                [(p.release or newest) == (of or newest) or (not of and term not in RELEASED) for p in points]
+            )
+            slope[mine, :, j] = (found[:, 1 + terms.index(term)] * weight)[mine] * (unit[j] / steps[term])
+        lines = Lines(
+            at=x,
+            residual=residuals(points, found[:, 0]),
+            slope=np.nan_to_num(slope).reshape(2 * len(points), len(names)),
+        )
+        print(f"{versions[newest].name}: residuals of {cost_of(lines.residual, x):.1f}", flush=True)
+        return lines
 
-    here, slope = _lines(points, built(x), names, unit, price)
-    for _ in range(rounds):
-        goal, cost, step = _solved(here, slope, x, np.zeros(len(x)), np.minimum(high, 3 * x + 2)), _cost(here), 1.0
-        goal[goal < 2e-3] = 0.0
-        better, moved = False, np.zeros(len(x))
-        while not better and step > 0.2:
-            moved = step * (goal - x)
-            there = residuals(points, price(points, built(x + moved), {})[:, 0])
-            better = _cost(there) < cost
-            if not better:
-                # Broyden's update: the lines learn what the step has shown.
-                slope = slope + np.outer(there - here - slope @ moved, moved) / max(float(moved @ moved), 1e-12)
-            step /= 2
-        if not better:
-            break
-        x = x + moved
-        here, slope = _lines(points, built(x), names, unit, price)
-        print(f"{next(iter(versions.values())).name}: {cost:.1f} -> {_cost(here):.1f}", flush=True)
-        if cost - _cost(here) < 3e-3 * cost:
-            break
-    return Fitted(versions=built(x), names=tuple(names), unit=unit, here=here, slope=slope)
+    def goal_of(lines: Lines) -> np.ndarray:
+        goal = _least(lines, np.minimum(_highest(names), 3 * lines.at + 2))
+        return np.where(goal < 2e-3, 0.0, goal)
+
+    def cost_of(residual: np.ndarray, _x: np.ndarray) -> float:
+        return float(cauchy((residual / _SCATTER) ** 2)[0].sum())
+
+    lines = descended(
+        np.array([value_of(versions, name) for name in names]) / unit if go_on else np.ones(len(names)),
+        rounds,
+        lines_of=lines_of,
+        residual_of=lambda x: residuals(points, price(points, built(x), {})[:, 0]),
+        goal_of=goal_of,
+        cost_of=cost_of,
+        learns=True,
+        gain=3e-3,
+    )
+    return Fitted(versions=built(lines.at), names=tuple(names), lines=lines)
 
 
 def fit_what_matters(
@@ -424,9 +424,8 @@ def fit_what_matters(
         if high := [name for name in names if side[name] == "high"]:
             raise ValueError(f"{name_of_stack}: {high[0]} ends on its upper bound, {limits(names)[high[0]][1]:g}")
         zero = {name for name in names if side[name] == "low"}
-        values = np.array([value_of(fitted.versions, name) for name in names]) / fitted.unit
         # A tenth more or less changes no residual by 1e-4.
-        moves = np.abs(fitted.slope * values).max(axis=0, initial=0.0) * 0.1 > 1e-4
+        moves = np.abs(fitted.lines.slope * fitted.values).max(axis=0, initial=0.0) * 0.1 > 1e-4
         idle = {name for name, some in zip(names, moves, strict=True) if not some} - zero
         if not zero | idle:
             return fitted
@@ -436,7 +435,8 @@ def fit_what_matters(
         versions = with_terms(fitted.versions, dict.fromkeys(zero | idle, 0.0))
         names, begun = [name for name in names if name not in zero | idle], True
         if not names:
-            return replace(fitted, versions=versions, names=(), unit=np.ones(0), slope=np.zeros((len(fitted.here), 0)))
+            none = Lines(at=np.zeros(0), residual=fitted.lines.residual, slope=fitted.lines.slope[:, :0])
+            return Fitted(versions=versions, names=(), lines=none)
 
 
 def _hash(text: str) -> bytes:
@@ -507,16 +507,13 @@ def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, p
 
 def _on_lines(used: Sequence[Point], fitted: Fitted) -> np.ndarray:
     """Log of measured over predicted, TPOT and TTFT of each of *used*, by fits without its device, on straight lines."""
-    x = np.array([value_of(fitted.versions, name) for name in fitted.names]) / fitted.unit
-    off = fitted.here.copy()
+    off = fitted.lines.residual.copy()
     for device in sorted({p.device for p in used} - {""}):
         mine = np.array([p.device == device for p in used])
-        found = fitted.refit(~mine)
-        u = np.array([value_of(found, name) for name in fitted.names]) / fitted.unit
+        there = replace(fitted, versions=fitted.refit(~mine)).values
         rows = np.repeat(mine, 2)
-        off[rows] += fitted.slope[rows] @ (u - x)
-    weight = np.sqrt([p.weight for p in used])[:, None] * _WEIGHTS
-    return -off.reshape(-1, 2) / weight
+        off[rows] += fitted.lines.slope[rows] @ (there - fitted.values)
+    return -off.reshape(-1, 2) / _weight(used)
 
 
 def _factors(log_ratios: np.ndarray) -> list[float]:
