@@ -90,7 +90,11 @@ class BlockCache(RunPool):
 
     def unheld_blocks(self, id_: int, blocks: int) -> int:
         """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
-        return sum(hi - lo for run, lo, hi in self._copies(self._last_chain(id_), blocks) if not run.refs)
+        unheld = 0
+        for run, lo, hi in self._copies(self._last_chain(id_), blocks):
+            if not run.refs:
+                unheld += hi - lo
+        return unheld
 
     def _catch_up(self, chain: Chain | None) -> None:
         """Caches the tokens emitted by now that *chain* and those before it name."""
@@ -180,7 +184,7 @@ class BlockCache(RunPool):
 
     def _own_chain(self, id_: int, named: int) -> Chain:
         """A new chain for a request's own content behind its *named* blocks."""
-        chain = self._own[id_] = Chain(named, self._chain(self._contents.chain[id_]), id_)
+        chain = self._own[id_] = Chain(named, self._last_chain(id_), id_)
         if self._log is not None:
             self._log.append((self._own.pop, id_))
         return chain
