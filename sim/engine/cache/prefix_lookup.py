@@ -46,7 +46,8 @@ class PrefixLookup:
         known = cached
         if not (self.kv.caches_late or self.ahead is not None or not emitted_last):
             known = cached - emitted_last + 1
-        self.ended.append((self._rank(id_), id_, blocks, known))
+        order = self.kv.order(id_) if self.listed is None else self._rank(id_)
+        self.ended.append((order, id_, blocks, known))
 
     def _rank(self, id_: int) -> int:
         """Its rank among sequences that end, or complete their prompts, together."""

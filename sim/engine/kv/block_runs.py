@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import takewhile
 from math import inf
 from typing import Any
 
@@ -248,11 +247,18 @@ class RunPool(CachingPool[HeldRuns]):
                 pieces.append((chain, upto))
                 upto = chain.start
             chain = chain.parent
-        if len(pieces) == 1:
-            piece, hi = pieces[0]
-            if not piece.overlaps and piece.runs and piece.runs[0].hi >= hi:
-                return [(piece.runs[0], piece.start, hi)]
-        return [part for piece, hi in reversed(pieces) for part in _first_runs(piece, hi)]
+        found: list[tuple[Run, int, int]] = []
+        for piece, hi in reversed(pieces):
+            if piece.overlaps:
+                found += _first_runs(piece, hi)
+                continue
+            for run in piece.runs:
+                if run.hi >= hi:
+                    if run.lo < hi:
+                        found.append((run, run.lo, hi))
+                    break
+                found.append((run, run.lo, run.hi))
+        return found
 
     def _insert(self, chain: Chain, run: Run) -> None:
         runs = chain.runs
@@ -371,10 +377,7 @@ class RunPool(CachingPool[HeldRuns]):
 
 
 def _first_runs(chain: Chain, hi: int) -> list[tuple[Run, int, int]]:
-    """(run, first block, end) of the cached blocks of *chain* below *hi*, each at the first to enter."""
-    if not chain.overlaps:
-        below = takewhile(lambda run: run.lo < hi, chain.runs)
-        return [(run, run.lo, run.hi if run.hi < hi else hi) for run in below]
+    """(run, first block, end) of the cached blocks of *chain* below *hi*, each at the first to enter, where some came twice."""
     found: list[tuple[Run, int, int]] = []
     at = chain.start
     while at < hi:

@@ -258,7 +258,11 @@ class Iterations:
             work.blocks += -(-(seq.tokens + seq.cached_tokens) // self._kv.block_tokens)
         work.blocks -= seq.kept_blocks
         if self._finds and not seq.kept_blocks:
-            self._note_found(id_)
+            found, loaded = self._kv.found(id_), self._sequences.connector.loaded_last
+            work.blocks -= found
+            work.loaded += loaded
+            # The blocks of what was loaded are cached, too.
+            work.found += max(found - -(-loaded // self._kv.block_tokens), 0) * self._kv.block_tokens
         return seq
 
     # With a prefix cache or tiers.
@@ -300,16 +304,6 @@ class Iterations:
         if prefix_lookup.ended:
             prefix_lookup.free_the_ended()
         work.evicted = self._recorder.newly_evicted(kv.evicted) if run else 0
-
-    def _note_found(self, id_: int) -> None:
-        """Count what a sequence has found as it is admitted, on the device and loaded from tiers."""
-        block_tokens, work = self._kv.block_tokens, self._work
-        found = self._kv.found(id_)
-        loaded = self._sequences.connector.loaded_last
-        work.blocks -= found
-        work.loaded += loaded
-        # The blocks of what was loaded are cached, too.
-        work.found += (found - min(-(-loaded // block_tokens), found)) * block_tokens
 
     # Several at once.
 
