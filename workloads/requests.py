@@ -21,6 +21,7 @@ OPTIONAL = {
     "class_index": 0,
     "tenant_index": 0,
     "predicted_tokens": 0,
+    "encoder_tokens": 0,
 }
 """Columns that a trace may have beside those that it must, with the least value of each."""
 
@@ -64,6 +65,8 @@ class Requests:
     tenants: tuple[str, ...] = ()
     predicted_tokens: IntArray | None = None
     """Output tokens that a predictor expects of each request; schedulers see it. None: there is no predictor."""
+    encoder_tokens: IntArray | None = None
+    """Tokens of images and the like that are encoded before the prompt is computed; 0: nothing is. None: nobody says."""
     prefix_blocks: IntArray | None = None
     """Block ids of all requests end to end; equal ids after equal ids are equal tokens, as far as two requests have them. Where a
     request has more of them than its prompt needs, they name the tokens that it emits as well, which a later prompt may contain;

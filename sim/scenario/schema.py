@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from sim.scenario import decoding, fleet, keys, named, section, tiers
+from sim.scenario import decoding, encoding, fleet, keys, named, section, tiers
 from sim.scenario.keys import Settings
 
 
@@ -27,9 +27,13 @@ def json_schema() -> dict[str, Any]:
     acceptance = definitions["AcceptanceSettings"]
     del acceptance["properties"]["policy"], definitions["Policy"]
     definitions["AcceptanceSettings"] = {"anyOf": [acceptance, *_policy("policy", {}, foreign=True)["anyOf"]]}
-    for key, name in (("scheduler", "Scheduler"), ("router", "Router")):
-        kept = {kind: value for kind, value in schema["properties"][key].items() if kind in ("default", "description")}
-        schema["properties"][key] = {"$ref": f"#/$defs/{name}", **kept}
+    for properties, key, name in (
+        (schema["properties"], "scheduler", "Scheduler"),
+        (schema["properties"], "router", "Router"),
+        (definitions["EncodeSettings"]["properties"], "router", "Router"),
+    ):
+        kept = {kind: value for kind, value in properties[key].items() if kind in ("default", "description")}
+        properties[key] = {"$ref": f"#/$defs/{name}", **kept}
     rules = definitions["Window"]["properties"]["rule"]["enum"]
     definitions["Window"] = {
         "anyOf": [{"type": "string", "enum": [rule for rule in rules if rule != "arrivals"]}, definitions["Window"]]
@@ -54,7 +58,7 @@ def _describe(schema: dict[str, Any]) -> None:
     """
     sections = {
         node.name: node
-        for module in (keys, decoding, tiers, fleet, section)
+        for module in (keys, decoding, encoding, tiers, fleet, section)
         for node in ast.parse(inspect.getsource(module)).body
         if isinstance(node, ast.ClassDef)
     }
