@@ -268,6 +268,20 @@ def test_whose_transfers_wait_for_each_other(shared: Any, senders: int, receiver
     assert {*map(int, (link[end] for link in columns.meta["links"] for end in ("sender", "receiver")))} <= {-1, 0, 1, 2}
 
 
+def test_requests_whose_kv_has_come_are_before_all_without_in_the_order_in_which_it_came() -> None:
+    # The machine that decodes does one request at a time. Short prompts are its own: one runs and four are queued when the KV of
+    # three long ones comes, one after the other.
+    prompts = [16, 16, 16, 16, 16, 64, 64, 64]
+    trace = Trace(
+        arrival_ns=[0, *[MS] * 4, *(n * 20 * MS for n in (1, 2, 3))],
+        prompt_tokens=prompts,
+        output_tokens=[120, *[3] * 7],
+    )
+    found = run(two(trace, decode=one_at_a_time(1e-3), local_tokens=16), check_invariants=True).requests
+    assert (found["landed_ns"] < found["finish_ns"][0]).all()
+    assert np.argsort(found["finish_ns"]).tolist() == [0, 5, 6, 7, 1, 2, 3, 4]
+
+
 def test_who_goes_while_waiting_for_room_gives_back_what_was_computed_and_takes_no_room() -> None:
     # The first fills the decode machine until it ends; the second waits for room there with all of the prefill machine's memory.
     trace = Trace(
