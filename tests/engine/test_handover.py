@@ -282,6 +282,16 @@ def test_requests_whose_kv_has_come_are_before_all_without_in_the_order_in_which
     assert np.argsort(found["finish_ns"]).tolist() == [0, 5, 6, 7, 1, 2, 3, 4]
 
 
+def test_room_is_not_made_of_the_block_that_a_step_in_vain_takes() -> None:
+    # The first request might have more tokens, so that the step at 5 ms is planned with it and takes one of two free blocks.
+    # The second, whose prompt needs both, has room when that step has ended, and nobody is preempted.
+    trace = Trace(arrival_ns=[0, 3 * MS], prompt_tokens=[8, 7], output_tokens=[5, 3], max_tokens=[14, 12])
+    spec = ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=5, block_tokens=4)
+    found = run(two(trace, prefill=spec, decode=spec), check_invariants=True).requests
+    assert found["preemptions"].tolist() == [0, 0]
+    assert found["room_ns"][1] == found["finish_ns"][0] + MS
+
+
 def test_who_goes_while_waiting_for_room_gives_back_what_was_computed_and_takes_no_room() -> None:
     # The first fills the decode machine until it ends; the second waits for room there with all of the prefill machine's memory.
     trace = Trace(
