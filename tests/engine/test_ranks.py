@@ -398,7 +398,7 @@ def test_a_horizon_drops_the_step_in_flight_on_every_rank() -> None:
         ({"rank_router": None}, "a rank_router is of a machine with ranks"),
         ({"ranks": 1}, "a rank_router is of a machine with ranks"),
         ({"ranks": 1, "rank_router": None, "prompt_balance": PromptBalance()}, "has nothing to balance"),
-        ({"rank_router": LlmD()}, "which no router inside a machine is told"),
+        ({"rank_router": LlmD(no_hit_lru=2.0)}, "which no router inside a machine is told"),
         ({"cost": Linear()}, "does not say what a step of 2 ranks takes"),
         ({"cost": StageTable(batch_sizes=(1,), stage_ns=((5,),))}, "does not say what a step of 2 ranks takes"),
     ],
