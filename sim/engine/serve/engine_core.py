@@ -183,8 +183,8 @@ class EngineCore:
 
     def schedules_prompts(self, batch: MicroBatch, ticks: int) -> bool:
         """Whether the scheduler would have prompts in the coming iteration were they shown."""
-        if self._hears:
-            self._hear(batch, ticks)
+        for hear in self._hears:
+            hear(batch, ticks)
         return self.planner.schedules_prompts(batch, ticks)
 
     def _still_holds(self, batch: MicroBatch, held: HeldPlan, ticks: int) -> bool:
