@@ -85,6 +85,11 @@ class ReplicaLoad(Protocol):
         """Prompt tokens that it has still to compute, of waiting and running requests."""
         ...
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts of waiting and running requests, computed or not."""
+        ...
+
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens from the beginning of the request's prompt that the machine is thought to have cached, in full blocks: by its own
         events, or by the router's index (`Knowledge.sent`)."""
@@ -123,6 +128,7 @@ class Load:
     kv_use: float = 0.0
     block_tokens: int = 16
     prefill_tokens: int = 0
+    prompt_tokens: int = 0
     found: int = 0
     no_hit_order: int = -1
     account: Booked = NOTHING_BOOKED
@@ -326,19 +332,19 @@ class VllmRanks:
 
 @dataclass(frozen=True)
 class TrtLlmRanks:
-    """The rank with the fewest tokens, of those with fewer requests than in an even spread; then fewest requests, lowest index.
+    """The rank with the fewest prompt tokens, of those with fewer requests than in an even spread; then fewest requests, lowest
+    index.
 
-    TensorRT-LLM 1.x, tensorrt_llm/_torch/pyexecutor, `_balance_requests_across_ranks` under attention data parallelism (from
-    knowledge, to be checked there), for requests that arrive one by one: there those of one fetch are spread together, the longest
-    first, and tokens are those of the prompts; here they are the KV that is held and what is still to compute.
+    TensorRT-LLM, tensorrt_llm/_torch/pyexecutor/scheduler/adp_router.py, `DefaultADPRouter` at 02385f29 of 2026, for requests that
+    arrive one by one: there those of one fetch are spread together, the longest first, and where all seats are taken requests wait
+    in one queue of all ranks; here each goes to a rank when it comes.
     """
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
         active = [_outstanding(load) for load in replicas]
         expected = max(-(-(sum(active) + 1) // len(replicas)), max(active))
-        tokens = [load.kv_blocks_used * load.block_tokens + load.prefill_tokens for load in replicas]
         below = [i for i in range(len(replicas)) if active[i] < expected]
-        return min(below, key=lambda i: (tokens[i], active[i], i))
+        return min(below, key=lambda i: (replicas[i].prompt_tokens, active[i], i))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,10 @@ class Noted(Around):
         if request.id < OF:
             return request.id
         if not self.asked:
-            names = ("waiting", "running", "kv_blocks_used", "kv_use", "block_tokens", "prefill_tokens", "no_hit_order")
+            names = (
+                *("waiting", "running", "kv_blocks_used", "kv_use", "block_tokens", "prefill_tokens", "prompt_tokens"),
+                "no_hit_order",
+            )
             self.shown.extend(
                 Load(**{name: getattr(each, name) for name in names}, account=each.booked(request)) for each in replicas
             )
@@ -72,7 +75,11 @@ def spread(noted: Noted, prompt_tokens: int, booked_tokens: int) -> list[int | R
         if isinstance(at := answers[-1], int):
             load = loads[at]
             last = unhit if load.no_hit_order >= 0 else -1
-            more: dict[str, Any] = {"waiting": load.waiting + 1, "prefill_tokens": load.prefill_tokens + prompt_tokens}
+            more: dict[str, Any] = {
+                "waiting": load.waiting + 1,
+                "prefill_tokens": load.prefill_tokens + prompt_tokens,
+                "prompt_tokens": load.prompt_tokens + TOKENS,
+            }
             if load.account != NOTHING_BOOKED:
                 blocks, shared, booked = load.account
                 more["account"] = Booked(blocks + -(-TOKENS // load.block_tokens), shared, booked + booked_tokens)

@@ -224,10 +224,13 @@ def test_vllm_before_counted_four_for_each_that_waits() -> None:
 
 def test_trtllm_spreads_requests_evenly_before_it_looks_at_tokens() -> None:
     # Seven requests with this one are three a rank at most: the first has them, of the others the one with the fewest tokens.
-    few, many = Load(running=1, kv_blocks_used=90), Load(running=2, kv_blocks_used=10, prefill_tokens=100)
+    # Outputs and what is computed do not count.
+    few, many = (
+        Load(running=1, prompt_tokens=300),
+        Load(running=2, prompt_tokens=200, kv_blocks_used=90, prefill_tokens=9),
+    )
     assert TrtLlmRanks().route(RoutedRequest(0), (Load(running=3), few, many)) == 2
     assert TrtLlmRanks().route(RoutedRequest(0), (IDLE, IDLE)) == 0
     assert (
-        TrtLlmRanks().route(RoutedRequest(0), (Load(running=2, kv_blocks_used=5), Load(running=2, kv_blocks_used=4)))
-        == 1
+        TrtLlmRanks().route(RoutedRequest(0), (Load(running=2, prompt_tokens=5), Load(running=2, prompt_tokens=4))) == 1
     )

@@ -100,6 +100,11 @@ class Seen:
         return self.machine.prefill_tokens if self.loads is None else self.loads[4]
 
     @property
+    def prompt_tokens(self) -> int:
+        """The present ones: engines publish no such figure, and what counts it has sent the prompts itself."""
+        return self.machine.prompt_tokens
+
+    @property
     def block_tokens(self) -> int:
         return self.machine.block_tokens
 

@@ -19,9 +19,9 @@ class AnyMachine:
         self.index = index
         self.no_hit_order = -1
         """Only `gateway.routing.Seen` keeps it."""
-        self.awaited = self.awaited_tokens = 0
-        """Requests sent here that wait elsewhere, for blocks or for their prompt to be computed; and tokens of those whose prompt
-        is to be computed here."""
+        self.awaited = self.awaited_tokens = self.awaited_prompts = 0
+        """Requests sent here that wait elsewhere, for blocks or for their prompt to be computed; tokens of those whose prompt is to
+        be computed here, and of the prompts of all."""
         self.groups = groups
         self.cores = [core for group in groups for core in group.cores]
 
@@ -58,6 +58,10 @@ class AnyMachine:
 
     @property
     def prefill_tokens(self) -> int:
+        return 0
+
+    @property
+    def prompt_tokens(self) -> int:
         return 0
 
     @property

@@ -56,6 +56,13 @@ class CoreLoad:
         partial = (each.remaining_tokens for batch in self.core.batches for each in batch.partial.values())
         return sum(seq.tokens for seq in self._sequences.queue) + sum(partial)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts of all requests that wait or run."""
+        sequences, prompt = self._sequences, self._sequences.state.prompt
+        running = sum(prompt[id_] for batch in self.core.batches for id_ in batch.admitted if id_ not in batch.leaving)
+        return running + sum(prompt[seq.id] for seq in sequences.queue) + sequences.connector.prompts_coming()
+
     def booked(self, request: RoutedRequest) -> Booked:
         """Only `gateway.routing.Seen` keeps it."""
         return Booked()

@@ -98,6 +98,10 @@ class Machine(AnyMachine):
         return sum(load.prefill_tokens for load in self._loads) + self.awaited_tokens
 
     @property
+    def prompt_tokens(self) -> int:
+        return sum(load.prompt_tokens for load in self._loads) + self.awaited_prompts
+
+    @property
     def n_stages(self) -> int:
         """Stages of all ranks: one that has no work idles while others step, as a machine would."""
         return len(self.stages) * len(self.groups[0].cores)
