@@ -42,7 +42,7 @@ ModelName = Annotated[str, Field(min_length=1), MayBeFile(is_model=True)]
 class Section(BaseModel):
     """Keys are fixed, values keep their types, and nothing changes after reading."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Named(Section):
