@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.plots.style import OKABE_ITO, save, sheet
+from sim.validation.files import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from sim.validation.files import Comparison
 
 _COLOURS = {"vllm": "blue", "trtllm": "vermillion", "sglang": "green"}
 _MARKERS = {"vllm": "o", "trtllm": "s", "sglang": "^"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
@@ -25,9 +25,7 @@ from sim.scenario.assembly.tiers import check_stores
 from sim.scenario.classes import check_classes, classed
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
-
-if TYPE_CHECKING:
-    from workloads import Workload
+from workloads import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

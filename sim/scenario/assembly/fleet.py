@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hwmodels.cold_starts import cold_start, cold_starts
+from hwmodels.cost import CostModel
 from hwmodels.slowed import slowed
 from policies.control import Perfect, PoolSeen, Schedule, Seen
-from sim.engine import MachineSpec
+from sim.engine import MachineSpec, ReplicaSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.tiers.links import Slowdown, check_slowdowns
 from sim.errors import ScenarioError
@@ -19,11 +20,7 @@ from sim.scenario.explain import told_by
 from sim.scenario.fleet import Autoscale, Degraded
 from sim.scenario.settings import Scenario
 from sim.text import unknown
-
-if TYPE_CHECKING:
-    from hwmodels.cost import CostModel
-    from sim.engine import ReplicaSpec
-    from workloads import Workload
+from workloads import Workload
 
 
 def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) -> FleetSpec | None:

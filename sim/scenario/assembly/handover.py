@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isclose
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwmodels.cache import held_bytes, keeps_every_token
+from hwmodels.deployment import Deployment
 from hwmodels.transfers import transfer_terms
-from sim.engine.spec.roles import HandoverSpec, KvPath
+from sim.engine.spec.roles import FirstToken, HandoverSpec, KvPath, Room
 from sim.engine.tiers.links import LinkSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -22,11 +23,7 @@ from sim.scenario.explain import told_by
 from sim.scenario.keys import HandoverSettings, KvLink
 from sim.scenario.settings import Scenario
 from sim.text import unknown
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from sim.engine.spec.roles import FirstToken, Room
-    from workloads import Workload
+from workloads import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
