@@ -20,6 +20,7 @@ def json_schema() -> dict[str, Any]:
     definitions["Scheduler"] = _policy("policy", named.SCHEDULERS, short=True, foreign=True)
     definitions["Router"] = _policy("policy", named.ROUTERS, short=True, foreign=True, inner="Router")
     definitions["Eviction"] = _policy("policy", named.EVICTIONS, short=True, foreign=True)
+    definitions["Generator"] = _policy("policy", {}, short=True, foreign=True)
     definitions["Control"] = _policy("policy", named.CONTROLS, short=True, foreign=True)
     definitions["Autoscale"]["properties"]["policy"] = {"$ref": "#/$defs/Control"}
     definitions["Process"] = _policy("process", named.PROCESSES)
@@ -40,6 +41,7 @@ def json_schema() -> dict[str, Any]:
         (schema["properties"], "rank_router", "Router"),
         (definitions["HandoverSettings"]["properties"], "router", "Router"),
         (definitions["Memory"]["properties"], "eviction", "Eviction"),
+        (definitions["Workload"]["properties"], "generator", "Generator"),
     ):
         described = {kind: value for kind, value in properties[key].items() if kind == "description"}
         properties[key] = {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}], "default": None, **described}
@@ -77,7 +79,7 @@ def _policy(
 ) -> dict[str, Any]:
     options: list[dict[str, Any]] = []
     pattern = {"type": "string", "pattern": "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"}
-    if short:
+    if short and table:
         # Those that need no settings; of a wrapper's, `inner` is one.
         alone = [
             name for name, path in table.items() if not any(n for _, n in named.parameters(named.load(path)).values())
