@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sim.engine import Experiment, PolicyError, run
+from sim.engine import Columns, Experiment, PolicyError, run
 from sim.engine.record.columns import sum_rounds
 from sim.errors import ScenarioError
 from sim.results import Result
 from sim.scenario import Scenario
-from sim.scenario.assembly import resolve
+from sim.scenario.assembly import Built, resolve
 from sim.under_way import under_way
 from sim.work import work_done
 from workloads import ServiceClass
-
-if TYPE_CHECKING:
-    from sim.engine import Columns
-    from sim.scenario.assembly import Built
 
 
 def simulate(what: Scenario | Experiment, *, fast_forward: bool = True, spill_to: Path | None = None) -> Result:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hwmodels.cost import CostModel
 from hwmodels.power import power_share
 from hwmodels.totals import Totals
+from sim.engine import Columns, Experiment
 from sim.engine.batch.prices import StageTable
 from sim.engine.record.spill import in_blocks
 from sim.engine.time.clock import TICK_BITS
-
-if TYPE_CHECKING:
-    from hwmodels.cost import CostModel
-    from sim.engine import Columns, Experiment
 
 _SPAN_FIELDS = (
     *("n", "prefill_rows", "prefill_chunks", "prefill_pairs", "prefill_kv_tokens", "decode_seqs", "query_tokens"),

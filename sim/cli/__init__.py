@@ -1,6 +1,7 @@
 """The command line. Each module of `sim.cli.commands` adds one command and is found by being there.
 
-`app` puts the commands together, `exits` has their exit codes, `options` and `exports` the options that several take,
+`app` puts the commands together, `exits` has their exit codes, `options` and `exports` the options that several take, `given` what
+they stand for,
 `tables` prints tables and JSON, `outputs` writes files. Nothing else in the project knows this room. Read `commands/run`
 first.
 """
@@ -11,20 +12,10 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING
 
+from sim.cli.app import build_app
 from sim.cli.exits import USER_ERROR, Terminated, code_of
 from sim.packages import intruder
-
-if TYPE_CHECKING:
-    import typer
-
-
-def build_app() -> typer.Typer:
-    """The application with every command registered."""
-    from sim.cli import app
-
-    return app.build_app()
 
 
 def main() -> None:

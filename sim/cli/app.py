@@ -11,6 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from sim.cli import commands
+from sim.cli.commands import doctor
 from sim.cli.exits import USER_ERROR, interrupted
 from sim.errors import RooftraceError
 from sim.under_way import on_terminals
@@ -76,13 +78,9 @@ def build_app() -> typer.Typer:
     @app.callback(invoke_without_command=True)
     def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
         if version:
-            from importlib.metadata import version as installed
-
-            typer.echo(installed("rooftrace"))
+            typer.echo(doctor.version())
             raise typer.Exit
         on_terminals()
-
-    from sim.cli import commands
 
     panels = {name: question for question, names in _QUESTIONS.items() for name in names}
     modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}

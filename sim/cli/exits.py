@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import typer
+import typer
 
 USER_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -25,7 +22,6 @@ def code_of(error: KeyboardInterrupt) -> int:
 
 def interrupted(error: KeyboardInterrupt, kept: str = "nothing was written.") -> typer.Exit:
     """The end of a command that a signal has ended, once it is said what was *kept*."""
-    import typer
 
     typer.echo(f"{'Terminated' if isinstance(error, Terminated) else 'Interrupted'}; {kept}", err=True)
     return typer.Exit(code_of(error))

@@ -6,28 +6,18 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
-
+from sim.bench.intervals import Interval, Intervals, intervals
 from sim.cli.tables import print_facts, print_table
+from sim.errors import RooftraceError
+from sim.results.trust import figure_text, level_facts
+from sim.scenario import Scenario
+from sim.study.points import Sweep
+from sim.study.rates import Target, own_rate_per_s
+from sim.text import is_share, points_text
+from workloads.write import open_whole
 
-if TYPE_CHECKING:
-    from sim.bench.intervals import Interval, Intervals
-    from sim.scenario import Scenario
-    from sim.study.points import Sweep
-    from sim.study.rates import Target
-
-IntervalReplays = Annotated[
-    int | None,
-    typer.Option(
-        "--intervals",
-        min=2,
-        metavar="N",
-        help="Say how far off the model may be, from N more replays of deployments as they may be; 20 is a good number.",
-        show_default=False,
-    ),
-]
 POINTS = "intervals.csv"
 LOWER = (1.0, 0.9, 0.8, 0.7)
 """Shares of the highest rate at which the probability of keeping the SLO is worked out."""
@@ -35,8 +25,6 @@ LOWER = (1.0, 0.9, 0.8, 0.7)
 
 def kept_at(scenario: Scenario, rate_per_s: float, target: Target, replays: int) -> list[dict[str, Any]]:
     """The probability that *scenario* keeps the target at shares of *rate_per_s*."""
-    from sim.bench.intervals import intervals
-    from sim.study.rates import own_rate_per_s
 
     own = own_rate_per_s(scenario)
     found = []
@@ -51,7 +39,6 @@ def kept_at(scenario: Scenario, rate_per_s: float, target: Target, replays: int)
 
 def kept_by(scenario: Scenario, settings: Mapping[str, Any], target: Target, replays: int) -> list[dict[str, Any]]:
     """The probability that a candidate keeps the target."""
-    from sim.bench.intervals import intervals
 
     for key, value in settings.items():
         scenario = scenario.with_value(key, value.item() if hasattr(value, "item") else value)
@@ -80,8 +67,6 @@ def kept_facts(found: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str
 
 def point_intervals(plan: Sweep, replays: int) -> list[tuple[Mapping[str, Any], Intervals | str]]:
     """The settings of each point of a sweep, with its intervals or why there are none."""
-    from sim.bench.intervals import intervals
-    from sim.errors import RooftraceError
 
     found: list[tuple[Mapping[str, Any], Intervals | str]] = []
     for point in plan:
@@ -96,7 +81,6 @@ def point_intervals(plan: Sweep, replays: int) -> list[tuple[Mapping[str, Any], 
 
 def write_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | str]], folder: Path) -> None:
     """A line of `POINTS` in *folder* for each point and figure."""
-    from workloads.write import open_whole
 
     with open_whole(folder / POINTS) as file:
         writer = csv.writer(file)
@@ -114,7 +98,6 @@ def write_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | s
 
 def print_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | str]], folder: Path) -> None:
     """Mean TTFT and TPOT of each point with their intervals."""
-    from sim.results.trust import figure_text, level_facts
 
     keys = list(found[0][0]) if found else []
     rows = []
@@ -141,8 +124,6 @@ def change_facts(found: Mapping[str, Interval]) -> dict[str, Any]:
 
 def print_changes(found: Mapping[str, Interval], replays: int) -> None:
     """Print the difference of B from A where both are as far off as they may be: shares in points, others relative to A."""
-    from sim.results.trust import level_facts
-    from sim.text import is_share, points_text
 
     def shown(name: str, change: float) -> str:
         return points_text(change) if is_share(name) else f"{change:+.1%}"

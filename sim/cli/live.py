@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from sim.cli.tables import print_json, print_table
 from sim.errors import RooftraceError
-
-if TYPE_CHECKING:
-    from sim.validation.live import LiveSettings
+from sim.plots.calibration import draw_live
+from sim.validation.live import MEANINGLESS, LiveSettings, run_live
+from workloads.write import write_whole
 
 
 def live_settings(
@@ -26,7 +26,6 @@ def live_settings(
     alpha: float,
 ) -> LiveSettings:
     """The settings of a live run as options give them; RooftraceError for what cannot be run or compared with."""
-    from sim.validation.live import LiveSettings
 
     if backend != "torch":
         raise RooftraceError(f"--live runs its models with torch; got --backend {backend}")
@@ -44,8 +43,6 @@ def live_settings(
 
 def validate_live(settings: LiveSettings, *, out: Path | None, plots: Path | None, as_json: bool) -> None:
     """Run, print measured beside simulated beside closed form, and write JSON to *out* and a picture into *plots*."""
-    from sim.validation.live import run_live
-    from workloads.write import write_whole
 
     result = run_live(settings, report=lambda text: typer.echo(f"... {text}", err=True))
     if as_json:
@@ -55,8 +52,6 @@ def validate_live(settings: LiveSettings, *, out: Path | None, plots: Path | Non
     if out is not None:
         write_whole(out, json.dumps(result.as_json(), indent=2) + "\n")
     if plots is not None:
-        from sim.plots.calibration import draw_live
-
         plots.mkdir(parents=True, exist_ok=True)
         picture = draw_live(result, plots / "live.png")
         if not as_json:
@@ -64,7 +59,6 @@ def validate_live(settings: LiveSettings, *, out: Path | None, plots: Path | Non
 
 
 def _print(result: Any) -> None:
-    from sim.validation.live import MEANINGLESS
 
     typer.echo(f"{result.target} and {result.draft} on {result.device}, {result.clock} clock. {MEANINGLESS}")
     typer.echo(

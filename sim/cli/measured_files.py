@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
+from sim.bench import BenchRun
+from sim.bench.compare import strange_model
+from sim.bench.facts import all_with_facts, divided
+from sim.bench.load import assumed
+from sim.bench.reading import read_files
 from sim.cli.exits import USER_ERROR
-from sim.cli.options import read_scenario
+from sim.cli.given import read_scenario
 from sim.cli.tables import print_notes
-
-if TYPE_CHECKING:
-    from sim.bench import BenchRun
-    from sim.scenario import Scenario
-
-Files = Annotated[list[Path], typer.Argument(help="Result files of benchmark tools; which tool, their content says.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option("--where", metavar="KEY=VALUE", help="Only runs whose configuration says so, such as arm=plain; repeatable."),
-]  # fmt: skip
-Facts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="run.KEY: what files do not say of their runs, RUN:run.KEY of one; repeatable.",
-    ),
-]
-Before = Annotated[
-    Path | None,
-    typer.Option(
-        help="Metrics of the server from before the run, which are taken off those among FILES.", show_default=False
-    ),
-]
+from sim.errors import RooftraceError
+from sim.scenario import Scenario
 
 
 def read(
@@ -42,9 +25,6 @@ def read(
 ) -> list[BenchRun]:
     """The runs of *files* with *facts* told, those that *where* picks; a sentence on standard error for what could not be read, and
     exit code 2 where nothing is left."""
-    from sim.bench.facts import all_with_facts
-    from sim.bench.reading import read_files
-    from sim.errors import RooftraceError
 
     found = read_files(files, before=before)
     print_notes(found.problems, head="Not read")
@@ -72,8 +52,6 @@ def read_both(
     before: Path | None,
 ) -> tuple[Scenario, list[BenchRun]]:
     """The deployment and its measured runs, with the settings and facts that --set gives; a note says where models differ."""
-    from sim.bench.compare import strange_model
-    from sim.bench.facts import divided
 
     settings, facts = divided(set_ or ())
     chosen = read_scenario(scenario, settings)
@@ -84,7 +62,6 @@ def read_both(
 
 def print_assumed(runs: Sequence[BenchRun]) -> None:
     """Print what was read and taken for granted, on standard error."""
-    from sim.bench.load import assumed
 
     print_notes(by_run((run.name, sentence) for run in runs for sentence in (*run.notes, *assumed(run))))
 

@@ -4,15 +4,13 @@ left out."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from sim.cli.tables import print_notes
 from sim.errors import OutputError
-
-if TYPE_CHECKING:
-    from sim.validation.files import Folder
+from sim.validation.files import LEFT_OUT, Folder
+from workloads.write import write_whole
 
 
 def check_folder_of(*paths: Path | None) -> None:
@@ -24,7 +22,6 @@ def check_folder_of(*paths: Path | None) -> None:
 
 def put_text(path: Path, text: str) -> None:
     """Write *text* to *path*, all of it or nothing; OutputError where that cannot be."""
-    from workloads.write import write_whole
 
     try:
         write_whole(path, text)
@@ -34,7 +31,6 @@ def put_text(path: Path, text: str) -> None:
 
 def end_with_left_out(folder: Folder) -> None:
     """Print what of a folder of measurements was not understood, and end the command with exit code 3 where that is anything."""
-    from sim.validation.files import LEFT_OUT
 
     print_notes(folder.left_out, head="Left out")
     if folder.left_out:

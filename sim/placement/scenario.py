@@ -7,14 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from hwmodels.hardware import load_hardware
 from hwmodels.model import load_model
-from hwmodels.single_pass import CatalogueModel, single_pass_catalogue
-from policies.placement import Cluster
+from hwmodels.single_pass import CatalogueModel, SinglePass, single_pass_catalogue
+from policies.placement import Cluster, PlacementSearch
 from sim.errors import ScenarioError
 from sim.placement.generative import GenerativeModel, GenerativeServing
 from sim.placement.serving import Serving
@@ -24,6 +24,7 @@ from sim.scenario.section import Policy, Section
 from sim.scenario.yaml import parse_yaml
 from workloads import (
     Fixed,
+    Trace,
     fit_gamma_windows,
     gamma_windows_from_counts,
     multi_model,
@@ -31,11 +32,6 @@ from workloads import (
     read_function_counts,
     read_function_invocations,
 )
-
-if TYPE_CHECKING:
-    from hwmodels.single_pass import SinglePass
-    from policies.placement import PlacementSearch
-    from workloads import Trace
 
 SEARCHES: Mapping[str, str] = {
     "partition": "policies.placement:PartitionSearch",

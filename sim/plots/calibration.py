@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwmodels.calibrate.samples import Sample
 from hwmodels.profiles import Profile
 from hwmodels.roofline import roof_flops_per_s
 from sim.plots.style import OKABE_ITO, dress, save, sheet
+from sim.validation.live import LiveResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from hwmodels.calibrate.samples import Sample
-    from sim.validation.live import LiveResult
 
 _COLOURS = tuple(colour for name, colour in OKABE_ITO.items() if name not in ("black", "yellow"))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.engine.record.columns import ReplicaColumns
 from sim.plots.columns import (
     MAX_HUES,
     check,
@@ -30,8 +31,6 @@ from sim.text import seconds_text, short_keys
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-
-    from sim.engine.record.columns import ReplicaColumns
 
 _COLORS = (*(color for name, color in OKABE_ITO.items() if name != "yellow"), GREY)
 _TOP = 1.12

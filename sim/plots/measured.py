@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sim.bench.replay import Replayed
 from sim.plots.style import GREY, MARKERS, OKABE_ITO, dress, save, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from sim.bench.replay import Replayed
 
 _PANELS = (
     (("tpot_mean_s", "tpot_median_s"), "TPOT, {} (ms)", 1e3),

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.plots.style import GREY, OKABE_ITO, dress
+from workloads.reuse import ReuseCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from workloads.reuse import ReuseCurve
 
 
 def plot_reuse(ax: Axes, curve: ReuseCurve, *, bytes_per_token: float | None = None, model: str = "") -> None:

@@ -16,14 +16,13 @@ from sim.plots.frames import blocks_of, latency_cdf, running, throughput
 from sim.plots.latency import plot_latency_ecdf, plot_steps, weighted_ecdf
 from sim.plots.levels import Blocks, mean_level, plot_level, rate_of_parts, token_rates
 from sim.plots.style import figure, save, sheet
+from sim.results import Result
 from sim.results.costs import usd_per_machine_hour
 from sim.text import seconds_text
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-    from sim.results import Result
 
 FloatArray = NDArray[np.float64]
 _TIMELINE_BINS = 300

@@ -9,11 +9,11 @@ import numpy as np
 
 from hwmodels.stacks import servers
 from sim.plots.style import OKABE_ITO, save, sheet
+from sim.validation.files import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sim.validation.files import Comparison
 
 _COLOURS = dict(zip(servers(), ("blue", "vermillion", "green"), strict=False))
 _MARKERS = dict(zip(servers(), "os^", strict=False))

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.plots.style import GREY, MARKERS, OKABE_ITO, dress, sheet
+from sim.study.speedup import Gap, Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from sim.study.speedup import Gap, Measured
 
 FloatArray = NDArray[np.floating[Any]]
 _COLORS = tuple(OKABE_ITO[name] for name in ("blue", "vermillion", "green", "purple", "orange", "sky"))

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.engine.record.columns import ReplicaColumns
 from sim.plots.style import OKABE_ITO, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from sim.engine.record.columns import ReplicaColumns
 
 COLOURS: Mapping[str, str] = {
     "prompt only": OKABE_ITO["blue"],

@@ -8,15 +8,14 @@ import numpy as np
 
 from sim.plots.reuse import plot_reuse
 from sim.plots.style import GREY, OKABE_ITO, dress, sheet
+from workloads import Trace
 from workloads.columns import NS_PER_S
 from workloads.describe import rates_over_time, turns_of_sessions
+from workloads.reuse import ReuseCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from workloads import Trace
-    from workloads.reuse import ReuseCurve
 
 
 def plot_trace(trace: Trace, curve: ReuseCurve | None) -> Figure:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.plots.style import OKABE_ITO, dress, save, sheet
+from sim.validation.files import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from sim.validation.files import Comparison
 
 _MOST_POINTS = 4000
 

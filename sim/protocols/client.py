@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from typing import Protocol as Typed
 
 import numpy as np
 
-from workloads import Fixed, Poisson, Uniform, closed_loop, synthesize
-
-if TYPE_CHECKING:
-    from workloads import Workload
+from workloads import Fixed, Poisson, Uniform, Workload, closed_loop, synthesize
 
 Statistic = Literal["mean", "median"]
 _STARTS = 0x73746172

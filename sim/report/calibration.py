@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hwmodels.calibrate.fitting import residuals
+from hwmodels.calibrate.samples import Sample
 from hwmodels.profiles import Profile
 from sim.plots.calibration import draw_fit, draw_roofline, title_of
 from workloads.write import write_whole
-
-if TYPE_CHECKING:
-    from hwmodels.calibrate.samples import Sample
 
 
 def write_report(folder: str | Path, profile: Profile, samples: Sequence[Sample]) -> list[Path]:

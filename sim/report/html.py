@@ -13,7 +13,7 @@ import yaml
 
 from sim.plots import run_figures, sweep_figures
 from sim.plots.style import svg_bytes
-from sim.results import fact_rows, tables
+from sim.results import Result, fact_rows, tables
 from sim.results.trust import interval_text
 from sim.study.sweep import SweepResult, expected_facts, short_table
 from sim.text import seconds_text
@@ -21,8 +21,6 @@ from workloads.write import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from sim.results import Result
 
 _MOST_ROWS = 2000
 _STYLE = """

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sim.bench.compare import HEADLINES, Compared, frame_of, headline, load_text, saturation_text
 from sim.plots.measured import measured_figure
 from sim.report.html import _facts, _head, _note, _picture, _provenance, _table, _write
-
-if TYPE_CHECKING:
-    from sim.scenario import Scenario
+from sim.scenario import Scenario
 
 _NAMES = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2EL", "output_tokens_per_s": "output tokens/s"}
 

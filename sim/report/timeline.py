@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sim.engine.record.columns import BUBBLES
+from sim.engine.record.columns import BUBBLES, Columns
 from sim.metrics.columns import PLACES, TRANSFER_NAMES
 from sim.metrics.handover import STAGES
 from workloads.write import open_whole
-
-if TYPE_CHECKING:
-    from sim.engine.record.columns import Columns
 
 MOST_EVENTS = 2_000_000
 _REQUESTS = 1_000_000

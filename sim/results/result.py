@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import sim.metrics as metrics
 from sim.errors import OutputError
-from sim.protocols import protocol
+from sim.protocols import Figures, protocol
 from sim.results.costs import costs_of
 from sim.results.folder import FILES, read_json, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
@@ -23,8 +23,6 @@ from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from sim.protocols import Figures
 
 FORMAT = "rooftrace-results-1"
 _ROWS_TO_KEEP = 1 << 21

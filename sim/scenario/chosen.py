@@ -53,6 +53,14 @@ class Control(BuiltIn):
     table, method = named.CONTROLS, "wanted"
 
 
+class Generator(Policy):
+    """A class, or a function, of the user's own that makes a workload; every other key is a setting of it."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [OWN, {"type": "object", "properties": {"policy": OWN}, "required": ["policy"]}]}
+
+
 class Process(Named):
     """An arrival process by name; every other key is a setting of it."""
 

@@ -22,11 +22,11 @@ from hwmodels.experts import ExpertLayout
 from hwmodels.graphs import GraphSettings
 from hwmodels.stacks import default_scheduler, default_stack, stacks
 from policies.ranks import PromptBalance
-from sim.scenario.chosen import Distribution, Eviction, Process, Router, Scheduler
+from sim.scenario.chosen import Distribution, Eviction, Generator, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.encoding import EncodeSettings
 from sim.scenario.fleet import Autoscale, Failures
-from sim.scenario.section import FilePath, MayBeFile, ModelName, Policy, Section
+from sim.scenario.section import FilePath, MayBeFile, ModelName, Section
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
 from workloads import ServeGen, SharedPrefix
@@ -188,7 +188,7 @@ class Workload(Section):
     """Conversations whose next prompt contains the last answer; `arrivals` says when they start."""
     servegen: ServeGen | None = None
     """Production traffic by client, its rate, burstiness and lengths by the hour."""
-    generator: Policy | None = None
+    generator: Generator | None = None
     """A kind of workload of your own: package.module:Class or a class method (`batches:Batches.equal`), with its settings."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Prompt tokens that one of a session's block ids stands for; where it is left out, what the lengths say."""

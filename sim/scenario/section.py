@@ -81,7 +81,7 @@ def _plain(value: Any, info: core_schema.SerializationInfo) -> Any:
 class Section(BaseModel):
     """Keys are fixed, values keep their types, and nothing changes after reading."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

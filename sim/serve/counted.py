@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from sim.engine import LiveRun
+from sim.serve.exchange import Exchange
 from sim.serve.prometheus import Histogram, head, sample
-
-if TYPE_CHECKING:
-    from sim.engine import LiveRun
-    from sim.serve.exchange import Exchange
 
 TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from policies.routers import knowledge_of
-from sim.engine import live_trace
+from sim.engine import Experiment, live_trace
 from sim.errors import ScenarioError
 from sim.scenario.assembly import resolve
 from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
 from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.experiment import Built
 from sim.scenario.assembly.pools import pools_of
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 from workloads import Trace, Workload
-
-if TYPE_CHECKING:
-    from sim.engine import Experiment
-    from sim.scenario.assembly.experiment import Built
 
 ID_TOKENS = 16
 """Tokens whose content has one name, where the KV blocks allow it."""

@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hwmodels.deployment import Deployment
 from hwmodels.device import device_catalogue
 from hwmodels.overheads import serving_stacks
 from policies.acceptance import PUBLISHED
@@ -32,9 +33,6 @@ from sim.study.table import HALF_WIDTH, flatten
 from sim.text import unknown
 from workloads import Workload
 from workloads.reuse import reuse
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
 
 DEFAULT_SLO: Mapping[str, float] = {"slo.ttft_p95_s": 1.0, "slo.tpot_p95_s": 0.05}
 """The limits where the scenario has no SLO."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hwmodels.deployment import Deployment
 from sim.theory.sarathi import batch_capacity, implied_pool_bytes
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,6 +169,18 @@ def read_axis(text: str) -> tuple[str, list[Any]]:
     return key, axis_values(values, key)
 
 
+def read_axes(given: Sequence[str] | None) -> dict[str, Any]:
+    """The values of each --axis by its key; RooftraceError where a key is given twice."""
+
+    axes: dict[str, Any] = {}
+    for text in given or ():
+        key, values = read_axis(text)
+        if key in axes:
+            raise RooftraceError(f"--axis {key} is given twice; put its values into one list")
+        axes[key] = values
+    return axes
+
+
 def axis_values(given: Any, key: str) -> list[Any]:
     """The values of an axis: a list as it is, a text as `read_axis` reads it, anything else as the only value."""
     if isinstance(given, str):

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sim.errors import RooftraceError
 from sim.metrics import limits_in
 from sim.results.words import limit_text
 from sim.run import simulate
+from sim.scenario import Scenario
 from sim.scenario.workload import workload_of
 from sim.study import statistics as st
 from sim.study.notes import Noted, Notes
 from sim.under_way import under_way
-
-if TYPE_CHECKING:
-    from sim.scenario import Scenario
 
 ATTAINMENT = 0.99
 REPLICATIONS = 3

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,9 @@ from policies.decoding import DraftStatistics, Speculative, statistics_of_counts
 from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine.batch.decoding import Decoding
 from sim.theory.speculative import SPECDECODE_BENCH, LinearServer
 from workloads import ClosedLoop, Trace, Workload
-
-if TYPE_CHECKING:
-    from sim.engine.batch.decoding import Decoding
 
 FloatArray = NDArray[np.float64]
 Z_99 = 2.5758

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from sim import RooftraceError, Scenario, ScenarioError, simulate, sweep
 from sim.cli import build_app
-from sim.cli.options import with_limits
+from sim.cli.given import with_limits
 from sim.report.html import write_run_report
 from sim.results import fact_rows
 from sim.scenario.keys import SLO_MEASURES, SLO_STATISTICS

@@ -12,7 +12,7 @@ import typer
 
 from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.options import Json, Limits, ScenarioFile, read_scenario, with_limits
+from sim.cli.options import Json, Limits, ScenarioFile
 from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def advise(
 ) -> None:
     """Say what this traffic needs and what each change of the deployment would do, ranked by cost. Exit code 1 if nothing keeps the
     SLO."""
+    from sim.cli.given import read_scenario, with_limits
     from sim.study.advise import advise as run
 
     given = list(set_ or ())

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.options import Json, Limits, ScenarioFile, read_scenario, with_limits
+from sim.cli.options import Json, Limits, ScenarioFile
 from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import RooftraceError
 
@@ -61,6 +61,8 @@ def capacity(
     as_json: Json = False,
 ) -> None:
     """Say how many sequences fit in memory, or with --slo how many requests a second are served within limits."""
+    from sim.cli.given import read_scenario, with_limits
+
     planning = {"--tokens": tokens, "--reserve-gb": reserve_gb}
     searching = {
         "--limit": limit,

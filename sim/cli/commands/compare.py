@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.intervals import IntervalReplays, change_facts, print_changes
-from sim.cli.options import Json, read_scenario
+from sim.cli.options import IntervalReplays, Json
 from sim.cli.tables import console, print_facts, print_json, print_notes
 from sim.errors import RooftraceError
 
@@ -43,6 +42,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Say by how much B differs from A, over pairs that share their random numbers."""
+    from sim.cli.given import read_scenario
+    from sim.cli.intervals import print_changes
     from sim.study.compare import REPLICATIONS
     from sim.study.compare import compare as compared
 
@@ -84,12 +85,15 @@ def _check(
 def _changes(sides: Sequence[Path | Scenario], replays: int, metrics: Sequence[str] | None) -> dict[str, Interval]:
     """The difference of the second scenario from the first, from replays of both."""
     from sim.bench.intervals import FIGURES, changes
+    from sim.cli.given import read_scenario
 
     one, other = (read_scenario(side) if isinstance(side, Path) else side for side in sides)
     return changes(one, other, replays, tuple(metrics) if metrics else FIGURES)
 
 
 def _facts(found: Comparison, around: Mapping[str, Interval] | None) -> dict[str, Any]:
+    from sim.cli.intervals import change_facts
+
     return {
         "a": found.a,
         "b": found.b,

@@ -24,6 +24,13 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
+def version(package: str = "rooftrace") -> str:
+    """The installed version of *package*."""
+    from importlib import metadata
+
+    return metadata.version(package)
+
+
 def doctor(as_json: Json = False) -> None:
     """Print versions, extras, whether the engine is compiled, shared data, GPU and free memory."""
     found = _facts()
@@ -38,7 +45,6 @@ def _facts() -> dict[str, Any]:
     import importlib.util
     import os
     import platform
-    from importlib.metadata import version
 
     from hwmodels.model.hub import hub_cache
     from sim.engine.machine import machine
@@ -51,7 +57,7 @@ def _facts() -> dict[str, Any]:
     shared = home().parent / "shared"
     compiled = not str(machine.__file__).endswith(".py")
     return {
-        "rooftrace": version("rooftrace"),
+        "rooftrace": version(),
         "python": f"{platform.python_version()} on {platform.platform()}",
         "packages": ", ".join(
             f"{name} {version(name)}" for name in ("numpy", "pandas", "simpy", "pyarrow", "pydantic")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim.cli.options import Json
-from sim.cli.outputs import check_folder_of, end_with_left_out, put_text
 from sim.cli.tables import print_json, print_notes, print_table
 from sim.errors import RooftraceError
 from sim.text import unknown
@@ -66,6 +65,7 @@ def fit(
     from hwmodels.device import load_device
     from hwmodels.measured import Said, format_of
     from hwmodels.profiles import profile_text
+    from sim.cli.outputs import check_folder_of, end_with_left_out, put_text
     from sim.validation.files import read_measured
 
     if out.suffix != ".toml":

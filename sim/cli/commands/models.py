@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.options import Fetch, Json, fetch_models, wants_json
+from sim.cli.options import Fetch, Json, wants_json
 from sim.cli.tables import print_facts, print_json, print_table
 from sim.errors import RooftraceError
 
@@ -64,6 +64,7 @@ def show(
 ) -> None:
     """Show what is known of one model."""
     from hwmodels.model import load_model
+    from sim.cli.given import fetch_models
 
     if fetch:
         fetch_models([name])

@@ -14,8 +14,7 @@ import typer
 
 from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.intervals import IntervalReplays, kept_at, kept_by, kept_facts
-from sim.cli.options import Json, Limits, read_axes, read_scenario, with_limits
+from sim.cli.options import IntervalReplays, Json, Limits
 from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 from sim.errors import RooftraceError
 from sim.text import unknown
@@ -69,7 +68,10 @@ def optimize(
     as_json: Json = False,
 ) -> None:
     """Find the highest rate within the SLO, or the candidate that keeps it at least cost. Exit code 1 if there is none."""
+    from sim.cli.given import read_scenario, with_limits
+    from sim.cli.intervals import kept_by, kept_facts
     from sim.results import over
+    from sim.study.points import read_axes
     from sim.study.rates import target_of
 
     chosen = with_limits(read_scenario(scenario, set_), limit)
@@ -171,6 +173,8 @@ class _Rates:
     def ask_how_probable(self, replays: int) -> None:
         """Put the probability that the best candidate keeps the SLO, at its rate and below, into its row."""
         if self.reached:
+            from sim.cli.intervals import kept_at
+
             best = self.best
             chosen = _with_values(self.scenario, self.settings_of(best))
             best["kept"] = kept_at(chosen, best["rate_per_s"], self.target, replays)
@@ -222,6 +226,8 @@ def _with_values(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
 
 
 def _print_rates(found: _Rates) -> None:
+    from sim.cli.intervals import kept_facts
+
     axes, rows, best = found.axes, found.rows, found.best
     if len(rows) == 1:
         tried = sorted(best["tried"], key=lambda each: each["rate_per_s"])

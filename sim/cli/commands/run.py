@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.intervals import IntervalReplays
-from sim.cli.options import Fetch, Limits, ScenarioFile, SummaryJson, fetch_models, read_scenario, with_limits
+from sim.cli.options import Fetch, IntervalReplays, Limits, ScenarioFile, SummaryJson
 from sim.cli.tables import console, print_facts, print_json, print_notes, print_table, seen_by, written
 from sim.under_way import under_way
 
@@ -46,6 +45,7 @@ def run(
     fetch: Fetch = False,
 ) -> None:
     """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
+    from sim.cli.given import fetch_models, read_scenario, with_limits
     from sim.results import FILES, SOMETIMES, staging
     from sim.results.trust import REPLAYED
     from sim.run import run_built

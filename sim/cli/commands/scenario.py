@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.options import Fetch, fetch_models
+from sim.cli.options import Fetch
 from sim.cli.tables import print_notes
 
 
@@ -49,6 +49,7 @@ def from_command(
     fetch: Fetch = False,
 ) -> None:
     """Write the scenario of a command to standard output; what it does not carry over goes to standard error."""
+    from sim.cli.given import fetch_models
     from sim.launch import models_of, scenario_from
     from workloads.write import write_whole
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sim.cli.options import ScenarioFile, SummaryJson, read_scenario
+from sim.cli.options import ScenarioFile, SummaryJson
 from sim.cli.tables import console, print_facts, print_json, print_notes, print_table, seen_by, written
 
 
@@ -64,6 +64,7 @@ def serve(
     as_json: SummaryJson = False,
 ) -> None:
     """Serve a simulated deployment at an OpenAI-compatible endpoint; write its results when it is stopped (Ctrl-C)."""
+    from sim.cli.given import read_scenario
     from sim.errors import RooftraceError
 
     for name, value in (

@@ -11,8 +11,7 @@ import typer
 
 from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.intervals import IntervalReplays, point_intervals, print_point_intervals, write_point_intervals
-from sim.cli.options import Limits, read_axes, with_limits
+from sim.cli.options import IntervalReplays, Limits
 from sim.cli.tables import print_facts, print_notes, print_table, written
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ def sweep(
 
     Exit code 1 when a point failed; the others are in the table all the same.
     """
+    from sim.cli.intervals import point_intervals, print_point_intervals, write_point_intervals
     from sim.errors import RooftraceError
     from sim.study.progress import json_line, shown
     from sim.study.sweep import SweepResult, run_sweep
@@ -111,8 +111,9 @@ def _plan(
 ) -> Sweep:
     from dataclasses import replace
 
+    from sim.cli.given import with_limits
     from sim.scenario import Scenario
-    from sim.study.points import Sweep, load_sweep
+    from sim.study.points import Sweep, load_sweep, read_axes
 
     found = Scenario.default() if scenario is None else load_sweep(scenario)
     plan = found if isinstance(found, Sweep) else Sweep(base=found)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.options import Json
-from sim.cli.outputs import check_folder_of, end_with_left_out, put_text
 from sim.cli.tables import print_json, print_table
 
 if TYPE_CHECKING:
@@ -71,6 +70,7 @@ def validate(
     (docs/calibration.md). Exit code 3 when a file or row that is not
     understood was left out.
     """
+    from sim.cli.outputs import check_folder_of, end_with_left_out, put_text
     from sim.errors import RooftraceError
 
     if live == (measured is not None):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodels.cost import CostModel
 from hwmodels.device import load_device
 from hwmodels.latency_models import LinearTime
 from hwmodels.model import load_model
@@ -22,9 +22,6 @@ from sim.scenario import Scenario
 from sim.study.speedup import alone, at_batch, plain_step_s, specdecode_speedup
 from sim.theory import speculative as theory
 from sim.theory.published import published
-
-if TYPE_CHECKING:
-    from hwmodels.cost import CostModel
 
 EAGLE1_PLAIN_TPOT_S = 7.07e-3  # vllm-project/vllm issue 20780
 EAGLE1_PLAIN_16937_S = 1.0 / 133.0  # vllm-project/vllm issue 16937

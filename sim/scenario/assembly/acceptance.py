@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from policies import acceptance as kinds
-from policies.acceptance import TwoState
+from policies.acceptance import Acceptance, TwoState
+from policies.acceptance.process import FloatArray, IntArray
+from policies.decoding import Speculative
 from sim.engine import PolicyError
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.decoding import AcceptanceSettings, DecodingSettings, Distributions, TwoStates
 from sim.scenario.section import Policy
-
-if TYPE_CHECKING:
-    from policies.acceptance import Acceptance
-    from policies.acceptance.process import FloatArray, IntArray
-    from policies.decoding import Speculative
-    from workloads import Workload
-
+from workloads import Workload
 
 Find = Callable[[str], Path | None]
 """Finds a named file beside the scenario or here."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from sim.engine.record.columns import IntArray
 from sim.errors import ScenarioError
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.settings import Scenario
 from sim.text import unknown
-
-if TYPE_CHECKING:
-    from sim.engine.record.columns import IntArray
-    from workloads import Workload
+from workloads import Workload
 
 
 def asked_for(scenario: Scenario, workload: Workload, pools: list[PoolOf]) -> tuple[Workload, dict[str, int]]:

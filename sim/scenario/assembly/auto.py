@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwmodels.budget import saturating_tokens, tokens_within
+from hwmodels.deployment import Deployment
 from sim.scenario import named
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from workloads import Workload
+from workloads import Workload
 
 
 def chosen_by_auto(scenario: Scenario, deployment: Deployment, workload: Workload) -> dict[str, tuple[int, str]]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodels.memory import MemoryPlan
 from hwmodels.model import load_model
 from sim.errors import ScenarioError
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.memory import MemoryPlan
-    from workloads import Workload
-    from workloads.columns import IntArray
+from workloads import Workload
+from workloads.columns import IntArray
 
 
 def limits_of(scenario: Scenario, pools: Sequence[PoolOf]) -> dict[str, int]:

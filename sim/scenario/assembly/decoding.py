@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hwmodels.cost import CostModel
+from hwmodels.deployment import Deployment
 from hwmodels.totals import Totals, seen
-from policies.acceptance import published
+from policies.acceptance import Acceptance, published
+from policies.acceptance.process import IntArray
 from policies.decoding import Speculative, best_table
+from policies.view import Scheduler
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.acceptance import acceptance_of, check_recording, largest_k
@@ -17,15 +21,7 @@ from sim.scenario.assembly.draft import Drafting, drafting_by_own_layers, drafti
 from sim.scenario.decoding import WITHOUT_DRAFT, DecodingSettings
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import mean_context
-
-if TYPE_CHECKING:
-    from hwmodels.cost import CostModel
-    from hwmodels.deployment import Deployment
-    from policies.acceptance import Acceptance
-    from policies.acceptance.process import IntArray
-    from policies.view import Scheduler
-    from workloads import Workload
-
+from workloads import Workload
 
 DRAFT_HAS_KV = ("draft_model", "eagle", "mtp")
 """Methods whose drafter writes KV for the tokens that it drafts (`VllmConfig.num_lookahead_tokens` of vLLM 0.32.0); also those that

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hwmodels.calibrated import Calibrated
-from hwmodels.deployment import deploy
+from hwmodels.deployment import Deployment, deploy
+from hwmodels.device import Device
 from hwmodels.experts import ExpertLayout, read_popularity
+from hwmodels.graphs import GraphSettings
 from hwmodels.hardware import load_hardware
 from hwmodels.model import load_model
-from hwmodels.overheads import serving_stack
+from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.roofline import Roofline
 from hwmodels.stack_files import load_stack_file
 from hwmodels.tables import is_profile
@@ -19,13 +20,6 @@ from sim.errors import ScenarioError
 from sim.scenario.assembly.acceptance import largest_k
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from hwmodels.device import Device
-    from hwmodels.graphs import GraphSettings
-    from hwmodels.overheads import ServingStack
-
 
 SAME_FOR_KV = ("bf16", "fp16", "fp32")
 """Weight formats that the KV cache takes over: those of the whole model. Narrower weights leave it in the checkpoint's own, or

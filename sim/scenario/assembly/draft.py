@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from hwmodels.deployment import deploy
+from hwmodels.cost import CostModel
+from hwmodels.deployment import Deployment, deploy
 from hwmodels.latency_models import ShareOfTarget, StepTime
+from hwmodels.memory import MemoryPlan
 from hwmodels.model import load_model
 from hwmodels.mtp import mtp_draft
 from sim.scenario.decoding import Draft
-
-if TYPE_CHECKING:
-    from hwmodels.cost import CostModel
-    from hwmodels.deployment import Deployment
-    from hwmodels.memory import MemoryPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hwmodels.deployment import Deployment
 from hwmodels.memory import engine_defaults
 from hwmodels.stacks import stack_with
 from hwmodels.stacks.description import Circumstances, RefusedSettingError
@@ -12,9 +13,6 @@ from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.decoding import DRAFT_HAS_KV
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
 
 _PLANNED_AS_IT_IS = "micro-batches of a pipeline are planned while others run as it is"
 _TAKE_TURNS = "models that share a machine take turns, and no turn is planned ahead"

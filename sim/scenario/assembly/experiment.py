@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
@@ -26,9 +26,7 @@ from sim.scenario.classes import check_classes, classed
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
-
-if TYPE_CHECKING:
-    from workloads import Workload
+from workloads import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from hwmodels.cold_starts import cold_start, cold_starts
+from hwmodels.cost import CostModel
 from hwmodels.slowed import slowed
 from policies.control import Perfect, PoolSeen, Schedule, Seen
 from policies.control.hpa import WINDOW_S
-from sim.engine import MachineSpec
+from sim.engine import MachineSpec, ReplicaSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Scaling
 from sim.errors import ScenarioError
 from sim.scenario.assembly.pools import PoolOf
@@ -18,11 +19,7 @@ from sim.scenario.explain import told_by
 from sim.scenario.fleet import Autoscale
 from sim.scenario.settings import Scenario
 from sim.text import unknown
-
-if TYPE_CHECKING:
-    from hwmodels.cost import CostModel
-    from sim.engine import ReplicaSpec
-    from workloads import Workload
+from workloads import Workload
 
 
 def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) -> FleetSpec | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isclose
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwmodels.cache import held_bytes, keeps_every_token
+from hwmodels.deployment import Deployment
 from hwmodels.stacks import stacks
 from hwmodels.stacks.description import Handover
 from hwmodels.transfers import transfer_terms
@@ -24,11 +25,7 @@ from sim.scenario.explain import told_by
 from sim.scenario.keys import HandoverSettings, KvLink
 from sim.scenario.settings import Scenario
 from sim.text import unknown
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from workloads import Workload
-
+from workloads import Workload
 
 WAYS: Mapping[str, Handover] = {
     **{name: stack.handover for name, stack in stacks().items() if stack.handover is not None},

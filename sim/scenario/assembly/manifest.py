@@ -5,10 +5,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwmodels.calibrated import Calibrated
+from hwmodels.deployment import Deployment
 from hwmodels.serving_intervals import has_rows, serving_interval
+from sim.engine import Experiment
 from sim.scenario import named
 from sim.scenario.assembly.handover import facts_of, notes_of_handover
 from sim.scenario.assembly.notes import notes_of
@@ -17,10 +19,6 @@ from sim.scenario.assembly.prices import price_of
 from sim.scenario.assembly.ranks import ranks_of
 from sim.scenario.assembly.replica import Hosted
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from sim.engine import Experiment
 
 
 def manifest_of(

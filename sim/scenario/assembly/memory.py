@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwmodels.cache import keeps_every_token
-from hwmodels.memory import LargestBatch, engine_defaults, memory_plan, share_machine, stack_memories, stack_memory
+from hwmodels.deployment import Deployment
+from hwmodels.memory import (
+    LargestBatch,
+    MemoryPlan,
+    StackMemory,
+    engine_defaults,
+    memory_plan,
+    share_machine,
+    stack_memories,
+    stack_memory,
+)
 from hwmodels.overheads import at_or_before
 from hwmodels.stack_files import load_stack_file
 from sim.errors import ScenarioError
@@ -19,11 +29,7 @@ from sim.scenario.assembly.scheduler import scheduler_of
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import mean_context, workload_of
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from hwmodels.memory import MemoryPlan, StackMemory
-    from workloads import Workload
+from workloads import Workload
 
 
 def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwmodels.calibrated import Calibrated
+from hwmodels.deployment import Deployment
+from hwmodels.memory import MemoryPlan
 from hwmodels.overheads import is_before
 from hwmodels.stacks import stack_with
 from policies.classes import Preempt
@@ -20,11 +22,7 @@ from sim.scenario.assembly.prices import about_prices
 from sim.scenario.assembly.tiers import about_tiers
 from sim.scenario.classes import about_classes
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from hwmodels.memory import MemoryPlan
-    from workloads import Workload
+from workloads import Workload
 
 
 def notes_of(

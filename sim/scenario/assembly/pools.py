@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hwmodels.deployment import Deployment
 from hwmodels.single_pass import single_pass_catalogue
+from sim.engine.spec.roles import Role
 from sim.errors import ScenarioError
 from sim.scenario.explain import told_by
 from sim.scenario.fleet import Autoscale
 from sim.scenario.placement_file import placed_groups
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from sim.engine.spec.roles import Role
 
 
 @dataclass(frozen=True, kw_only=True)

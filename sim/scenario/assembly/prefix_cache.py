@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwmodels.cache import cached_kinds, groups_of
+from hwmodels.model import ModelSpec
 from policies.eviction import foresees
 from policies.routers import Knowledge, knowledge_of
-from sim.engine.spec.experiment import LeftBehind
+from sim.engine.spec.experiment import LeftBehind, PrefixCacheKind
 from sim.errors import ScenarioError
 from sim.scenario import named
+from sim.scenario.chosen import Eviction
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.model import ModelSpec
-    from sim.engine.spec.experiment import PrefixCacheKind
-    from sim.scenario.chosen import Eviction
-    from workloads import Workload
+from workloads import Workload
 
 _READS_THE_TARGET = ("eagle", "mtp")
 """Methods whose drafter reads the target's states: what is found of a prompt lacks its last block, which is computed again

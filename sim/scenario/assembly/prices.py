@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
+from hwmodels.device import Device
 from hwmodels.prices import list_prices, read_prices
 from sim.errors import RooftraceError
 from sim.scenario.explain import told_by
+from sim.scenario.settings import Scenario
 from sim.text import unknown
-
-if TYPE_CHECKING:
-    from hwmodels.device import Device
-    from sim.scenario.settings import Scenario
 
 
 def price_of(scenario: Scenario, device: Device) -> tuple[float | None, str | None]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hwmodels.stacks import stacks
 from policies.routers import RoundRobin
-from sim.engine import MachineSpec
+from sim.engine import MachineSpec, ReplicaSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from sim.engine import ReplicaSpec
 
 
 def check_asked(scenario: Scenario, pools: Sequence[PoolOf]) -> None:

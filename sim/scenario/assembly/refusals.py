@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
 from policies.vllm import Vllm
 from sim.scenario import named
 from sim.scenario.assembly.decoding import BuiltDecoding
-
-if TYPE_CHECKING:
-    from workloads import Workload
+from workloads import Workload
 
 
 def never_gets_on(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hwmodels.deployment import Deployment
+from hwmodels.memory import MemoryPlan
 from sim.engine import ReplicaSpec
+from sim.engine.record.columns import IntArray
 from sim.errors import ScenarioError
 from sim.scenario.assembly.asked import numbers_of, of_model
 from sim.scenario.assembly.auto import chosen_by_auto
 from sim.scenario.assembly.context import check_longest
 from sim.scenario.assembly.decoding import BuiltDecoding, build_decoding, drafting_for, slots_of_drafts
+from sim.scenario.assembly.draft import Drafting
 from sim.scenario.assembly.memory import account_of, memory_of, shared_plans
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import cache_of
@@ -19,14 +23,8 @@ from sim.scenario.assembly.refusals import never_gets_on
 from sim.scenario.assembly.scheduler import preempting, scheduler_of
 from sim.scenario.assembly.tiers import check_room, tiers_of
 from sim.scenario.explain import told_by
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from hwmodels.memory import MemoryPlan
-    from sim.engine.record.columns import IntArray
-    from sim.scenario.assembly.draft import Drafting
-    from sim.scenario.settings import Scenario
-    from workloads import Workload
+from sim.scenario.settings import Scenario
+from workloads import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

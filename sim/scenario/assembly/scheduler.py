@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hwmodels.deployment import Deployment
 from policies.view import evicts
 from policies.wrappers import EvictNewest
 from sim.errors import ScenarioError
@@ -12,9 +13,6 @@ from sim.scenario import named
 from sim.scenario.assembly.engines import left_to_the_engine
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
 
 
 def scheduler_of(

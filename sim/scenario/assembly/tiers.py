@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from hwmodels.deployment import Deployment
+from hwmodels.memory import MemoryPlan
 from sim.engine.tiers.links import Limit
 from sim.engine.tiers.tiers import TierSpec, check_tiers
 from sim.errors import ScenarioError
@@ -13,12 +15,8 @@ from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, eviction_of
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
-
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from hwmodels.memory import MemoryPlan
-    from sim.scenario.tiers import Fabric, Tier
-    from workloads import Workload
+from sim.scenario.tiers import Fabric, Tier
+from workloads import Workload
 
 _GIB = 1 << 30
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli import bench_fit
+from sim.cli.commands.bench.fitting import fit, next_run
 from sim.cli.exits import USER_ERROR
-from sim.cli.measured_files import Before, Facts, Files, Where, by_run, read, read_both, several
-from sim.cli.options import Json
+from sim.cli.options import Before, Facts, Files, Json, Where
 from sim.cli.tables import console, print_json, print_notes, print_table
 from sim.errors import RooftraceError
 
@@ -30,8 +29,8 @@ def register(app: typer.Typer) -> None:
     )
     group.command()(show)
     group.command()(compare)
-    group.command("fit")(bench_fit.fit)
-    group.command("next")(bench_fit.next_run)
+    group.command("fit")(fit)
+    group.command("next")(next_run)
     app.add_typer(group, name="bench")
 
 
@@ -46,6 +45,7 @@ def show(
     """Print what result files say: what was offered, what was measured, and what a simulation still needs to be told."""
     from sim.bench import to_frame
     from sim.bench.facts import divided
+    from sim.cli.measured_files import read
 
     _one_form(as_json, csv)
     settings, facts = divided(set_ or ())
@@ -96,6 +96,7 @@ def compare(
 ) -> None:
     """Simulate measured runs, each as its clients asked, and say how far off the simulation is."""
     from sim.bench.compare import compared, frame_of, to_json
+    from sim.cli.measured_files import read_both
 
     _one_form(as_json, csv)
     if statistic not in ("mean", "median"):
@@ -183,6 +184,8 @@ def _short(runs: Sequence[BenchRun]) -> list[str]:
 
 def _print_runs(runs: Sequence[BenchRun]) -> None:
     """Print a table of *runs*, and below it their formats, their servers' figures, notes, and what files do not say of them."""
+    from sim.cli.measured_files import several
+
     heads = ("run", "load", "requests", "tokens in + out", "TTFT ms", "TPOT ms", "ITL ms", "E2EL ms", "out tok/s")
     rows = [_run_cells(run, name) for run, name in zip(runs, _short(runs), strict=True)]
     print_table(heads, rows, left=2, fold_left=True)
@@ -261,6 +264,8 @@ def _asked_text(missing: Sequence[str]) -> str:
 
 
 def _print_notes(said: Sequence[tuple[str, str]]) -> None:
+    from sim.cli.measured_files import by_run
+
     for text in by_run(said):
         console().print(text, markup=False, soft_wrap=True)
 

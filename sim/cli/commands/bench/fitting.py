@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exits import USER_ERROR
-from sim.cli.measured_files import Before, Files, Where, print_assumed, read_both
-from sim.cli.options import Json, read_scenario
-from sim.cli.outputs import put_text
+from sim.cli.options import Before, Files, Json, Where
 from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import OutputError, RooftraceError
 from sim.text import unknown
@@ -51,6 +49,8 @@ def fit(
     """Fit few physical terms of the serving stack to measured runs, and write them as a stack of one's own."""
     from sim.bench.load import shortened
     from sim.bench.overlay import stack_text
+    from sim.cli.measured_files import read_both
+    from sim.cli.outputs import put_text
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out is a .toml file, for serving_stack tells files from names by it; got {out}")
@@ -100,6 +100,7 @@ def _fitted(chosen: Scenario, runs: Sequence[BenchRun], used: Sequence[BenchRun]
     """The fit to the *used* runs, and the cases of the other *runs*; exit code 2 where no run can be simulated."""
     from sim.bench.cases import cases_of, priors_of
     from sim.bench.fitting import fit as fitted
+    from sim.cli.measured_files import print_assumed
 
     problems: list[str] = []
     cases, base = cases_of(chosen, used, problems=problems)
@@ -280,6 +281,7 @@ def next_run(
 ) -> None:
     """Name the run that would narrow the answer to a question most."""
     from sim.bench.next_run import advise
+    from sim.cli.given import read_scenario
 
     if ask not in ("tpot", "ttft"):
         raise RooftraceError(f"--ask is tpot or ttft; got {ask}")
