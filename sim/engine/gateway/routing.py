@@ -272,18 +272,18 @@ class Routing:
         if self._of_it[0] != id_:
             self._of_it = (id_, {})
         size = self._sizes[index]
-        pieces = self._of_it[1].get(size)
-        if pieces is None:
-            sent = self._knows.sent
-            assert sent is not None
-            prompt = self._prompt[id_]
-            blocks = sent.blocks_of(prompt, size)
-            full = min(blocks, prompt // size)
-            space = (0, size, 1)
-            pieces = [((space, chain), lo, hi) for chain, lo, hi in self._contents[size].path(id_, full)]
-            if blocks > full:
-                pieces.append(((space, -1 - id_), full, blocks))
-            self._of_it[1][size] = pieces
+        known = self._of_it[1].get(size)
+        if known is not None:
+            return known
+        sent = self._knows.sent
+        assert sent is not None
+        prompt = self._prompt[id_]
+        blocks = sent.blocks_of(prompt, size)
+        full, space = min(blocks, prompt // size), (0, size, 1)
+        pieces: list[Piece] = [((space, chain), lo, hi) for chain, lo, hi in self._contents[size].path(id_, full)]
+        if blocks > full:
+            pieces.append(((space, -1 - id_), full, blocks))
+        self._of_it[1][size] = pieces
         return pieces
 
     def _found_sent(self, id_: int, index: int) -> int:
