@@ -480,7 +480,7 @@ def test_the_probability_of_an_slo_is_worked_out_at_lower_rates_until_it_is_cert
         attained = tuple(0.995 if asked[-1] <= takes else 0.5 for takes in (10.1, 9.5, 9.5, 8.5))
         return Intervals(figures={}, replays=replays, simulations=4, basis="made up", attained=attained)
 
-    monkeypatch.setattr("sim.bench.intervals.intervals", fake)
+    monkeypatch.setattr("sim.cli.intervals.intervals", fake)
     found = kept_at(closed("vllm"), 10.0, Target(attainment=0.99), 4)
     assert asked == pytest.approx([10.0, 9.0, 8.0])
     assert [(each["rate_per_s"], each["probability"]) for each in found] == [(10.0, 0.25), (9.0, 0.75), (8.0, 1.0)]
