@@ -12,40 +12,45 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
+from annotated_types import Ge
 
-PLACEMENTS = ("linear", "round_robin", "eplb")
-EXCHANGES = ("allgather_reducescatter", "all_to_all", "deepep_high_throughput", "deepep_low_latency")
+Placement = Literal["linear", "round_robin", "eplb"]
+Exchange = Literal["allgather_reducescatter", "all_to_all", "deepep_high_throughput", "deepep_low_latency"]
+PLACEMENTS, EXCHANGES = get_args(Placement), get_args(Exchange)
 _GRID = 129  # points over which the fullest of several loads is integrated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zipf:
-    """Popularity as the inverse of the rank to the power `exponent`; which expert has which rank is drawn from `seed`."""
+    """Popularity of experts that falls as a power of their rank."""
 
-    exponent: float
-    seed: int = 0
+    zipf: Annotated[float, Ge(0)]
+    """The exponent; 0 is even."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Which expert has which rank is drawn from it."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.exponent < math.inf:
-            raise ValueError(f"the exponent of a Zipf popularity is a number of at least 0; got {self.exponent!r}")
+        if not 0 <= self.zipf < math.inf:
+            raise ValueError(f"the exponent of a Zipf popularity is a number of at least 0; got {self.zipf!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayout:
-    """The way in which the experts of a deployment are chosen, placed and reached."""
+    """The way in which the experts of a mixture are chosen, placed and reached."""
 
-    popularity: Literal["measured", "even"] | Zipf | tuple[float, ...] = "measured"
-    """`measured`: as the tables of kernels were timed, mildly skewed (a power law of 1.01). A tuple has a weight for each
-    expert, tokens that chose it for instance."""
-    placement: str = "linear"
-    """`linear`: consecutive experts on a rank; `round_robin`: dealt out; `eplb`: packed by popularity, the heaviest first."""
-    redundant: int = 0
-    """Copies of the hottest experts over all ranks, beside one of each; `eplb` alone makes them."""
-    exchange: str | None = None
-    """The way in which rows reach the experts of other attention groups; None: as the serving stack does unless told otherwise."""
+    popularity: Literal["measured", "even"] | Zipf | tuple[float, ...] | Path = "measured"
+    """`measured`: mildly skewed, as the tables of kernels were timed (a power law of 1.01); `even`; `{zipf: EXPONENT}`; the weight
+    of each expert, tokens that chose it for instance; or a file of these, one a line."""
+    placement: Placement = "linear"
+    """`linear`: consecutive experts on a rank; `round_robin`: dealt out; `eplb`: packed by popularity (vLLM's --enable-eplb)."""
+    redundant: Annotated[int, Ge(0)] = 0
+    """Copies of the hottest experts over all ranks, which placement eplb makes (vLLM's num_redundant_experts)."""
+    exchange: Exchange | None = None
+    """The way in which rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every
+    GPU (vLLM's allgather_reducescatter)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.popularity, str) and self.popularity not in ("measured", "even"):
@@ -80,6 +85,8 @@ class ExpertLayout:
         """
         if self == ExpertLayout():
             return
+        if isinstance(self.popularity, Path):
+            raise ValueError(f"experts.popularity is the file {self.popularity}, which `read_popularity` reads")
         if n_experts is None:
             raise ValueError(f"experts is about a mixture of experts, and {name} is dense; leave experts out")
         if isinstance(self.popularity, tuple) and len(self.popularity) != n_experts:
@@ -112,7 +119,7 @@ class ExpertLayout:
         if self.popularity == "measured":
             return None
         if isinstance(self.popularity, Zipf):
-            weights = np.arange(1.0, n_experts + 1.0) ** -self.popularity.exponent
+            weights = np.arange(1.0, n_experts + 1.0) ** -self.popularity.zipf
             weights = np.random.default_rng(self.popularity.seed).permutation(weights)
         elif isinstance(self.popularity, tuple):
             weights = np.array(self.popularity, float)

@@ -6,8 +6,10 @@ Some stacks count tokens and some sequences, taken as tokens here (`hwmodels.sta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, MinLen
 
 from hwmodels.stacks import stacks
 
@@ -17,14 +19,16 @@ STACKS = tuple(name for name, stack in stacks().items() if stack.graphs is not N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSettings:
-    """The settings that a server was given for its graphs."""
+    """Which decode steps are replayed as CUDA graphs, padded to the next size that was captured."""
 
-    largest: int | None = None
-    """The largest decode step that is replayed; None: the stack's default on the device."""
-    sizes: tuple[int, ...] | None = None
-    """Every size, in place of the stack's list."""
+    largest: Annotated[int, Ge(1)] | None = None
+    """The largest: tokens (vLLM's max_cudagraph_capture_size), or sequences, which with drafts have several tokens each (SGLang's
+    cuda-graph-max-bs, max_batch_size of TensorRT-LLM's cuda_graph_config). Where it is left out, the stack's default on the device.
+    Larger steps are launched kernel by kernel."""
+    sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] | None = None
+    """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
     eager: bool = False
-    """None at all (vLLM's enforce_eager): nothing is padded, and every step is launched kernel by kernel."""
+    """None (vLLM's --enforce-eager, SGLang's --disable-cuda-graph): nothing is padded, every step is launched kernel by kernel."""
 
     def __post_init__(self) -> None:
         for name, given in (("largest", self.largest), *(("sizes", size) for size in self.sizes or ())):

@@ -22,7 +22,6 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 Method: TypeAlias = Literal["draft_model", "ngram", "medusa", "eagle", "mtp"]
 TableRow: TypeAlias = tuple[int, int | None, int]
 
-METHODS: tuple[str, ...] = ("autoregressive", *get_args(Method))
 # Medusa's heads run inside the target's own step, and n-gram look-up runs no model at all.
 _WITHOUT_DRAFT_STEPS = ("ngram", "medusa")
 _TREE_METHODS = ("medusa", "eagle", "mtp")

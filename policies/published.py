@@ -6,7 +6,7 @@ describes it (sections 2 and 6.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,10 +69,6 @@ class Orca:
     """KV tokens that may be reserved; None: all that memory holds."""
 
     reserves: ClassVar[bool] = True
-    moved_settings: ClassVar[Mapping[str, str]] = {
-        "watermark": "it reserves what each request may need, as published; orca_paged takes blocks as they are needed and has one",
-        "max_prompts": "the paper has no such limit; orca_paged has it, for the cases that SARATHI is compared with",
-    }
 
     def __post_init__(self) -> None:
         at_least("max_sequences", self.max_sequences, 1)

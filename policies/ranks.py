@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from annotated_types import Ge
 
 
 class RankWork(NamedTuple):
@@ -26,16 +28,18 @@ class Waited(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBalance:
-    """Prompts start where every rank has some, so that decodes wait for them once and not in turn; or after *timeout_iters* steps.
+    """The moment at which prompts of ranks may start: where every rank has some, so that decodes wait for them once and not in
+    turn, as TensorRT-LLM's `attention_dp_config` with `enable_balance`.
 
-    Where every rank has some they wait *batching_wait_iters* steps for more. Prompts do not wait while some rank has no decodes.
-    TensorRT-LLM's `attention_dp_config` with `enable_balance` (1.x, tensorrt_llm/_torch/pyexecutor/py_executor.py,
-    `_balance_adp_requests`; from knowledge, to be checked there), whose defaults these are. There a rank has prompts whose
+    Prompts do not wait while some rank has no decodes. TensorRT-LLM 1.x, tensorrt_llm/_torch/pyexecutor/py_executor.py,
+    `_balance_adp_requests` (from knowledge, to be checked there), whose defaults these are. There a rank has prompts whose
     scheduler has found room for one; here also one whose prompts wait for memory or a seat.
     """
 
-    timeout_iters: int = 50
-    batching_wait_iters: int = 10
+    timeout_iters: Annotated[int, Ge(1)] = 50
+    """Steps after which they start although not every rank has one."""
+    batching_wait_iters: Annotated[int, Ge(0)] = 10
+    """Steps for which they wait for more where every rank has one."""
 
     def __post_init__(self) -> None:
         if self.timeout_iters < 1:

@@ -22,12 +22,6 @@ _DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
-_MOVED: Final = {
-    "max_batched_tokens": "it is called max_num_batched_tokens, as in vLLM (and the prefill-first scheduler is vllm-v0)",
-    "max_sequences": "it is called max_num_seqs, as in vLLM (and the prefill-first scheduler is vllm-v0)",
-}
-
-
 @checked_as_given
 @dataclass(frozen=True)
 class Vllm:
@@ -62,8 +56,7 @@ class Vllm:
     by_chunk: ClassVar[bool] = True
     evicts: ClassVar[bool] = True
     admits_in_turn: ClassVar[bool] = True
-    moved_settings: ClassVar[Mapping[str, str]] = {
-        **_MOVED,
+    not_settings: ClassVar[Mapping[str, str]] = {
         "max_num_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
         "max_long_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
         "token_budget": "it is max_num_batched_tokens here; token_budget is sarathi's",
@@ -317,8 +310,6 @@ class VllmV0:
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     watermark: float = 0.01
-
-    moved_settings: ClassVar[Mapping[str, str]] = _MOVED
 
     def __post_init__(self) -> None:
         setting_at_least(self, "max_num_batched_tokens", 1)

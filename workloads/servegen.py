@@ -12,9 +12,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Gt, MinLen
 from numpy.typing import NDArray
 
 from workloads.columns import NS_PER_S, IntArray
@@ -31,7 +32,7 @@ _LENGTHS = ("model", "client", "window_start_s", "field", "value", "probability"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeGen:
-    """Traffic of one of the published models between *start_s* and *start_s* + *duration_s* of its recording.
+    """Production traffic drawn from the parameters that ServeGen publishes by client and window of time.
 
     Each client's arrivals in a window are as many as its rate says, at gaps drawn from its family and shape and stretched over
     the window. All lengths of a request are quantiles at one uniform number, so that long prompts have long answers; this is the
@@ -39,14 +40,20 @@ class ServeGen:
     """
 
     arrivals: Path
+    """Parquet file: model, client, window_start_s, rate_req_s, family, shape."""
     lengths: Path
-    model: str
-    start_s: float = 0.0
-    duration_s: float = 86_400.0
-    rate_scale: float = 1.0
-    clients: tuple[int, ...] | None = None
+    """Parquet file: model, client, window_start_s, field, value, probability."""
+    model: Annotated[str, MinLen(1)]
+    """The model's name in the files (m-small, deepseek-r1, mm-image), not in the scenario."""
+    start_s: Annotated[float, Ge(0)] = 0.0
+    """The beginning of the traffic in the recording."""
+    duration_s: Annotated[float, Gt(0)] = 86_400.0
+    rate_scale: Annotated[float, Gt(0)] = 1.0
+    """Times as many requests of each client, in the same time."""
+    clients: Annotated[tuple[int, ...], MinLen(1)] | None = None
+    """Some of its clients; all of them where it is left out."""
     leave_out_without_lengths: bool = False
-    """Leave out clients whose histograms of lengths were not published; otherwise they are an error that names their share."""
+    """Leave out clients whose lengths were not published; otherwise they are an error that names their share."""
 
     def __post_init__(self) -> None:
         check_from_zero(self.start_s, "start_s")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, Gt, MinLen
 from numpy.typing import NDArray
 
 from workloads.columns import NS_PER_S, IntArray
@@ -17,16 +18,16 @@ from workloads.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadStage:
-    """*rate_per_s* for *duration_s*: floor(rate x duration) requests."""
+    """Part of a load: floor(rate x duration) requests."""
 
-    rate_per_s: float
-    duration_s: float
+    rate_per_s: Annotated[float, Gt(0)]
+    duration_s: Annotated[float, Gt(0)]
 
     def __post_init__(self) -> None:
         check_positive(self.rate_per_s, "rate_per_s")
         check_positive(self.duration_s, "duration_s")
         if self.requests < 1:
-            raise ValueError(f"a stage sends at least one request; got {self.rate_per_s}/s for {self.duration_s} s")
+            raise ValueError(f"a stage sends at least one request; got {self.rate_per_s:g}/s for {self.duration_s:g} s")
 
     @property
     def requests(self) -> int:
@@ -36,24 +37,29 @@ class LoadStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefix:
-    """*groups* system prompts, and for each *prompts_per_group* texts of it and a question of their own, shuffled once.
+    """Groups of prompts that begin with the same system prompt, sent in stages as inference-perf does it: a later stage asks for
+    the prompts of an earlier one again.
 
-    Request n of a stage is text n modulo their number, so that a later stage asks for whole prompts of an earlier one. A stage
-    begins *pause_s* after the last request of the one before has ended. *arrival* `poisson`: second by second a Poisson number,
-    spread by exponential gaps scaled to the second; `constant`: exponential gaps scaled so that the stage's number fits into it,
-    despite its name in inference-perf. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py,
-    load_generator.py). Not kept: its limit on requests in flight. *block_tokens*: of the trace's block ids.
+    The texts of all groups, a system prompt and a question of its own each, are shuffled once, if at all; request n of a stage is text n
+    modulo their number. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py, load_generator.py). Not
+    kept: its limit on requests in flight.
     """
 
-    groups: int
-    prompts_per_group: int
-    system_prompt_tokens: int
-    question_tokens: int
-    output_tokens: int
-    stages: tuple[LoadStage, ...]
-    pause_s: float = 1.0
+    groups: Annotated[int, Ge(1)]
+    prompts_per_group: Annotated[int, Ge(1)]
+    system_prompt_tokens: Annotated[int, Ge(1)]
+    question_tokens: Annotated[int, Ge(1)]
+    output_tokens: Annotated[int, Ge(0)]
+    stages: Annotated[tuple[LoadStage, ...], MinLen(1)]
+    pause_s: Annotated[float, Ge(0)] = 1.0
+    """The time from the end of a stage's last request to the next stage."""
     arrival: Literal["poisson", "constant"] = "poisson"
-    block_tokens: int = 16
+    """`poisson`: a Poisson number each second, spread by exponential gaps; `constant`: exponential gaps scaled to the stage,
+    despite its name in inference-perf."""
+    block_tokens: Annotated[int, Ge(1)] = 16
+    """Tokens that one id of the generated prompts stands for."""
+    shuffle: bool = True
+    """Prompts of all groups are mixed; otherwise group comes after group, which is the least that a cache has to hold at once."""
 
     def __post_init__(self) -> None:
         for name in ("groups", "prompts_per_group", "system_prompt_tokens", "question_tokens", "block_tokens"):
@@ -68,7 +74,7 @@ class SharedPrefix:
     def trace(self, seed: int) -> Trace:
         """The requests, stage after stage; `stage_of` says which one a row belongs to."""
         texts = self.groups * self.prompts_per_group
-        order = stream(seed, Stream.PROMPTS).permutation(texts)
+        order = stream(seed, Stream.PROMPTS).permutation(texts) if self.shuffle else np.arange(texts)
         counts = [stage.requests for stage in self.stages]
         n = sum(counts)
         text = np.concatenate([order[np.arange(count) % texts] for count in counts])

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from policies.acceptance.checks import drafted, is_whole, probabilities, probability
 from policies.acceptance.luck import (
@@ -107,13 +108,14 @@ class MeanLength(Chain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetaAlpha(Chain):
-    """Every request has an alpha of its own, drawn from a Beta distribution with this mean and standard deviation.
+    """Every request has an alpha of its own from a Beta distribution.
 
-    sd = 0 gives all requests the mean. ``per_position`` averages over requests that run equally many rounds.
+    ``per_position`` averages over requests that run equally many rounds.
     """
 
-    mean: float
-    sd: float
+    mean: Annotated[float, Ge(0), Le(1)]
+    sd: Annotated[float, Ge(0)]
+    """Standard deviation; 0 gives all requests the mean."""
 
     def __post_init__(self) -> None:
         probability("mean", self.mean)

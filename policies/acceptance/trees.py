@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Ge
 
 from policies.acceptance.checks import drafted, is_whole, probabilities
 from policies.acceptance.luck import ROUND_STREAM, count_below, draws, survival_thresholds
@@ -18,21 +19,22 @@ from policies.acceptance.process import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A tree of candidates verified at once, as Medusa's heads and EAGLE make them.
+    """A tree of candidates verified at once, as Medusa's heads and EAGLE make them: `nodes`, `branching` or `paths` says which.
 
-    accuracies[h][i] is the probability that the (i + 1)-th best guess of head h is right, given that the guesses before
-    it on the path were; they fall within a head and sum to at most 1. *nodes* (root not counted) asks for the best tree
-    of that size, *branching* for a dense one with that many children per level, *paths* for an explicit one; give
-    exactly one. k is the depth: a smaller k keeps the nodes down to that level.
-
+    k is the depth: a smaller k keeps the nodes down to that level.
     Cai et al., Medusa, arXiv 2401.10774, sections 2.1.2 and 2.3.3.
     """
 
     finite: ClassVar[bool] = False
     accuracies: tuple[tuple[float, ...], ...]
-    nodes: int | None = None
+    """Rates by head, then by rank of the guess, given that the guesses before it on the path were right; those of a head fall, and
+    add up to 1 at most."""
+    nodes: Annotated[int, Ge(1)] | None = None
+    """The best tree of that many nodes, root not counted."""
     branching: tuple[int, ...] | None = None
+    """A dense tree: children of every node, level by level."""
     paths: tuple[tuple[int, ...], ...] | None = None
+    """An explicit tree: each node as ranks of guesses from the root."""
     _mass: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 

@@ -19,7 +19,7 @@ from sim.errors import ScenarioError
 from sim.placement.generative import GenerativeModel, GenerativeServing
 from sim.placement.serving import Serving
 from sim.scenario import explain, named
-from sim.scenario.keys import Process
+from sim.scenario.chosen import Process
 from sim.scenario.section import Policy, Section
 from sim.scenario.yaml import parse_yaml
 from workloads import (
@@ -338,13 +338,7 @@ class PlaceScenario:
         else:
             rates = power_law_rates(float(total), len(names), traffic.popularity).tolist()
         arrivals: dict[str, Any] = {
-            name: named.choice(
-                process,
-                {"rate_per_s": rate, **settings},
-                named.PROCESSES,
-                key="workload.arrivals",
-                what="an arrival process",
-            )
+            name: traffic.arrivals.made("workload.arrivals", {"rate_per_s": rate, **settings})
             for name, rate in zip(names, rates, strict=True)
             if rate > 0
         }

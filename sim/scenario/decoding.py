@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
+from policies.acceptance import BetaAlpha, Rule, Tree, check_rule
+from policies.decoding import Method as Drafting
 from sim.scenario.section import FilePath, ModelName, Policy, Section
 from sim.text import shown
 
-# `policies.decoding.METHODS`, which is not imported here to keep the start short; a test compares.
-Method = Literal["autoregressive", "draft_model", "ngram", "medusa", "eagle", "mtp"]
+Method = Literal["autoregressive", Drafting]
 ALSO_MTP = ("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "NEXTN", "MTP")
 """Other names of mtp: those that vLLM had for each family before 0.32.0 and still takes, SGLang's and TensorRT-LLM's."""
 _SAME_NUMBER = {
@@ -34,13 +35,6 @@ AnyMethod = Annotated[
 ]
 Probability = Annotated[float, Field(ge=0, le=1)]
 WITHOUT_DRAFT = {"ngram": "n-gram look-up runs no model", "medusa": "Medusa's heads run inside the target's own step"}
-
-
-class Beta(Section):
-    """Every request has an alpha of its own from a Beta distribution."""
-
-    mean: Probability
-    sd: Annotated[float, Field(ge=0)]
 
 
 class TwoStates(Section):
@@ -74,19 +68,6 @@ class Distributions(Section):
     draft: list[float] | list[list[float]]
 
 
-class TreeShape(Section):
-    """A tree of candidates verified at once, and how often the guesses of each head are right."""
-
-    accuracies: list[list[float]]
-    """Rates by head, then by rank of the guess, given that the guesses before it on the path were right."""
-    nodes: Annotated[int, Field(ge=1)] | None = None
-    """The best tree of that many nodes, root not counted."""
-    branching: list[int] | None = None
-    """A dense tree: children of every node, level by level."""
-    paths: list[list[int]] | None = None
-    """An explicit tree: each node as ranks of guesses from the root."""
-
-
 class AcceptanceSettings(Section):
     """The number of drafted tokens that a round accepts, stated by exactly one of the kinds."""
 
@@ -99,14 +80,14 @@ class AcceptanceSettings(Section):
     """Tokens per round, the target's own counted, when `at_k` are drafted."""
     at_k: Annotated[int, Field(ge=1)] | None = None
     """Drafted tokens behind mean_length; num_speculative_tokens where it is left out."""
-    beta: Beta | None = None
+    beta: BetaAlpha | None = None
     two_state: TwoStates | None = None
     recorded: FilePath | None = None
     """A CSV with the columns request, round, accepted."""
     recorded_k: Annotated[int, Field(ge=1)] | None = None
     """Tokens drafted in the recording; num_speculative_tokens where it is left out."""
     distributions: Distributions | None = None
-    tree: TreeShape | None = None
+    tree: Tree | None = None
     published: Annotated[str, Field(min_length=1)] | None = None
     """Rates by the name they are known under, such as deepseek-v3 (`policies.acceptance.PUBLISHED`)."""
     policy: Policy | None = None
@@ -179,7 +160,7 @@ class DecodingSettings(Section):
     max_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
     """The most that adaptive may choose; 8 where it is left out."""
     acceptance: AcceptanceSettings | None = None
-    rule: Literal["modified_rejection", "naive_match", "lenient"] | None = None
+    rule: Rule | None = None
     """The rule by which distributions lead to acceptance; modified_rejection where it is left out."""
     b: Annotated[float, Field(gt=0)] | None = None
     """Upper end of the uniform number of rule lenient."""
@@ -243,8 +224,7 @@ class DecodingSettings(Section):
             raise ValueError(
                 f"method {self.method} needs draft: {{model: NAME}}, {{cost_ratio: C}} or {{step_s: T}}{beside}"
             )
-        if (self.rule == "lenient") != (self.b is not None):
-            raise ValueError(f"rule lenient and b go together; got rule {self.rule} with b {self.b}")
+        check_rule(self.rule or "modified_rejection", self.b)
         if self.rule in ("naive_match", "lenient") and self.acceptance.distributions is None:
             raise ValueError(
                 f"what rule {self.rule} accepts follows from the two distributions; give acceptance.distributions, "

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sim.errors import RooftraceError, ScenarioError
+from sim.scenario.section import INNER, Policy, is_section, settings_of
 from sim.text import nearest, shown, unknown
 
 _EXPECTED = {
@@ -20,6 +22,7 @@ _EXPECTED = {
     "float_type": "a number",
     "float_parsing": "a number",
     "string_type": "text",
+    "path_type": "text",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "finite_number": "a finite number",
@@ -27,6 +30,10 @@ _EXPECTED = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
+_STRANGE = ("extra_forbidden", "unexpected_keyword_argument")
+"""The errors for a key that a section does not have."""
+_KIND = re.compile(r"\w+\[.*\]$|constrained-\w+$")
+"""A kind of value in pydantic's paths."""
 _NAMED = 6
 """Settings that stand for all where there are more."""
 _LIMITS = {
@@ -37,37 +44,41 @@ _LIMITS = {
 }
 
 
-def check_mapping(found: object, model: type[BaseModel], source: str, what: str) -> None:
+def check_mapping(found: object, model: type, source: str, what: str) -> None:
     """ScenarioError where *found* is no mapping, and so not *what*, a thing of *model*'s settings."""
     if not isinstance(found, Mapping):
-        names = list(model.model_fields)
+        names = list(settings_of(model))
         listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
         # None is what an empty file holds, or one with comments alone.
         got = f"got {shown(found)}" if found is not None else f"{source} is empty; write it, or name another file"
         raise ScenarioError(f"{source}: {what} is a mapping of settings ({listed}); {got}")
 
 
-def sentence(error: ValidationError, model: type[BaseModel], source: str) -> str:
-    """The first thing wrong with a scenario, in words; unknown keys come first, being the likelier slip."""
-    found = sorted(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
+def sentence(error: ValidationError, model: type, source: str) -> str:
+    """The first thing wrong with a scenario, in words: unknown keys first, being the likelier slip, and last what is wrong with
+    a value as a whole that may be of several kinds."""
+    found = sorted(
+        error.errors(include_url=False),
+        key=lambda each: (each["type"] not in _STRANGE, each["loc"] and _KIND.match(str(each["loc"][-1])) is not None),
+    )
     more = f" (and {len(found) - 1} more to mend)" if len(found) > 1 else ""
     return f"{source}: {describe(found[0], model)}{more}"
 
 
-def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
+def describe(details: ErrorDetails, model: type | None) -> str:
     """One of pydantic's errors as a sentence with its dotted key, what is expected there and what came."""
     kind, value = details["type"], details["input"]
-    key = ".".join(str(part) for part in details["loc"]) or "the scenario"
+    key = _dotted([str(part) for part in details["loc"]], model) or "the scenario"
     context: Mapping[str, Any] = details.get("ctx", {})
-    if kind == "extra_forbidden":
+    if kind in _STRANGE:
         return _unknown_key([str(part) for part in details["loc"]], model)
     if kind == "missing":
         meant = misspelt(str(details["loc"][-1]), value)
         instead = "" if meant is None else f"; {meant} is not a setting there, did you mean {details['loc'][-1]}?"
         return f"{key} is missing{instead}"
-    if kind in ("model_type", "model_attributes_type"):
+    if kind in ("model_type", "model_attributes_type", "dataclass_type"):
         inner = _section(model, [str(part) for part in details["loc"]])
-        names = "" if inner is None else f" ({', '.join(inner.model_fields)})"
+        names = "" if inner is None else f" ({', '.join(settings_of(inner))})"
         return f"{key} is a mapping of settings{names}; got {shown(value)}"
     if kind in ("literal_error", "enum"):
         expected = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
@@ -79,7 +90,7 @@ def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{key} is a number {words} {context[limit]:g}; got {shown(value)}"
     if kind == "too_short":
         return f"{key} is a list of at least {context['min_length']}; got {shown(value)}"
-    if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
+    if kind in ("string_type", "path_type") and isinstance(value, int | float) and not isinstance(value, bool):
         return f"{key} is text; got {value}, a number: write '{value}' (in a shell \"{key}='{value}'\")"
     if kind in _EXPECTED:
         return f"{key} is {_EXPECTED[kind]}; got {shown(value)}"
@@ -93,17 +104,14 @@ def misspelt(missing: str, given: object) -> str | None:
     return nearest(missing, [str(key) for key in given]) if isinstance(given, Mapping) else None
 
 
-def _unknown_key(path: list[str], model: type[BaseModel]) -> str:
+def _unknown_key(path: list[str], model: type | None) -> str:
     section = _section(model, path[:-1])
     key = path[-1]
-    # Where a setting may be one of several sections, pydantic puts the name of the one that was tried into the path.
-    dotted = ".".join(
-        part for i, part in enumerate(path) if not (i == len(path) - 2 and section and part == section.__name__)
-    )
+    dotted = _dotted(path, model)
     if "." in key:
         first, _, rest = key.partition(".")
         return f"{dotted} is not a setting; in a file, write it nested: '{first}: {{{rest}: ...}}'"
-    choices = list(section.model_fields) if section is not None else []
+    choices = list(settings_of(section)) if section is not None else []
     if nearest(key, choices) is None:
         elsewhere = [full for full in _all_keys(model) if full.rsplit(".", 1)[-1] == key]
         if elsewhere:
@@ -111,8 +119,15 @@ def _unknown_key(path: list[str], model: type[BaseModel]) -> str:
     return unknown(f"{dotted} is not a setting", key, choices)
 
 
-def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
-    at: type[BaseModel] | None = model
+def _dotted(path: list[str], model: type | None) -> str:
+    """The key at pydantic's *path*, which has the kind that was tried in it where a value may be of several."""
+    sections = [_section(model, path[:i]) for i in range(len(path))]
+    kinds = [section.__name__ if section else "" for section in sections]
+    return ".".join(part for part, kind in zip(path, kinds, strict=True) if part != kind and not _KIND.match(part))
+
+
+def _section(model: type | None, path: list[str]) -> type | None:
+    at = model
     named = False
     for part in path:
         if named:
@@ -124,34 +139,43 @@ def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
             continue
         if at is not None and part == at.__name__:
             continue
-        if at is None or part not in at.model_fields:
+        if at is None or part not in settings_of(at):
             return None
-        annotation = at.model_fields[part].annotation
+        annotation = settings_of(at)[part]
         entries = entries_in(annotation)
         named = entries is not None
-        at = entries or _model_in(annotation)
+        at = entries or section_in(annotation)
     return None if named else at
 
 
-def entries_in(annotation: Any) -> type[BaseModel] | None:
+def may_be_policy(model: type, path: list[str]) -> bool:
+    """Whether the setting at *path* may be the name of a policy alone."""
+    section = _section(model, path)
+    return path[-1] == INNER or (section is not None and issubclass(section, Policy))
+
+
+def entries_in(annotation: Any) -> type | None:
     """The section of each entry, where a setting maps names to sections."""
     if typing.get_origin(annotation) is dict:
-        return _model_in(typing.get_args(annotation)[1])
+        return section_in(typing.get_args(annotation)[1])
     found = (entries_in(inner) for inner in typing.get_args(annotation))
     return next((entries for entries in found if entries is not None), None)
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *typing.get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+def section_in(annotation: Any) -> type | None:
+    """The section that a setting of this type may be; None for one that is none, and for names mapped to sections."""
+    if is_section(annotation):
+        return annotation
+    if typing.get_origin(annotation) in (dict, Literal):
+        return None
+    found = (section_in(inner) for inner in typing.get_args(annotation))
+    return next((section for section in found if section is not None), None)
 
 
-def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
-    for name, info in model.model_fields.items():
+def _all_keys(model: type | None, prefix: str = "") -> Iterable[str]:
+    for name, annotation in settings_of(model).items() if model is not None else ():
         yield prefix + name
-        inner = _model_in(info.annotation)
+        inner = section_in(annotation)
         if inner is not None:
             yield from _all_keys(inner, f"{prefix}{name}.")
 

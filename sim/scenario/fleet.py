@@ -1,4 +1,4 @@
-"""Settings of machines and links in time: `autoscale`, `failures` and `degraded`."""
+"""Settings of machines in time: `autoscale` and `failures`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sim.scenario.section import Policy, Section
+from sim.engine.spec.lifecycle import Outage
+from sim.scenario.chosen import Control
+from sim.scenario.section import Section
 
 _Time = Annotated[float, Field(ge=0)]
 _Mean = Annotated[float, Field(gt=0)]
@@ -15,12 +17,13 @@ _Mean = Annotated[float, Field(gt=0)]
 class Autoscale(Section):
     """The number of machines, by a policy that is asked after each interval. `replicas` are those of the beginning."""
 
-    policy: Policy
+    policy: Control
     min: Annotated[int, Field(ge=0)] = 1
     """Never fewer machines; a policy that asks for fewer gets these, and the summary counts how often."""
     max: Annotated[int, Field(ge=1, le=100_000)]
     """Never more."""
-    interval_s: _Mean = 15.0
+    interval_s: _Mean | None = None
+    """Where it is left out, 2 for knative and 15 for others."""
     start: Annotated[str, Field(min_length=1)] | dict[str, _Time] | None = None
     """The phases that a machine goes through until it is ready: in order, with their seconds ({image: 2, weights: 130}), or
     the name of a measured start (qwen3-32b-h100-cold, qwen3-32b-h100-restore); where it is left out, it is ready at once, which a
@@ -28,8 +31,8 @@ class Autoscale(Section):
     provision_s: _Time = 0.0
     """Getting the machine, a phase before those."""
     down_window_s: _Time | None = None
-    """Machines go when fewer were asked for throughout so long; where it is left out, 300 for target_tracking and concurrency, as
-    Kubernetes has it, and 0 for others."""
+    """Machines go when fewer were asked for throughout so long; where it is left out, 300 for target_tracking and concurrency, and
+    0 for others. Without either window these two have no `behavior`: the most that was asked for within 300 s counts, both ways."""
     up_window_s: _Time = 0.0
     """Machines come when more were asked for throughout so long."""
     drain_s: _Time | None = None
@@ -40,38 +43,6 @@ class Autoscale(Section):
     def _in_order(self) -> Self:
         if self.max < self.min:
             raise ValueError(f"max is at least min; got {self.max} and {self.min}")
-        return self
-
-
-class OutageAt(Section):
-    """A failure at a known time."""
-
-    machine: Annotated[int, Field(ge=0)]
-    """The machine's number, from 0, through all pools."""
-    at_s: _Time
-    for_s: _Time | None = None
-    """Where it is left out, the machine does not come back."""
-
-
-class Degraded(Section):
-    """A time for which a link is not what it was."""
-
-    at_s: _Time
-    for_s: _Time | None = None
-    """Where it is left out, to the end."""
-    factor: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """A factor on the bandwidth: 0.1 leaves a tenth, 0 stops the link and needs for_s. A transfer goes on at whatever there is."""
-    added_latency_s: _Time = 0.0
-    """The time that each transfer takes beside its bytes and latency whose last byte is sent in this time."""
-
-    @model_validator(mode="after")
-    def _does_something(self) -> Self:
-        if self.factor == 1 and not self.added_latency_s:
-            raise ValueError("nothing is degraded: give factor below 1, or added_latency_s")
-        if self.factor == 0 and self.for_s is None:
-            raise ValueError(
-                "factor 0 stops the link, and without for_s it never goes on; give for_s, or a factor above 0"
-            )
         return self
 
 
@@ -102,7 +73,7 @@ class Failures(Section):
     shape: _Mean = 1.0
     """Shape of the Weibull distribution of times until machines fail; 1 is exponential. Times until they are back are
     exponential."""
-    times: list[OutageAt] = Field(default_factory=list)
+    times: list[Outage] = Field(default_factory=list)
     """Failures at known times; a machine that does not serve then does not fail."""
     slow: list[SlowMachine] = Field(default_factory=list)
     in_flight: Literal["resume", "retry", "lose"] = "resume"

@@ -18,12 +18,17 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from hwmodels.experts import ExpertLayout
+from hwmodels.graphs import GraphSettings
 from hwmodels.stacks import default_scheduler, default_stack, stacks
+from policies.ranks import PromptBalance
+from sim.scenario.chosen import Distribution, Eviction, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
-from sim.scenario.fleet import Autoscale, Degraded, Failures
-from sim.scenario.section import FilePath, MayBeFile, ModelName, Named, Policy, Section
-from sim.scenario.tiers import Fabric, Tier
+from sim.scenario.fleet import Autoscale, Failures
+from sim.scenario.section import FilePath, MayBeFile, ModelName, Policy, Section
+from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
+from workloads import ServeGen, SharedPrefix
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain", "export"]
@@ -51,8 +56,6 @@ BUILT_IN_TRACES = ("conversation",)
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _AMOUNTS = ("requests", "duration_s")
 _PROTOCOL = ("protocol", "concurrency")
-POPULARITIES = ("measured", "even")
-"""The popularities of experts that have a name."""
 
 
 def _one_of(names: tuple[str, ...], ending: str | None = None) -> AfterValidator:
@@ -78,24 +81,6 @@ Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class Process(Named):
-    """An arrival process by name; every other key is a setting of it."""
-
-    process: Annotated[str, Field(min_length=1)]
-
-
-class Distribution(Named):
-    """A distribution of lengths by name; every other key is a setting of it. A number alone is a fixed length."""
-
-    distribution: Annotated[str, Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        number = isinstance(value, int) and not isinstance(value, bool)
-        return {"distribution": "fixed", "tokens": value} if number else value
-
-
 class Parallel(Section):
     """The layout of one replica over tensor x pipeline x data GPUs."""
 
@@ -113,55 +98,6 @@ class Parallel(Section):
     @property
     def gpus(self) -> int:
         return self.tensor * self.pipeline * self.data
-
-
-class PromptBalance(Section):
-    """The moment at which prompts of ranks may start: where every rank has some, as TensorRT-LLM's `attention_dp_config` with
-    `enable_balance`."""
-
-    timeout_iters: Annotated[int, Field(ge=1)] = 50
-    """Steps after which they start although not every rank has one."""
-    batching_wait_iters: Annotated[int, Field(ge=0)] = 10
-    """Steps for which they wait for more where every rank has one."""
-
-
-class ZipfPopularity(Section):
-    """Popularity of experts that falls as a power of their rank."""
-
-    zipf: Annotated[float, Field(ge=0)]
-    """The exponent; 0 is even."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Which expert has which rank is drawn from it."""
-
-
-class ExpertSettings(Section):
-    """The way in which the experts of a mixture are chosen, placed and reached."""
-
-    popularity: Annotated[str, Field(min_length=1), MayBeFile(names=POPULARITIES)] | ZipfPopularity = "measured"
-    """`measured`: mildly skewed, as the tables of kernels were timed; `even`; `{zipf: EXPONENT}`; or a file with the weight of each
-    expert, one a line."""
-    placement: Literal["linear", "round_robin", "eplb"] = "linear"
-    """`linear`: consecutive experts on a rank; `round_robin`: dealt out; `eplb`: packed by popularity (vLLM's --enable-eplb)."""
-    redundant: Annotated[int, Field(ge=0)] = 0
-    """Copies of the hottest experts over all ranks, which placement eplb makes (vLLM's num_redundant_experts)."""
-    exchange: (
-        Literal["allgather_reducescatter", "all_to_all", "deepep_high_throughput", "deepep_low_latency"] | None
-    ) = None
-    """The way in which rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every
-    GPU (vLLM's allgather_reducescatter)."""
-
-
-class CudaGraphs(Section):
-    """Which decode steps are replayed as CUDA graphs, padded to the next size that was captured."""
-
-    largest: Annotated[int, Field(ge=1)] | None = None
-    """The largest: tokens (vLLM's max_cudagraph_capture_size), or sequences, which with drafts have several tokens each (SGLang's
-    cuda-graph-max-bs, max_batch_size of TensorRT-LLM's cuda_graph_config). Where it is left out, the stack's default on the device.
-    Larger steps are launched kernel by kernel."""
-    sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
-    """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
-    eager: bool = False
-    """None (vLLM's --enforce-eager, SGLang's --disable-cuda-graph): nothing is padded, every step is launched kernel by kernel."""
 
 
 class Memory(Section):
@@ -189,7 +125,7 @@ class Memory(Section):
     prefix_caching: bool | None = None
     """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
     stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
-    eviction: Policy | None = None
+    eviction: Eviction | None = None
     """Which cached blocks go first when new ones are needed; where it is left out, the least recently used ones, as in vLLM and
     SGLang."""
     tiers: list[Tier] = Field(default_factory=list)
@@ -198,52 +134,11 @@ class Memory(Section):
     """`recompute`: the newest sequences give their KV back and are computed again; `swap`: it is moved to the `host` tier and comes
     back from there; `none`: running out is an error."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _renamed(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and "gpu_fraction" in value:
-            raise ValueError(
-                "gpu_fraction is called as the stack calls it: gpu_memory_utilization (vLLM, eager, ideal), "
-                "mem_fraction_static (SGLang) or free_gpu_memory_fraction (TensorRT-LLM)"
-            )
-        return value
-
     @property
     def shares(self) -> dict[str, float]:
         """The shares that are given, by their stacks' names."""
         names = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
         return {name: given for name in names if (given := getattr(self, name)) is not None}
-
-
-class LoadStage(Section):
-    """Part of a load: floor(rate x duration) requests."""
-
-    rate_per_s: Annotated[float, Field(gt=0)]
-    duration_s: Seconds
-
-    @model_validator(mode="after")
-    def _some(self) -> Self:
-        if self.rate_per_s * self.duration_s < 1 - 1e-9:
-            raise ValueError(f"a stage sends at least one request; got {self.rate_per_s:g}/s for {self.duration_s:g} s")
-        return self
-
-
-class SharedPrefix(Section):
-    """Groups of prompts that begin with the same system prompt, sent in stages as inference-perf does it: a later stage asks for
-    the prompts of an earlier one again."""
-
-    groups: Annotated[int, Field(ge=1)]
-    prompts_per_group: Annotated[int, Field(ge=1)]
-    system_prompt_tokens: Annotated[int, Field(ge=1)]
-    question_tokens: Annotated[int, Field(ge=1)]
-    output_tokens: Annotated[int, Field(ge=0)]
-    stages: Annotated[list[LoadStage], Field(min_length=1)]
-    pause_s: Annotated[float, Field(ge=0)] = 1.0
-    """The time from the end of a stage's last request to the next stage."""
-    arrival: Literal["poisson", "constant"] = "poisson"
-    """`poisson`: a Poisson number each second; `constant`: exponential gaps scaled to the stage, as in inference-perf."""
-    block_tokens: Annotated[int, Field(ge=1)] = 16
-    """Tokens that one id of the generated prompts stands for."""
 
 
 class Conversations(Section):
@@ -260,23 +155,6 @@ class Conversations(Section):
     """The time from an answer to the next prompt, exponential."""
     block_tokens: Annotated[int, Field(ge=1)] = 16
     """Tokens that one id of the generated prompts and answers stands for."""
-
-
-class ServeGen(Section):
-    """Production traffic drawn from the parameters that ServeGen publishes by client and window of time."""
-
-    arrivals: FilePath
-    """Parquet file: model, client, window_start_s, rate_req_s, family, shape."""
-    lengths: FilePath
-    """Parquet file: model, client, window_start_s, field, value, probability."""
-    model: Annotated[str, Field(min_length=1)]
-    """The model's name in the files (m-small, deepseek-r1, mm-image), not in the scenario."""
-    start_s: Annotated[float, Field(ge=0)] = 0.0
-    duration_s: Seconds = 86_400.0
-    clients: Annotated[list[int], Field(min_length=1)] | None = None
-    """Some of its clients; all of them where it is left out."""
-    leave_out_without_lengths: bool = False
-    """Leave out clients whose lengths were not published."""
 
 
 class Predictor(Section):
@@ -309,6 +187,8 @@ class Workload(Section):
     """Conversations whose next prompt contains the last answer; `arrivals` says when they start."""
     servegen: ServeGen | None = None
     """Production traffic by client, its rate, burstiness and lengths by the hour."""
+    generator: Policy | None = None
+    """A kind of workload of your own: package.module:Class or a class method (`batches:Batches.equal`), with its settings."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Prompt tokens that one of a session's block ids stands for; where it is left out, what the lengths say."""
     format: TraceFormat = "auto"
@@ -367,7 +247,9 @@ class Workload(Section):
     def _one_source(self) -> Self:
         """Check what the source of the requests needs and what it does not take; the first that is given is the source."""
         if generators := [
-            name for name in ("shared_prefix", "conversations", "servegen") if getattr(self, name) is not None
+            name
+            for name in ("shared_prefix", "conversations", "servegen", "generator")
+            if getattr(self, name) is not None
         ]:
             self._check_generator(generators)
         elif self.sessions is not None:
@@ -630,15 +512,15 @@ class Pool(Section):
     serving_release: Annotated[str, Field(min_length=1)] | None = None
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
-    experts: ExpertSettings | None = None
-    cuda_graphs: CudaGraphs | None = None
+    experts: ExpertLayout | None = None
+    cuda_graphs: GraphSettings | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool, at the beginning where it is autoscaled."""
     autoscale: Autoscale | None = None
-    rank_router: Policy | None = None
+    rank_router: Router | None = None
     prompt_balance: PromptBalance | None = None
-    scheduler: Policy | None = None
+    scheduler: Scheduler | None = None
     decoding: DecodingSettings | None = None
     decoding_by_model: dict[str, DecodingSettings] | None = None
     """The decoding methods of single models of `models`, by name, in place of `decoding`."""
@@ -684,7 +566,7 @@ class KvLink(Section):
     """`layers`: each layer's KV goes while the next ones are computed, where there is room for it before (`handover.room`)."""
     fabric: Fabric | None = None
     """A network that it shares with other links, and with tiers that name it."""
-    degraded: list[Degraded] = Field(default_factory=list)
+    degraded: Degraded = ()
     """Times for which the link, of all machines of the two pools, has less bandwidth or takes longer; no two at once."""
 
 
@@ -705,7 +587,7 @@ class HandoverSettings(Section):
     """Tokens that the decode machine leaves free for each sequence it has when it takes room for another."""
     repack: bool | None = None
     """Whether KV that the two sides divide over different numbers of GPUs is copied once more where it arrives."""
-    router: Policy | None = None
+    router: Router | None = None
     """Which decode machine; where it is left out, by the policy of the top level's `router`."""
 
 
@@ -729,20 +611,20 @@ class Settings(Section):
     cost_model: Literal["calibrated", "roofline"] = "calibrated"
     """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     parallel: Parallel = Parallel()
-    experts: ExpertSettings | None = None
+    experts: ExpertLayout | None = None
     """The experts of a mixture."""
-    cuda_graphs: CudaGraphs | None = None
+    cuda_graphs: GraphSettings | None = None
     """The graphs of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """Micro-batches in flight at once; where it is left out, one for each stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
-    router: Policy = Policy(policy="round_robin")
-    rank_router: Policy | None = None
+    router: Router = Router(policy="round_robin")
+    rank_router: Router | None = None
     """Which rank of a machine gets a request (`parallel.data`); where it is left out, as the serving stack does it: `vllm_ranks`,
     `trtllm_ranks`, or for the others `round_robin`."""
     prompt_balance: PromptBalance | None = None
     """Prompts of ranks start together; where it is left out, each when its rank's scheduler says so."""
-    scheduler: Policy = Policy(policy=default_scheduler())
+    scheduler: Scheduler = Scheduler(policy=default_scheduler())
     """Where it is left out, the serving stack's own: `vllm`, `sglang` or `trtllm`; `vllm` for the stack `ideal`."""
     decoding: DecodingSettings = DecodingSettings()
     stream_interval: Annotated[int, Field(ge=1)] = 1

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from hwmodels.stacks import stacks
 from sim.errors import ScenarioError
 from sim.scenario.explain import describe, misspelt
+from sim.scenario.section import INNER
 from sim.text import shown, unknown
 
 SCHEDULERS: Mapping[str, str] = {
@@ -39,22 +40,8 @@ SCHEDULERS: Mapping[str, str] = {
     "keep_slo": "policies.classes:KeepSlo",
     **{name: each.policy for stack in stacks().values() for name, each in stack.schedulers.items()},
 }
-RENAMED: Mapping[str, str] = {
-    "padded": "fastertransformer",
-    **{name: now for stack in stacks().values() for name, now in stack.renamed.items()},
-}
-"""Names that policies had before, or that one may look for."""
-MOVED: Mapping[str, str] = {
-    "policies.oneshot": "policies.single_pass",
-    "policies.schedulers:Static": "policies.published:Static",
-    "policies.schedulers:Orca": "policies.published:Orca",
-    "policies.schedulers:Vllm": "policies.vllm:VllmV0",
-    "policies.schedulers:EvictNewest": "policies.wrappers:EvictNewest",
-    "policies.sarathi:Padded": "policies.published:FasterTransformer",
-}
-"""Modules of policies that had another name before, and classes that were elsewhere."""
-INNER = "inner"
-"""The setting of a wrapper that is a policy itself."""
+SOUGHT: Mapping[str, str] = {name: now for stack in stacks().values() for name, now in stack.renamed.items()}
+"""Names that one may look for."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
 AUTO_VALUE = "auto"
@@ -149,8 +136,8 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     """
     if name in table:
         factory = load(table[name])
-    elif name in RENAMED and RENAMED[name] in table:
-        raise ScenarioError(f"{key}: {name!r} is called {RENAMED[name]}")
+    elif name in SOUGHT and SOUGHT[name] in table:
+        raise ScenarioError(f"{key}: {name!r} is called {SOUGHT[name]}")
     elif ":" not in name:
         raise ScenarioError(unknown(f"{key}: {name!r} is not a policy", name, [*table, "package.module:Class"]))
     else:
@@ -176,19 +163,19 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     return make(factory, settings, key=key, name=name)
 
 
-def _imported(name: str, *, key: str, method: str) -> Any:
-    module, _, within = name.partition(":")
-    if module in MOVED:
-        raise ScenarioError(f"{key}: the module {module} is called {MOVED[module]}; write {MOVED[module]}:{within}")
-    if name in MOVED:
-        raise ScenarioError(f"{key}: {name} is elsewhere now; write {MOVED[name]}")
+def imported(name: str, *, key: str) -> Any:
+    """The object of the user's own that package.module:Name stands for; ScenarioError naming *key* where it is not there."""
     try:
-        found = load(name)
+        return load(name)
     except AttributeError:
         raise ScenarioError(f"{key}: {name.partition(':')[0]} has no {name.partition(':')[2]!r}") from None
     except Exception as error:
         # A module of the user's own may fail in any way while it is imported.
         raise ScenarioError(f"{key}: cannot import {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _imported(name: str, *, key: str, method: str) -> Any:
+    found = imported(name, key=key)
     if isinstance(found, type) and callable(getattr(found, method, None)):
         return found
     if inspect.isfunction(found) and method in _ARGUMENTS and _takes(found, _ARGUMENTS[method]):
@@ -277,16 +264,16 @@ def make(
     """The policy that *factory* (a class or function) makes of *settings*, checked against the types of its parameters, and of what
     has been *made* of some of them already.
 
-    Raises ScenarioError naming `key.setting` for an unknown, missing or unfit one. A class may say in `moved_settings` where
-    one that it had before has gone.
+    Raises ScenarioError naming `key.setting` for an unknown, missing or unfit one. A class may say in
+    `not_settings` what to write in place of one that is looked for.
     """
     known = parameters(factory)
     for setting in settings:
         if setting not in known:
-            moved = getattr(factory, "moved_settings", {}).get(setting)
-            if moved is not None:
-                raise ScenarioError(f"{key}.{setting} is no setting of {name} any more: {moved}")
             of = f"{key}.{setting} is not a setting of {name}"
+            instead = getattr(factory, "not_settings", {}).get(setting)
+            if instead is not None:
+                raise ScenarioError(f"{of}: {instead}")
             raise ScenarioError(unknown(of, setting, known) if known else f"{of}, which has none")
     values: dict[str, Any] = {}
     for setting, (hint, required) in known.items():
@@ -315,13 +302,13 @@ def parameters(factory: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def schema(factory: Callable[..., Any], inner: str = "Scheduler") -> dict[str, Any]:
-    """JSON Schema properties of the settings that *factory* takes, with their defaults; *inner*: what a wrapper wraps."""
+def schema(factory: Callable[..., Any], inner: Any = None) -> dict[str, Any]:
+    """JSON Schema properties of the settings that *factory* takes, with their defaults; *inner*: that of what a wrapper wraps."""
     signature = inspect.signature(factory)
     out = {}
     for name, (hint, required) in parameters(factory).items():
         if name == INNER:
-            out[name] = {"$ref": f"#/$defs/{inner}"}
+            out[name] = inner
             continue
         properties = TypeAdapter(hint).json_schema()
         if name in AUTO:

@@ -20,10 +20,11 @@ from hwmodels.stacks import default_scheduler, stacks
 from hwmodels.stacks.description import Stack
 from sim.errors import ScenarioError
 from sim.scenario import explain
+from sim.scenario.chosen import Scheduler
 from sim.scenario.keys import Settings, Slo
 from sim.scenario.modules import source_digest
 from sim.scenario.placement_file import placed_groups
-from sim.scenario.section import Mark, MayBeFile, Policy, content_of
+from sim.scenario.section import Mark, MayBeFile, content_of
 from sim.scenario.yaml import parse_yaml
 from sim.text import unknown
 from workloads.sources import trace_files
@@ -38,8 +39,6 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 
 _OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
-_POLICIES = ("scheduler", "router", "rank_router", "eviction", "inner")
-"""Settings that may be the name of a policy alone; so may `policy` of `autoscale`."""
 
 
 class Scenario(Settings):
@@ -65,7 +64,7 @@ class Scenario(Settings):
         self._folder = folder
         if "scheduler" not in self.model_fields_set:
             # As a default is: what was given stays what was given.
-            object.__setattr__(self, "scheduler", Policy(policy=self._scheduler_of_the_stack()))
+            object.__setattr__(self, "scheduler", Scheduler(policy=self._scheduler_of_the_stack()))
 
     def _scheduler_of_the_stack(self) -> str:
         try:
@@ -143,7 +142,7 @@ class Scenario(Settings):
                 raise ScenarioError(unknown(what, part, at))
             if inner is None:
                 inner = at[part] = self._before(settings, path[: depth + 1])
-            elif isinstance(inner, str) and (part in _POLICIES or path[: depth + 1][-2:] == ["autoscale", "policy"]):
+            elif isinstance(inner, str) and explain.may_be_policy(Settings, path[: depth + 1]):
                 inner = at[part] = {"policy": inner}
             elif not isinstance(inner, dict):
                 raise ScenarioError(f"{self._source}: {'.'.join(path[: depth + 1])} has no settings of its own ({key})")

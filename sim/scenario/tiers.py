@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from sim.scenario.fleet import Degraded
+from sim.engine.tiers.links import Slowdown, not_at_once
+from sim.scenario.chosen import Eviction
 from sim.scenario.section import Section
 
 _Rate = Annotated[float, Field(gt=0)]
+Degraded = Annotated[tuple[Slowdown, ...], AfterValidator(not_at_once)]
+"""Times for which a link is degraded."""
 
 _ONLY_OF = {
     "write": ("host", "disk", "remote"),
+    "eviction": ("host", "disk", "remote"),
     "write_gb_per_s": ("host", "disk", "remote"),
     "staged": ("disk", "remote", "peer"),
     "store": ("remote",),
@@ -49,6 +53,8 @@ class Tier(Section):
     write: Literal["through", "eviction"] = "through"
     """`through`: prompt blocks are written when they have been computed, as vLLM's offloading and LMCache do; `eviction`: when the
     device, or the tier before this one, gives them up."""
+    eviction: Eviction | None = None
+    """Which of its blocks go first when new ones are written; where it is left out, the least recently used ones."""
     min_load_tokens: Annotated[int, Field(ge=0)] = 0
     """A load that would gain fewer tokens is left out."""
     skip_when_slower: bool = False
@@ -66,7 +72,7 @@ class Tier(Section):
     """What it takes from all replicas together at most."""
     fabric: Fabric | None = None
     """A network that its transfers share with others."""
-    degraded: list[Degraded] = Field(default_factory=list)
+    degraded: Degraded = ()
     """Times for which the link, of all replicas, has less bandwidth or takes longer; no two at once."""
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ from sim.study.rates import ATTAINMENT, REPLICATIONS, Judgement, Target, target_
 from sim.study.sweep import SweepResult, sweep
 from sim.study.table import HALF_WIDTH, flatten
 from sim.text import unknown
-from workloads import Trace
+from workloads import Workload
 from workloads.reuse import reuse
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class _Found:
     def __init__(self, base: Scenario, *, wide: bool) -> None:
         self.base, self.wide, self.group = base, wide, ""
         self.deployment: Deployment = deployment_of(base)
-        self.workload: Any = workload_of(base)
+        self.workload = workload_of(base)
         self.candidates: list[Candidate] = []
         self.refused: list[Refused] = []
         self.said: list[str] = []
@@ -316,7 +316,7 @@ class _Found:
     @property
     def names_blocks(self) -> bool:
         """Whether the workload says which prompts begin alike."""
-        return getattr(self.workload, "prefix_block_tokens", None) is not None
+        return self.workload.prefix_block_tokens is not None
 
 
 def _by_machines(found: _Found) -> None:
@@ -389,8 +389,8 @@ def _by_prefix(found: _Found) -> None:
     found.propose(f"{'no ' if off else ''}prefix caching", memory__prefix_caching=not off)
 
 
-def _reused(workload: Any) -> str:
-    if not isinstance(workload, Trace) or workload.prefix_blocks is None:
+def _reused(workload: Workload) -> str:
+    if workload.prefix_blocks is None:
         return ""
     return f": a cache without limit would find {reuse(workload).best_hit_rate:.1%} of the prompt tokens"
 

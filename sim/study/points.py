@@ -20,9 +20,9 @@ import yaml
 from sim.errors import RooftraceError
 from sim.packages import home
 from sim.scenario import Scenario, named
-from sim.scenario.explain import entries_in
+from sim.scenario.explain import entries_in, section_in
 from sim.scenario.keys import Settings
-from sim.scenario.section import Section
+from sim.scenario.section import settings_of
 from sim.scenario.yaml import parse_yaml
 from sim.text import shown, unknown
 
@@ -206,7 +206,7 @@ def check_key(key: str, *, meta: bool = False) -> None:
     """RooftraceError where the dotted *key* is no setting, with the nearest that is."""
     if meta and key.startswith(META):
         return
-    section: type[Section] = Settings
+    section: type = Settings
     parts = key.split(".")
     entry: Any = None
     for depth, part in enumerate(parts):
@@ -214,18 +214,18 @@ def check_key(key: str, *, meta: bool = False) -> None:
             # The name of a pool.
             section, entry = entry, None
             continue
-        if part not in section.model_fields:
+        if part not in settings_of(section):
             # A setting of a policy, or of one that it wraps.
             wrapped = all(inner == named.INNER for inner in parts[depth:-1])
-            if section.model_config.get("extra") == "allow" and wrapped:
+            if getattr(section, "model_config", {}).get("extra") == "allow" and wrapped:
                 return
             prefix = "".join(f"{before}." for before in parts[:depth])
             hint = "; columns that only go along begin with meta." if meta else ""
-            choices = [prefix + name for name in section.model_fields]
+            choices = [prefix + name for name in settings_of(section)]
             raise RooftraceError(unknown(f"{key} is not a setting", prefix + part, choices, hint=hint))
-        annotation = section.model_fields[part].annotation
+        annotation = settings_of(section)[part]
         entry = entries_in(annotation)
-        inner = _section(annotation)
+        inner = section_in(annotation)
         if entry is not None:
             continue
         if inner is None:
@@ -240,13 +240,6 @@ def check_key(key: str, *, meta: bool = False) -> None:
 def _maps_names(annotation: Any) -> bool:
     """Whether a setting maps names of the user's to values, such as shares of models."""
     return typing.get_origin(annotation) is dict or any(map(_maps_names, typing.get_args(annotation)))
-
-
-def _section(annotation: Any) -> type[Section] | None:
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, Section):
-            return candidate
-    return None
 
 
 def load_sweep(path: str | os.PathLike[str]) -> Sweep | Scenario:

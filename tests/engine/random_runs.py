@@ -358,7 +358,7 @@ def some_slowdowns(rng: random.Random) -> tuple[Slowdown, ...]:
         at_s += rng.choice([0.0, 0.0113, 0.2])
         for_s = rng.choice([1e-3, 0.03, 0.2])
         factor, more_s = rng.choice([(0.0, 0.0), (0.2, 0.0), (0.01, 1e-3), (1.0, 4e-3)])
-        found.append(Slowdown(at_s=at_s, for_s=for_s, factor=factor, latency_s=more_s))
+        found.append(Slowdown(at_s=at_s, for_s=for_s, factor=factor, added_latency_s=more_s))
         at_s += for_s
     return tuple(found)
 

@@ -123,7 +123,7 @@ def test_a_link_that_is_never_busy_adds_its_latency_to_the_nanosecond(first_toke
 def test_a_transfer_that_spans_a_slower_time_arrives_when_its_bytes_have() -> None:
     """20 tokens are 20 ms; from 11 ms on for 8 ms a quarter of the link is left, and the last byte goes before or after that."""
     trace = Trace(arrival_ns=[0], prompt_tokens=[20], output_tokens=[4])
-    slow = (Slowdown(at_s=0.011, for_s=0.008, factor=0.25), Slowdown(at_s=0.02, for_s=0.1, latency_s=0.005))
+    slow = (Slowdown(at_s=0.011, for_s=0.008, factor=0.25), Slowdown(at_s=0.02, for_s=0.1, added_latency_s=0.005))
     path = KvPath(link=LinkSpec(1e6, slowdowns=slow), bytes_per_token=1000.0)
     for fast_forward in (True, False):
         found = run(two(trace, path=path), fast_forward=fast_forward, check_invariants=True)
@@ -260,8 +260,12 @@ def test_whose_transfers_wait_for_each_other(shared: Any, senders: int, receiver
         pools=(0,) * senders + (1,) * receivers,
     )
     machines = (experiment.replicas[0],) * (senders + receivers)
-    found = run(replace(experiment, replicas=machines, handover=handover)).requests
-    assert np.diff(found["landed_ns"]).tolist() == [4 * MS if shared in waits else 0]
+    columns = run(replace(experiment, replicas=machines, handover=handover))
+    assert np.diff(columns.requests["landed_ns"]).tolist() == [4 * MS if shared in waits else 0]
+    # The result says of which machines each link is; -1: of all of the pool.
+    ends = {(link["sender"] >= 0, link["receiver"] >= 0) for link in columns.meta["links"]}
+    assert ends == {(shared in ("sender", "pair"), shared in ("receiver", "pair"))}
+    assert {*map(int, (link[end] for link in columns.meta["links"] for end in ("sender", "receiver")))} <= {-1, 0, 1, 2}
 
 
 def test_who_goes_while_waiting_for_room_gives_back_what_was_computed_and_takes_no_room() -> None:

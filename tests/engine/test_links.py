@@ -47,7 +47,7 @@ def test_a_transfer_that_spans_changes_goes_on_at_what_there_is() -> None:
     slow = (
         Slowdown(at_s=2e-6, for_s=5e-7, factor=0.0),
         Slowdown(at_s=1e-6, for_s=4e-7, factor=0.25),
-        Slowdown(at_s=3e-6, latency_s=3e-8),
+        Slowdown(at_s=3e-6, added_latency_s=3e-8),
     )
     spec = LinkSpec(1e9, latency_s=1e-8, slowdowns=slow)
     # 200 before 1,000; 100 by 1,400; the last 50 by 1,450.
@@ -121,6 +121,7 @@ def test_a_transfer_too_small_to_take_of_a_limit_gives_nothing_of_it_back() -> N
         ({"at_s": -1.0}, "at_s is a finite time of at least 0"),
         ({"at_s": 0.0, "factor": 1.5}, "factor is a share of the bandwidth"),
         ({"at_s": 0.0, "factor": 0.0}, "without for_s it never goes on"),
+        ({"at_s": 0.0}, "nothing is degraded"),
     ],
 )
 def test_what_no_slowdown_can_be_is_refused(wrong: dict[str, float], text: str) -> None:

@@ -48,9 +48,9 @@ def drawn(load: ExpertLoad, tokens: int, times: int = 400) -> np.ndarray:
 
 LOADS = {
     "even": layout("even").load(32, 4, 4),
-    "zipf": layout(Zipf(exponent=0.8)).load(32, 4, 4),
-    "balanced": layout(Zipf(exponent=0.8), placement="eplb", redundant=8).load(32, 4, 4),
-    "one rank": layout(Zipf(exponent=1.2)).load(32, 4, 1),
+    "zipf": layout(Zipf(zipf=0.8)).load(32, 4, 4),
+    "balanced": layout(Zipf(zipf=0.8), placement="eplb", redundant=8).load(32, 4, 4),
+    "one rank": layout(Zipf(zipf=1.2)).load(32, 4, 1),
 }
 
 
@@ -77,7 +77,7 @@ def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
     if share[0] > 1:
         share = [1.0, *(2 * weight / sum(weights[1:]) for weight in weights[1:])]
     assert max(share) <= 1
-    load = layout(Zipf(exponent=exponent)).load(16, 3, 4)
+    load = layout(Zipf(zipf=exponent)).load(16, 3, 4)
     assert sorted(load.chosen, reverse=True) == pytest.approx(share)
     # Ranks hold four of them in the order of their numbers, whoever is popular.
     assert load.held == tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12))
@@ -96,11 +96,11 @@ def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
 
 
 def test_experts_are_held_in_rows_or_dealt_out_and_which_are_popular_is_drawn():
-    zipf = Zipf(exponent=0.8)
+    zipf = Zipf(zipf=0.8)
     rows, dealt = (layout(zipf, placement=how).load(8, 2, 2) for how in ("linear", "round_robin"))
     assert rows.held == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert dealt.held == ((0, 2, 4, 6), (1, 3, 5, 7))
-    other = layout(Zipf(exponent=0.8, seed=1)).load(8, 2, 2)
+    other = layout(Zipf(zipf=0.8, seed=1)).load(8, 2, 2)
     assert rows.chosen == dealt.chosen != other.chosen
     assert sorted(rows.chosen) == sorted(other.chosen)
     assert list(rows.chosen) != sorted(rows.chosen, reverse=True)
@@ -176,7 +176,7 @@ def test_uneven_experts_cost_and_copies_of_the_hottest_give_it_back(made_by):
     def at(sequences, **settings):
         return step_s(made_by, sequences, **split, layout=ExpertLayout(**settings))
 
-    zipf = Zipf(exponent=0.9)
+    zipf = Zipf(zipf=0.9)
     many = 16_384
     even, uneven = at(many, popularity="even"), at(many, popularity=zipf)
     packed = at(many, popularity=zipf, placement="eplb")
@@ -187,8 +187,8 @@ def test_uneven_experts_cost_and_copies_of_the_hottest_give_it_back(made_by):
 
 
 def test_the_roofline_reads_the_experts_that_are_woken_on_the_busiest_rank():
-    load = layout(Zipf(exponent=0.9)).load(128, 8, 8)
-    cost = Roofline(QWEN, H200, ParallelConfig(tensor=8, expert=8, layout=layout(Zipf(exponent=0.9))))
+    load = layout(Zipf(zipf=0.9)).load(128, 8, 8)
+    cost = Roofline(QWEN, H200, ParallelConfig(tensor=8, expert=8, layout=layout(Zipf(zipf=0.9))))
     even = Roofline(QWEN, H200, ParallelConfig(tensor=8, expert=8, layout=layout("even")))
     some = Totals(16, 0, 0, 0, 0, 16, 1600, 16)
     expert_bytes = 3 * 4096 * 1536 * 2
@@ -250,7 +250,7 @@ def test_what_the_exchanges_send():
     assert across == pytest.approx(2 * (device.network.latency_s + sent * both_nodes), rel=1e-6)
     assert across_low == pytest.approx(2 * (device.network.latency_s + sent * 4), rel=1e-6)
     # Rows crowd on the rank with the popular experts.
-    assert exchange_s("all_to_all", popularity=Zipf(exponent=1.0)) > all_to_all
+    assert exchange_s("all_to_all", popularity=Zipf(zipf=1.0)) > all_to_all
 
 
 def test_deepep_is_priced_as_it_was_measured():

@@ -118,22 +118,12 @@ def test_fastertransformer_lets_nobody_in_until_all_have_left() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("padded", {}, "scheduler: 'padded' is called fastertransformer"),
         ("vllm-v1", {}, "scheduler: 'vllm-v1' is called vllm"),
-        (
-            "vllm",
-            {"max_sequences": 3},
-            "scheduler.max_sequences is no setting of vllm any more: it is called max_num_seqs",
-        ),
+        ("vllm", {"max_sequences": 3}, "scheduler.max_sequences is not a setting of vllm; did you mean max_num_seqs?"),
         ("vllm", {"max_num_partial_prefills": 2}, "release 0.32.0 has it no more; long_prefill_token_threshold limits"),
-        (
-            "orca",
-            {"watermark": 0.01},
-            "scheduler.watermark is no setting of orca any more: .*; orca_paged takes blocks",
-        ),
-        ("orca", {"max_prompts": 1}, "scheduler.max_prompts is no setting of orca any more: .*; orca_paged has it"),
+        ("vllm", {"token_budget": 2}, "it is max_num_batched_tokens here; token_budget is sarathi's"),
     ],
 )
-def test_old_names_say_what_they_are_called_now(name: str, settings: dict[str, Any], message: str) -> None:
+def test_names_that_one_may_look_for_say_what_to_write(name: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         policy(name, settings, SCHEDULERS, key="scheduler", method="plan")

@@ -888,6 +888,7 @@ def _shared(rng: Random) -> _Load:
         "groups": rng.choice([1, 3, 6]), "prompts_per_group": rng.choice([1, 4]), "system_prompt_tokens": system,
         "question_tokens": rng.choice([1, 40]), "output_tokens": rng.choice([1, 20]), "stages": stages,
         "pause_s": rng.choice([0.0, 0.2]), "arrival": rng.choice(["poisson", "constant"]),
+        "shuffle": system != 900,
     }  # fmt: skip
     return _Load({"shared_prefix": found}, arrives=len(stages) == 1, ids=True, longest=system + 70)
 

@@ -202,16 +202,6 @@ def test_a_policy_that_breaks_the_rules_is_an_error_and_not_a_hang():
         ("{serving_stack: eager, memory: {release: '0.19'}}", "eager has no account of memory"),
         ("memory: {kv_blocks: 1}", "my.yaml: kv_blocks 1 leaves no block for a sequence; give at least 2"),
         ("scheduler: sarthi", "my.yaml: scheduler: 'sarthi' is not a policy; did you mean sarathi?"),
-        (
-            "scheduler: policies.oneshot:InOrder",
-            "my.yaml: scheduler: the module policies.oneshot is called policies.single_pass; "
-            "write policies.single_pass:InOrder",
-        ),
-        (
-            "scheduler: policies.schedulers:Orca",
-            "my.yaml: scheduler: policies.schedulers:Orca is elsewhere now; write policies.published:Orca",
-        ),
-        ("scheduler: policies.sarathi:Padded", "write policies.published:FasterTransformer"),
         ("scheduler: {policy: sarathi, token_bugdet: 1}", "token_bugdet is not a setting of sarathi; did you mean"),
         ("scheduler: {policy: sarathi, token_budget: 0}", "token_budget is a whole number of at least 1; got 0"),
         ("scheduler: {policy: sarathi, token_budget: '9'}", "scheduler.token_budget is a whole number; got '9'"),

@@ -11,12 +11,13 @@ import pytest
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
 from sim.scenario.keys import Settings
-from sim.scenario.section import MayBeFile, Named, Policy, Section
+from sim.scenario.section import MayBeFile, Named, Policy, is_section, settings_of
 from sim.study.points import content_key
 
 POOLED = {"links": {"a": {}}}
 PARTED = {**POOLED, "pools": {"a": {"role": "prefill"}, "b": {"role": "decode"}}}
 ARRIVALS = {"process": "poisson", "rate_per_s": 1.0}
+TIER = {"kind": "host", "gib": 1}
 DRAFTED = {"method": "draft_model", "num_speculative_tokens": 2}
 
 
@@ -71,8 +72,11 @@ POLICIES = {
     "handover.router": lambda behind: {**PARTED, "handover": {"router": behind}},
     "autoscale.policy": lambda behind: {"autoscale": {"policy": behind, "max": 2}},
     "decoding.acceptance.policy": lambda behind: {"decoding": _decoding("policy", behind)},
+    "workload.generator": lambda behind: {"workload": {"generator": behind}},
     "memory.eviction": lambda behind: {"memory": {"eviction": behind}},
     "pools.a.memory.eviction": lambda behind: _pool(memory={"eviction": behind}),
+    "memory.tiers.eviction": lambda behind: {"memory": {"tiers": [{**TIER, "eviction": behind}]}},
+    "pools.a.memory.tiers.eviction": lambda behind: _pool(memory={"tiers": [{**TIER, "eviction": behind}]}),
     "pools.a.decoding_by_model.a.acceptance.policy": lambda behind: _pool(
         models=["a", "b"], decoding_by_model={"a": _decoding("policy", behind)}
     ),
@@ -106,22 +110,22 @@ NAMED = {
 }
 
 
-def _settings_of(section: type[Section], prefix: str = "") -> dict[str, str]:
+def _settings_of(section: type, prefix: str = "") -> dict[str, str]:
     """Every setting of a type that may name a file or a policy, through all sections, with the kind; a pool is called a."""
     found: dict[str, str] = {}
-    for name, field in section.model_fields.items():
-        found |= _kinds((field.annotation, *field.metadata), prefix + name)
+    for name, kind in settings_of(section).items():
+        found |= _kinds((kind, *getattr(kind, "__metadata__", ())), prefix + name)
     return found
 
 
 def _kinds(parts: tuple[Any, ...], name: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in parts:
-        if isinstance(part, MayBeFile):
+        if isinstance(part, MayBeFile) or part is Path:
             found[name] = "file"
         elif isinstance(part, type) and issubclass(part, Named):
             found[name] = "policy" if issubclass(part, Policy) else "named"
-        elif isinstance(part, type) and issubclass(part, Section):
+        elif is_section(part):
             found |= _settings_of(part, f"{name}.")
         else:
             pool = ".a" if getattr(part, "__origin__", None) is dict else ""

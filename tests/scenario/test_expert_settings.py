@@ -20,7 +20,7 @@ def layout(experts, folder=Path(), **settings):
 def test_settings_reach_the_deployment(tmp_path):
     assert layout({}) == ExpertLayout()
     assert layout({"popularity": {"zipf": 0.8}, "placement": "eplb", "redundant": 8, "exchange": "all_to_all"}) == (
-        ExpertLayout(popularity=Zipf(exponent=0.8), placement="eplb", redundant=8, exchange="all_to_all")
+        ExpertLayout(popularity=Zipf(zipf=0.8), placement="eplb", redundant=8, exchange="all_to_all")
     )
     (tmp_path / "shares.txt").write_text("\n".join(["1"] * 127 + ["30"]))
     assert layout({"popularity": "shares.txt"}, folder=tmp_path).popularity == (1.0,) * 127 + (30.0,)
@@ -31,7 +31,7 @@ def test_pools_have_experts_of_their_own():
         {**MOE, "pools": {"a": {}, "b": {"experts": {"popularity": "even"}}}, "experts": {"popularity": {"zipf": 1.0}}}
     )
     found = [deployment_of(base.pool(name)).parallel.layout.popularity for name in "ab"]
-    assert found == [Zipf(exponent=1.0), "even"]
+    assert found == [Zipf(zipf=1.0), "even"]
 
 
 @pytest.mark.parametrize(

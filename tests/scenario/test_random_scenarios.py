@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from sim.scenario import named
 from sim.scenario.keys import Settings
+from sim.scenario.section import is_section, settings_of
 from tests.sample import ALL
 from tests.scenario.check_scenario import Refused, faults
 from tests.scenario.random_scenarios import draw, write_files
@@ -63,15 +63,15 @@ def test_random_scenarios_of_this_day_hold(first: int, files: Path) -> None:
     assert_all_hold(range(TODAY + first, TODAY + first + AT_ONCE), files)
 
 
-def _keys(kind: Any, seen: dict[type[BaseModel], None]) -> Iterator[str]:
+def _keys(kind: Any, seen: dict[type, None]) -> Iterator[str]:
     """Every key that a scenario may have, by the name that it has in its section."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if is_section(kind):
         if kind in seen:
             return
         seen[kind] = None
-        for name, field in kind.model_fields.items():
+        for name, inner in settings_of(kind).items():
             yield name
-            yield from _keys(field.annotation, seen)
+            yield from _keys(inner, seen)
     for inner in get_args(kind):
         yield from _keys(inner, seen)
 

@@ -3,6 +3,7 @@ import typing
 
 import pytest
 
+from hwmodels.graphs import GraphSettings
 from hwmodels.precision import PRECISIONS
 from sim.errors import ScenarioError
 from sim.scenario import Scenario, named
@@ -59,7 +60,6 @@ seed: 4
             "memory: {gpu_memory_utilisation: 1}",
             "my.yaml: memory.gpu_memory_utilisation is not a setting; did you mean gpu_memory_utilization?",
         ),
-        ("memory: {gpu_fraction: 0.9}", "my.yaml: memory: gpu_fraction is called as the stack calls it: gpu_memory_ut"),
         ("memory: {release: 0.19}", "my.yaml: memory.release is text; got 0.19, a number: write '0.19' (in a shell"),
         ("memory: {kv_blocks: 0}", "my.yaml: memory.kv_blocks is a number at least 1; got 0"),
         ("tensor: 4", "my.yaml: tensor is not a setting; did you mean parallel.tensor?"),
@@ -346,3 +346,43 @@ def test_a_file_that_names_no_scheduler_is_told_what_it_had_before(tmp_path):
 def test_a_section_that_is_null_is_as_left_out(section):
     assert Scenario.from_mapping({section: None}) == Scenario()
     assert Scenario.default().with_set(f"{section}=null").settings().get(section) is None
+
+
+PREFIX = {"groups": 1, "prompts_per_group": 1, "system_prompt_tokens": 4, "question_tokens": 3, "output_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cuda_graphs": {"siez": [8]}}, "cuda_graphs.siez is not a setting; did you mean sizes?"),
+        ({"cuda_graphs": {"sizes": [8, 0]}}, "cuda_graphs.sizes.1 is a number at least 1; got 0"),
+        ({"cuda_graphs": {"eager": True, "largest": 8}}, "cuda_graphs: a server without graphs (eager) has no sizes"),
+        ({"experts": {"popularity": {"zipf": -1}}}, "experts.popularity.zipf is a number at least 0; got -1"),
+        (
+            {"failures": {"times": [{"machine": 0, "at": 1}]}},
+            "failures.times.0.at is not a setting; did you mean at_s?",
+        ),
+        ({"prompt_balance": 3}, "prompt_balance is a mapping of settings (timeout_iters, batching_wait_iters); got 3"),
+        (
+            {"workload": {"shared_prefix": {**PREFIX, "stages": [{"rate_per_s": 1, "duration_s": 0.1}]}}},
+            "workload.shared_prefix.stages.0: a stage sends at least one request; got 1/s for 0.1 s",
+        ),
+        (
+            {"workload": {"servegen": {"arrivals": 3, "lengths": "b", "model": "c"}}},
+            "workload.servegen.arrivals is text; got 3, a number: write '3'",
+        ),
+    ],
+)
+def test_mistakes_in_sections_that_rooms_define_are_told_like_those_in_others(settings, message):
+    with pytest.raises(ScenarioError) as caught:
+        Scenario.from_mapping(settings, source="my.yaml")
+    assert str(caught.value).startswith(f"my.yaml: {message}")
+
+
+def test_a_section_that_a_room_defines_is_its_object_and_is_written_as_it_was_given():
+    scenario = Scenario(cuda_graphs={"sizes": [8, 16]})
+    assert scenario.cuda_graphs == GraphSettings(sizes=(8, 16))
+    assert scenario.settings() == {"cuda_graphs": {"sizes": [8, 16]}}
+    assert scenario.resolved()["cuda_graphs"] == {"largest": None, "sizes": [8, 16], "eager": False}
+    assert Scenario.from_yaml(scenario.to_yaml()) == scenario
+    assert scenario.with_set("cuda_graphs={eager: true}").cuda_graphs == GraphSettings(eager=True)

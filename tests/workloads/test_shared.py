@@ -37,6 +37,14 @@ def test_each_stage_begins_again_with_the_first_text() -> None:
     assert texts[8:14] == texts[14:20] == texts[:6]
 
 
+def test_groups_come_one_after_another_where_they_are_not_shuffled() -> None:
+    trace = replace(LOAD, shuffle=False).trace(seed=3)
+    system_prompts = [trace.prefix_of(row)[0] for row in range(6)]
+    assert system_prompts == sorted(system_prompts)
+    assert [trace.prefix_of(row)[0] for row in range(8, 14)] == system_prompts
+    assert [LOAD.trace(seed=3).prefix_of(row)[0] for row in range(6)] != system_prompts
+
+
 def test_a_poisson_stage_has_its_number_and_about_its_rate() -> None:
     load = replace(LOAD, stages=(LoadStage(rate_per_s=50.0, duration_s=200.0),))
     trace = load.trace(seed=1)

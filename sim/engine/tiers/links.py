@@ -12,25 +12,27 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Le
 
 _UNHARMED: Final = (1.0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """A time for which a link has less bandwidth, or takes longer."""
+    """A time for which a link is not what it was."""
 
-    at_s: float
-    for_s: float | None = None
-    """None: to the end."""
-    factor: float = 1.0
-    """The share of the bandwidth, from 0 (only with `for_s`) to 1."""
-    latency_s: float = 0.0
-    """Added for each transfer whose last byte is sent meanwhile."""
+    at_s: Annotated[float, Ge(0)]
+    for_s: Annotated[float, Ge(0)] | None = None
+    """Where it is left out, to the end."""
+    factor: Annotated[float, Ge(0), Le(1)] = 1.0
+    """A factor on the bandwidth: 0.1 leaves a tenth, 0 stops the link and needs for_s. A transfer goes on at whatever there is."""
+    added_latency_s: Annotated[float, Ge(0)] = 0.0
+    """The time that each transfer takes beside its bytes and latency whose last byte is sent in this time."""
 
     def __post_init__(self) -> None:
-        for name in ("at_s", "for_s", "latency_s"):
+        for name in ("at_s", "for_s", "added_latency_s"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
@@ -40,6 +42,8 @@ class Slowdown:
             raise ValueError(
                 "factor 0 stops the link, and without for_s it never goes on; give for_s, or a factor above 0"
             )
+        if self.factor == 1 and not self.added_latency_s:
+            raise ValueError("nothing is degraded: give factor below 1, or added_latency_s")
 
     @property
     def begin_ns(self) -> int:
@@ -50,14 +54,15 @@ class Slowdown:
         return inf if self.for_s is None else round(self.at_s * 1e9) + round(self.for_s * 1e9)
 
 
-def check_slowdowns(slowdowns: Sequence[Slowdown]) -> None:
-    """ValueError for slowdowns of one link of which two hold at once."""
+def not_at_once(slowdowns: tuple[Slowdown, ...]) -> tuple[Slowdown, ...]:
+    """*slowdowns* of one link; ValueError where two hold at once."""
     for one, two in pairwise(sorted(slowdowns, key=lambda each: each.begin_ns)):
         if two.begin_ns < one.end_ns:
             until = "to the end" if one.for_s is None else f"to {one.at_s + one.for_s:g} s"
             raise ValueError(
                 f"from {two.at_s:g} s on the link is slowed down twice: the one of {one.at_s:g} s holds {until}; have it end before"
             )
+    return slowdowns
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ class LinkSpec:
             raise ValueError(f"latency_s must be finite and not negative, not {self.latency_s!r}")
         if self.concurrent_transfers < 1:
             raise ValueError(f"concurrent_transfers must be at least 1, not {self.concurrent_transfers}")
-        check_slowdowns(self.slowdowns)
+        not_at_once(self.slowdowns)
 
     def occupied_ns(self, n_bytes: int, *, writes: bool = False) -> int:
         """Nanoseconds for which a transfer holds its place, at full bandwidth."""
@@ -313,7 +318,7 @@ def _changes(slowdowns: Sequence[Slowdown]) -> list[tuple[int, float, int]]:
     for each in sorted(slowdowns, key=lambda each: each.begin_ns):
         if found and found[-1][0] == each.begin_ns:
             found.pop()
-        found.append((each.begin_ns, each.factor, round(each.latency_s * 1e9)))
+        found.append((each.begin_ns, each.factor, round(each.added_latency_s * 1e9)))
         if each.end_ns < inf:
             found.append((round(each.end_ns), *_UNHARMED))
     return found

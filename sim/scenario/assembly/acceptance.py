@@ -14,14 +14,14 @@ from policies.acceptance import TwoState
 from sim.engine import PolicyError
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.decoding import AcceptanceSettings, DecodingSettings, Distributions, TreeShape, TwoStates
+from sim.scenario.decoding import AcceptanceSettings, DecodingSettings, Distributions, TwoStates
 from sim.scenario.section import Policy
 
 if TYPE_CHECKING:
     from policies.acceptance import Acceptance
     from policies.acceptance.process import FloatArray, IntArray
     from policies.decoding import Speculative
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 Find = Callable[[str], Path | None]
@@ -88,29 +88,16 @@ def _from_distributions(
     return kinds.FromDistributions(target=stated.target, draft=stated.draft, rule=rule, b=settings.b)
 
 
-def _tree(shape: TreeShape, settings: DecodingSettings, given: AcceptanceSettings, find: Find) -> Acceptance:
-    if settings.method in ("ngram", "draft_model"):
-        raise ValueError(
-            f"a tree of candidates comes from heads, and method {settings.method} drafts a chain; use medusa, eagle or mtp"
-        )
-    return kinds.Tree(
-        accuracies=tuple(map(tuple, shape.accuracies)),
-        nodes=shape.nodes,
-        branching=None if shape.branching is None else tuple(shape.branching),
-        paths=None if shape.paths is None else tuple(map(tuple, shape.paths)),
-    )
-
-
 _KINDS: dict[str, Callable[[Any, DecodingSettings, AcceptanceSettings, Find], Acceptance]] = {
     "alpha": lambda alpha, *_: kinds.Iid(alpha=alpha),
     "per_position": _per_position,
     "mean_length": _mean_length,
-    "beta": lambda beta, *_: kinds.BetaAlpha(mean=beta.mean, sd=beta.sd),
+    "beta": lambda beta, *_: beta,
     "two_state": _two_state,
     "recorded": _recorded,
     "distributions": _from_distributions,
     "published": lambda name, *_: kinds.published(name).acceptance,
-    "tree": _tree,
+    "tree": lambda tree, *_: tree,
 }
 """Each key that states a process, and the function that makes it of the key's value."""
 
@@ -206,7 +193,7 @@ def largest_k(settings: DecodingSettings) -> int:
     return k or 1  # type: ignore[return-value]
 
 
-def check_recording(decoding: Speculative, workload: Trace | ClosedLoop, numbers: IntArray) -> None:
+def check_recording(decoding: Speculative, workload: Workload, numbers: IntArray) -> None:
     """Refuse a recording that may end before its request does, at the smallest k that the run may use; *numbers*: of the requests
     of *workload* in the whole run, by which rows are replayed."""
     rows = decoding.acceptance.rows  # type: ignore[attr-defined]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import deploy
-from hwmodels.experts import ExpertLayout, Zipf, read_popularity
-from hwmodels.graphs import GraphSettings
+from hwmodels.experts import ExpertLayout, read_popularity
 from hwmodels.hardware import load_hardware
 from hwmodels.model import load_model
 from hwmodels.overheads import serving_stack
@@ -18,14 +18,13 @@ from hwmodels.tables import is_profile
 from sim.errors import ScenarioError
 from sim.scenario.assembly.acceptance import largest_k
 from sim.scenario.explain import told_by
-from sim.scenario.keys import POPULARITIES
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
+    from hwmodels.graphs import GraphSettings
     from hwmodels.overheads import ServingStack
-    from sim.scenario.keys import CudaGraphs
 
 
 SAME_FOR_KV = ("bf16", "fp16", "fp32")
@@ -95,7 +94,7 @@ def _stack(scenario: Scenario) -> ServingStack:
     return found.stack
 
 
-def _graphs(scenario: Scenario, given: CudaGraphs, mtp_layers: int) -> GraphSettings:
+def _graphs(scenario: Scenario, given: GraphSettings, mtp_layers: int) -> GraphSettings:
     """In tokens of a step; some stacks count sequences, each of which verifies K + 1 tokens."""
     if scenario.cost_model == "roofline":
         raise ScenarioError(
@@ -105,7 +104,7 @@ def _graphs(scenario: Scenario, given: CudaGraphs, mtp_layers: int) -> GraphSett
         tokens = _tokens_per_sequence(scenario, mtp_layers)
         sizes = None if given.sizes is None else tuple(size * tokens for size in given.sizes)
         largest = None if given.largest is None else given.largest * tokens
-        return GraphSettings(largest=largest, sizes=sizes, eager=given.eager)
+        return replace(given, largest=largest, sizes=sizes)
 
 
 def _tokens_per_sequence(scenario: Scenario, mtp_layers: int) -> int:
@@ -118,20 +117,15 @@ def _tokens_per_sequence(scenario: Scenario, mtp_layers: int) -> int:
 
 
 def _layout(scenario: Scenario) -> ExpertLayout:
-    given = scenario.experts
-    if given is None:
-        return ExpertLayout()
-    popularity: Any = given.popularity
-    if not isinstance(popularity, str):
-        popularity = Zipf(exponent=popularity.zipf, seed=popularity.seed)
-    elif popularity not in POPULARITIES:
-        file = scenario.find(popularity)
-        if file is None:
-            raise ValueError(f"popularity {popularity!r} is neither measured, even, {{zipf: EXPONENT}} nor a file")
-        popularity = read_popularity(file)
-    return ExpertLayout(
-        popularity=popularity, placement=given.placement, redundant=given.redundant, exchange=given.exchange
-    )
+    given = scenario.experts or ExpertLayout()
+    if not isinstance(given.popularity, Path):
+        return given
+    file = scenario.find(str(given.popularity))
+    if file is None:
+        raise ValueError(
+            f"popularity {str(given.popularity)!r} is neither measured, even, {{zipf: EXPONENT}} nor a file"
+        )
+    return replace(given, popularity=read_popularity(file))
 
 
 def _hardware(scenario: Scenario) -> tuple[Device, str | None]:

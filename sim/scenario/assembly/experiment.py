@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
 from sim.errors import ScenarioError
-from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.context import beyond_own_context, limits_of, within_context
 from sim.scenario.assembly.deployment import deployment_of
@@ -27,7 +26,7 @@ from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
 if TYPE_CHECKING:
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ def build(scenario: Scenario) -> Experiment:
     return resolve(scenario).experiment
 
 
-def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> Built:
+def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
     """The experiment that *scenario* describes, with its provenance; *workload* in place of the one that it names.
 
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
@@ -64,7 +63,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     else:
         rows = {}
     workload, cut = within_context(workload, limits, rows)
-    router = policy_of(scenario, "router", named.ROUTERS, "route")
+    router = policy_of(scenario, "router")
     check_router(scenario, router, workload)
     check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows) for pool in pools]

@@ -15,7 +15,6 @@ from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import LinkSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.assembly.fleet import slowdowns_of
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.replica import Hosted
@@ -27,7 +26,7 @@ from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 WAYS: Mapping[str, Handover] = {
@@ -55,7 +54,7 @@ KEEP_DRAFT_KV = ("draft_model", "eagle", "mtp")
 
 
 def handover_of(
-    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Trace | ClosedLoop
+    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Workload
 ) -> HandoverSpec | None:
     """The way in which the pools hand requests over; None where all of them do both. ScenarioError for what cannot be."""
     if all(pool.role == "both" for pool in pools):
@@ -63,7 +62,7 @@ def handover_of(
     settings = _settings(scenario)
     way, policy = way_of(scenario, pools), settings.router or scenario.router
     with told_by(scenario, "handover.router"):
-        router = named.policy(policy.policy, policy.settings, named.ROUTERS, key="handover.router", method="route")
+        router = policy.made("handover.router")
     check_router(scenario, router, workload)
     _can_hold(scenario, pools, built, workload)
     with told_by(scenario, "handover"):
@@ -148,7 +147,7 @@ def check_models(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
 
 
 def _can_hold(
-    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Trace | ClosedLoop
+    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Workload
 ) -> None:
     """ScenarioError where no machine of a kind could hold even the shortest prompt; longer ones are rejected one by one."""
     if not len(workload):
@@ -170,7 +169,7 @@ def _can_hold(
 
 
 def _paths(
-    scenario: Scenario, pools: Sequence[PoolOf], way: Handover, workload: Trace | ClosedLoop
+    scenario: Scenario, pools: Sequence[PoolOf], way: Handover, workload: Workload
 ) -> dict[tuple[int, int], KvPath]:
     names = {pool.name: number for number, pool in enumerate(pools)}
     found: dict[tuple[int, int], KvPath] = {}
@@ -221,7 +220,7 @@ def _path(
     sender: PoolOf,
     receiver: PoolOf,
     way: Handover,
-    workload: Trace | ClosedLoop,
+    workload: Workload,
 ) -> KvPath:
     shared = next(each for each in sender.serves if each in receiver.serves)
     one, two = _deployments(sender)[shared], _deployments(receiver)[shared]
@@ -238,7 +237,7 @@ def _path(
             bandwidth,
             latency_s=latency_s,
             concurrent_transfers=link.concurrent_transfers,
-            slowdowns=slowdowns_of(link.degraded, f"{scenario.source}: links.{name}.degraded"),
+            slowdowns=link.degraded,
             limits=fabric_of(link.fabric),
         ),
         shared=link.shared,
@@ -249,7 +248,7 @@ def _path(
     )
 
 
-def kv_bytes(receiver: Deployment, workload: Trace | ClosedLoop) -> tuple[float, float]:
+def kv_bytes(receiver: Deployment, workload: Workload) -> tuple[float, float]:
     """Bytes that cross for a token and for a sequence: all that the receiver's ranks keep, each getting its own.
 
     Heads that are replicated, there being fewer than ranks, are sent to each rank that keeps them, as the measured transfers were

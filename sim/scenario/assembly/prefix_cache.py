@@ -19,14 +19,15 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.model import ModelSpec
     from sim.engine.spec.experiment import PrefixCacheKind
-    from workloads import ClosedLoop, Trace
+    from sim.scenario.chosen import Eviction
+    from workloads import Workload
 
 _READS_THE_TARGET = ("eagle", "mtp")
 """Methods whose drafter reads the target's states: what is found of a prompt lacks its last block, which is computed again
 (`SpeculativeConfig.use_eagle_block_drop` of vLLM 0.32.0)."""
 
 
-def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int, model: ModelSpec) -> dict[str, Any]:
+def cache_of(scenario: Scenario, workload: Workload, block_tokens: int, model: ModelSpec) -> dict[str, Any]:
     """The prefix cache of a `ReplicaSpec` that serves *model*.
 
     ScenarioError where ids and KV blocks have sizes of which neither divides the other, and where the scheduler is told to have no
@@ -36,7 +37,7 @@ def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int
         raise ScenarioError(
             f"{scenario.source}: memory.prefix_caching is on and scheduler.disable_radix_cache is as well; leave one of them out"
         )
-    tokens = getattr(workload, "prefix_block_tokens", None)
+    tokens = workload.prefix_block_tokens
     if kind is not None and tokens is not None and tokens % block_tokens and block_tokens % tokens:
         raise ScenarioError(
             f"{scenario.source}: memory.block_tokens: the trace's ids stand for {tokens} tokens each and a KV block holds "
@@ -60,8 +61,13 @@ def _eviction(scenario: Scenario, kind: PrefixCacheKind | None) -> Any:
             f"{scenario.source}: memory.eviction orders the blocks of a prefix cache, and there is none here; leave it out, or "
             "give memory.prefix_caching: true"
         )
-    with told_by(scenario, "memory.eviction"):
-        return named.policy(asked.policy, asked.settings, named.EVICTIONS, key="memory.eviction", method="rank")
+    return eviction_of(scenario, asked, "memory.eviction")
+
+
+def eviction_of(scenario: Scenario, asked: Eviction, key: str) -> Any:
+    """The eviction policy that the setting *key* asks for."""
+    with told_by(scenario, key):
+        return asked.made(key)
 
 
 def caches(scenario: Scenario) -> bool:
@@ -69,9 +75,9 @@ def caches(scenario: Scenario) -> bool:
     return _kind(scenario) is not None
 
 
-def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoop) -> None:
+def check_router(scenario: Scenario, router: object, workload: Workload) -> None:
     """ScenarioError where a router's index has blocks that the workload's ids cannot be told in."""
-    knows, tokens = knowledge_of(router), getattr(workload, "prefix_block_tokens", None)
+    knows, tokens = knowledge_of(router), workload.prefix_block_tokens
     size = None if knows is None or knows.sent is None else knows.sent.block_tokens
     if size is not None and tokens is not None and tokens % size and size % tokens:
         raise ScenarioError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.stacks import stacks
-from policies.ranks import PromptBalance
 from policies.routers import RoundRobin
 from sim.engine import MachineSpec
 from sim.errors import ScenarioError
@@ -43,7 +43,7 @@ def machine_of(scenario: Scenario, hosted: Sequence[ReplicaSpec]) -> ReplicaSpec
             hosted=tuple(hosted),
             ranks=scenario.parallel.data,
             rank_router=router,
-            prompt_balance=_balance(scenario),
+            prompt_balance=scenario.prompt_balance,
         )
 
 
@@ -56,13 +56,9 @@ def ranks_of(scenario: Scenario) -> dict[str, Any]:
         "ranks": {
             "per_machine": scenario.parallel.data,
             "router": named.shown_policy(_router(scenario)),
-            **({} if balance is None else {"prompt_balance": balance.model_dump()}),
+            **({} if balance is None else {"prompt_balance": asdict(balance)}),
         }
     }
-
-
-def _balance(scenario: Scenario) -> PromptBalance | None:
-    return None if scenario.prompt_balance is None else PromptBalance(**scenario.prompt_balance.model_dump())
 
 
 def rank_router_of(stack: str) -> Any:
@@ -79,4 +75,4 @@ def _router(scenario: Scenario) -> Any:
     if asked is None:
         return rank_router_of(scenario.stack_name)
     with told_by(scenario, "rank_router"):
-        return named.policy(asked.policy, asked.settings, named.ROUTERS, key="rank_router", method="route")
+        return asked.made("rank_router")

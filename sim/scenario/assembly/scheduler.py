@@ -23,22 +23,17 @@ def scheduler_of(
     """The scheduler of *scenario*, without what `memory.preemption` puts around it; *shared*: its machine serves others too."""
     tokens = {key: value for key, (value, _) in chosen.items()}
     settings = {**tokens, **left_to_the_engine(scenario, deployment, tokens, shared=shared)}
-    return policy_of(scenario, "scheduler", named.SCHEDULERS, "plan", settings)
+    return policy_of(scenario, "scheduler", settings)
 
 
-def policy_of(
-    scenario: Scenario, key: str, table: Mapping[str, str], method: str, chosen: Mapping[str, int] | None = None
-) -> Any:
-    """The policy at *key* of *scenario*, by its name in *table*, with the settings that were *chosen* for it.
-
-    ScenarioError as of `named.policy`.
-    """
+def policy_of(scenario: Scenario, key: str, chosen: Mapping[str, int] | None = None) -> Any:
+    """The policy at *key* of *scenario*, with the settings that were *chosen* for it; ScenarioError where it cannot be."""
     settings = getattr(scenario, key)
     with told_by(scenario, key):
         found = settings.settings
         for path, value in (chosen or {}).items():
             found = _with_value(found, path.split(".")[1:], value)
-        return named.policy(settings.policy, found, table, key=key, method=method)
+        return settings.made(key, found)
 
 
 def preempting(scenario: Scenario, scheduler: Any) -> Any:
