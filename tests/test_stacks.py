@@ -32,13 +32,13 @@ EXCEPTED = {
 endpoint, called as a server's; a key of a chart's values."""
 
 
-def literals(code: tuple[ast.AST, ...]) -> Iterator[ast.Constant]:
-    """The texts of a file that are no docstrings and are an engine's name, or begin with one."""
+def literals(code: tuple[ast.AST, ...]) -> Iterator[tuple[int, str]]:
+    """Lines and texts that are no docstrings and are an engine's name, or begin with one."""
     bare = {id(node.value) for node in code if isinstance(node, ast.Expr)}
     for node in code:
         text = node.value if isinstance(node, ast.Constant) and id(node) not in bare else None
         if isinstance(text, str) and text.startswith(ENGINES):
-            yield node
+            yield node.lineno, text
 
 
 def in_own_folder(path: str) -> bool:
@@ -52,8 +52,7 @@ def test_no_literal_of_an_engines_name_stands_outside_of_its_folders() -> None:
         allowed = tuple(begin for where, begin in EXCEPTED.items() if name.startswith(where))
         # Most files have no such text, and need not be parsed.
         if not in_own_folder(name) and QUOTED.search(path.read_text(encoding="utf-8")):
-            strange = [node for node in literals(nodes(path)) if not node.value.startswith(allowed)]
-            found += [f"{name}:{node.lineno}: {node.value!r}" for node in strange]
+            found += [(name, *each) for each in literals(nodes(path)) if not each[1].startswith(allowed)]
     assert not found
 
 
@@ -61,7 +60,7 @@ def test_a_literal_is_found_in_a_comparison_and_not_in_a_docstring() -> None:
     code = ast.parse(
         'def f(stack):\n    """vllm is one."""\n    return stack == "vllm" or stack in {"sglang:x": 1} or "a vllm"\n'
     )
-    assert [node.value for node in literals(tuple(ast.walk(code)))] == ["vllm", "sglang:x"]
+    assert [text for _, text in literals(tuple(ast.walk(code)))] == ["vllm", "sglang:x"]
 
 
 def test_the_page_of_engines_is_made_from_the_descriptions() -> None:
