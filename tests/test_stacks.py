@@ -36,9 +36,8 @@ def literals(code: tuple[ast.AST, ...]) -> Iterator[tuple[int, str]]:
     """Lines and texts that are no docstrings and are an engine's name, or begin with one."""
     bare = {id(node.value) for node in code if isinstance(node, ast.Expr)}
     for node in code:
-        text = node.value if isinstance(node, ast.Constant) and id(node) not in bare else None
-        if isinstance(text, str) and text.startswith(ENGINES):
-            yield node.lineno, text
+        if isinstance(node, ast.Constant) and id(node) not in bare and str(node.value).startswith(ENGINES):
+            yield node.lineno, str(node.value)
 
 
 def in_own_folder(path: str) -> bool:
