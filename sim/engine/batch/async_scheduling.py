@@ -39,15 +39,17 @@ class AsyncScheduling:
         # A plan that a micro-batch holds counts as made anew, with no call of the scheduler.
         return self._planned_ns if self.seen_ns == ALWAYS_NS else self.seen_ns
 
-    def hide(self, batch: MicroBatch, queue: QueueView, *, given: bool) -> bool:
-        """Leaves in the view of *batch* what the next plan knew; returns whether that hides anything. *given*: blocks of ended
-        sequences are free already."""
+    def hide(self, batch: MicroBatch, queue: QueueView, *, given: bool) -> None:
+        """Leaves in the view of *batch* what the next plan knew. *given*: blocks of ended sequences are free already."""
         view, seen_ns = batch.view, self.seen_ns
         self.seen_ns, self.made = ALWAYS_NS, seen_ns != ALWAYS_NS
         self._planned_ns = seen_ns if self.made else view.now_ns
-        queue.hidden = came_after(self._came_ns, seen_ns)
-        view.waiting = queue if queue else ()
+        queue.hidden = came_after(self._came_ns, seen_ns) if self._came_ns else 0
+        if queue.hidden and not queue:
+            view.waiting = ()
         view.n_leaving = view.leaving_blocks = 0
+        if not batch.leaving:
+            return
         if seen_ns == ALWAYS_NS:
             batch.forget_the_leaving()
         for _, blocks, growth_blocks, steps_on, promised, _ in batch.leaving.values():
@@ -59,7 +61,6 @@ class AsyncScheduling:
             else:
                 view.n_leaving += 1
                 view.leaving_blocks += blocks
-        return queue.hidden > 0 or bool(batch.leaving)
 
     def misses(self, version: Version, *, through_arrivals: bool) -> bool:
         """Whether news or an arrival that the plan to be carried out now does not let pass came after it was made."""
