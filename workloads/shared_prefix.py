@@ -40,8 +40,8 @@ class SharedPrefix:
     """Groups of prompts that begin with the same system prompt, sent in stages as inference-perf does it: a later stage asks for
     the prompts of an earlier one again.
 
-    The texts of all groups, a system prompt and a question of its own each, are shuffled once, if at all; request n of a stage is text n
-    modulo their number. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py, load_generator.py). Not
+    The texts of all groups, a system prompt and a question of its own each, are shuffled once, if at all; request n of a stage is
+    text n modulo their number. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py, load_generator.py). Not
     kept: its limit on requests in flight.
     """
 
