@@ -49,9 +49,9 @@ class Calibrated:
 
         ValueError where graphs are set of a stack or device without.
         """
-        if self.stack.name in STACKS and self.load(device).kind == "gpu":
-            default = engine_defaults(self.stack.name, device, tensor=tensor).graph_sequences
-            return captured_sizes(self.stack.name, self.graphs, default)
+        if self.stack.engine in STACKS and self.load(device).kind == "gpu":
+            default = engine_defaults(self.stack.engine, device, tensor=tensor).graph_sequences
+            return captured_sizes(self.stack.engine, self.graphs, default)
         if self.graphs != DEFAULT_GRAPHS:
             raise ValueError(
                 f"CUDA graphs of given sizes are of {', '.join(STACKS)} on GPUs; {self.stack.name} on {device.name} has none"
@@ -94,11 +94,16 @@ class Calibrated:
         kernels = self._gpu(device)
         if kernels is not None:
             return tuple(kernels.stand_ins(_dense(spec), stages))
-        if self.load(device).kind != "tpu":
+        profile = self.load(device)
+        if profile.kind != "tpu":
             return ()
+        attention = profile.kernel("tpu_decode", ("jax",))
+        lender = "" if attention is None else attention.provenance.borrowed_from
+        lent = f"{device.name}: attention and what runs between matrix products are priced as measured on {lender}."
         # The JAX stack's products were timed in bf16 alone.
         others = [fmt for fmt in dict.fromkeys(_dense(spec)) if fmt not in ("bf16", "fp16")]
-        return tuple(f"{device.name}: {fmt} matrix products are priced as bf16 ones were measured." for fmt in others)
+        formats = (f"{device.name}: {fmt} matrix products are priced as bf16 ones were measured." for fmt in others)
+        return (*((lent,) if profile.kernels and lender else ()), *formats)
 
     def loan(
         self, spec: ModelSpec, device: Device, stages: Sequence[StageWork], *, network_alone: bool = False
@@ -158,6 +163,11 @@ class Calibrated:
                 f"TensorRT-LLM runs on NVIDIA's GPUs alone, and {device.name} is {device.vendor}'s; choose serving_stack vllm or "
                 "sglang, or another device"
             )
+        if self.stack.kernels == "aiter" and device.vendor != "AMD":
+            raise ValueError(
+                f"{self.stack.name} runs on AMD's GPUs alone, and {device.name} is {device.vendor}'s; choose serving_stack "
+                f"{self.stack.engine}, or another device"
+            )
         for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
             device.first_peak(number_format(fmt).math, f"precision {fmt}")
         if "fp32" in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
@@ -170,6 +180,7 @@ class Calibrated:
             for needed, family, what in (
                 (spec.experts is not None, "moe", "a mixture of experts"),
                 (isinstance(spec.attention, LatentAttention), "mla_decode", "latent attention"),
+                (profile.kind == "tpu", "tpu_decode", "attention"),
             )
             if needed and not profile.has(family)
         ]

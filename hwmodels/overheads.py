@@ -77,8 +77,11 @@ class ServingStack:
     fitted_to: str
     """The releases whose runs the terms were fitted to; empty where nothing was fitted."""
     overheads: Overheads
+    engine: str
+    """The stack whose scheduler, memory and graphs are its own: itself, but for another maker's build of one."""
     kernels: str
-    """The stack whose kernel parameters stand for the stack's: vllm, sglang or trtllm; empty: the datasheet roofline."""
+    """The stack whose kernel parameters stand for the stack's: vllm, sglang or trtllm, or AMD's aiter; empty: the datasheet
+    roofline."""
     graph: bool
     """Decode steps replay a CUDA graph rather than launch kernel by kernel."""
     held_back: str
@@ -94,7 +97,9 @@ class ServingStack:
 def stack_releases() -> Mapping[str, Mapping[str, ServingStack]]:
     """The catalogue: name -> release -> stack, each stack's newest release first, read once from overheads.toml."""
     found = {}
-    for name, entry in read_toml(FILE).items():
+    tables = read_toml(FILE)
+    for name, own in tables.items():
+        entry = _on_other_devices(tables[own["like"]], own) if "like" in own else dict(own)
         older = entry.pop("releases", {})
         newest = _stack(name, entry)
         found[name] = {newest.release: newest} | {
@@ -102,6 +107,27 @@ def stack_releases() -> Mapping[str, Mapping[str, ServingStack]]:
             for release, other in sorted(older.items(), key=lambda item: _numbers(item[0]), reverse=True)
         }
     return found
+
+
+def _on_other_devices(like: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of a stack that is another's engine on another maker's devices, on which its terms were not fitted."""
+    makers = f"{like['title'].partition(':')[0]} on NVIDIA's GPUs, not fitted here"
+
+    def lent(terms: Mapping[str, Any]) -> dict[str, Any]:
+        return {term: [value, f"lent by {makers}: {source}"] for term, (value, source) in terms.items()}
+
+    releases = {
+        release: {**entry, "fitted_to": f"{entry['fitted_to']} on NVIDIA's GPUs", "terms": lent(entry["terms"])}
+        for release, entry in like.get("releases", {}).items()
+    }
+    found = {
+        **like,
+        "fitted_to": f"{like['fitted_to']} on NVIDIA's GPUs",
+        "held_back": "",
+        "terms": lent(like["terms"]),
+        "releases": releases,
+    }
+    return {**found, "engine": own["like"], **own}
 
 
 def _older(newest: Mapping[str, Any], release: str, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,6 +211,7 @@ def _stack(name: str, entry: Mapping[str, object]) -> ServingStack:
         release=str(entry.get("release", "")),
         fitted_to=str(entry.get("fitted_to", "")),
         overheads=overheads,
+        engine=str(entry.get("engine", name)),
         kernels=str(entry["kernels"]),
         graph=bool(entry["graph"]),
         held_back=str(entry.get("held_back", "")),

@@ -56,7 +56,7 @@ _EXAMPLES = {
     "source": "the serving stack, as in vllm0.19",
     "topology": "how the devices are joined, dgx or pairwise_nvlink, as in collectives_h100_dgx_vidur.csv",
 }
-SOFTWARE = "vllm|trtllm|sglang|llmcompass|vidur|lssv|lss|nccl|splitwise|" + "|".join(CALIBRATING)
+SOFTWARE = "vllm|trtllm|sglang|aiter|llmcompass|vidur|lssv|lss|nccl|rccl|splitwise|" + "|".join(CALIBRATING)
 
 
 def recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, str]]:

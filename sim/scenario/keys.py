@@ -33,7 +33,7 @@ WeightPrecision = Literal[
 ]
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 # Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
-ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
+ServingStack = Literal["vllm", "trtllm", "sglang", "vllm-rocm", "sglang-rocm", "eager", "ideal"]
 _STACKS = get_args(ServingStack)
 BUILT_IN_TRACES = ("conversation",)
 # Keys of a workload that say one thing together.
