@@ -68,13 +68,13 @@ class Steps(NamedTuple):
     def rising(self) -> Steps:
         """The same with protocols that are never faster than one before them: those that are meet in the middle."""
         levels: list[list[float]] = []
-        for level in self[2:5]:
+        for level in (self.low_s, self.mid_s, self.high_s):
             levels.append([level])
             while len(levels) > 1 and _middle(levels[-2]) > _middle(levels[-1]):
                 last = levels.pop()
                 levels[-1] += last
         pooled = [_middle(each) for each in levels for _ in each]
-        return Steps(*self[:2], *pooled, self.share)
+        return self._replace(low_s=pooled[0], mid_s=pooled[1], high_s=pooled[2])
 
 
 def _middle(levels: Sequence[float]) -> float:
@@ -169,7 +169,8 @@ def _searched(size: np.ndarray, seconds: np.ndarray, per_byte: np.ndarray) -> St
     share = float(np.exp(np.mean(np.log(size[longest] * per_byte[longest] / seconds[longest]))))
     volume_s = size * per_byte / share
     short = np.flatnonzero(seconds > 1.2 * volume_s)
-    logs, best = np.log(seconds[short]), (np.inf, Steps(1.0, 1.0, *[float(seconds.min())] * 3, share))
+    least_s = float(seconds.min())
+    logs, best = np.log(seconds[short]), (np.inf, Steps(1.0, 1.0, least_s, least_s, least_s, share))
     pairs = itertools.pairwise(size[short].tolist())
     edges = [1.0, *(_threshold(last, first) for last, first in pairs), float(size.max())] if len(short) else []
     for first, second in itertools.combinations_with_replacement(range(1, len(edges)), 2):

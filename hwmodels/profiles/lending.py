@@ -264,7 +264,7 @@ def _lent(device: Device, without: tuple[str, ...], family: str, variant: str) -
 def _origin(family: str, owners: Sequence[str], kernels: Sequence[Kernel], apart: float) -> Provenance:
     """Where a loan comes from; its interval is that of devices left out, which grows with the distance *apart*."""
     origins = [kernel.provenance for kernel in kernels]
-    low, high = _loan_errors().get(family, _loan_errors()["other"])
+    low, high = loan_ends(family)
     worst = max(origins, key=lambda origin: origin.held_p90_pct)
     return replace(
         worst,
@@ -282,8 +282,13 @@ def _origin(family: str, owners: Sequence[str], kernels: Sequence[Kernel], apart
 
 def _factor(family: str, apart: float) -> float:
     """The wider side of a loan's interval."""
-    low, high = _loan_errors().get(family, _loan_errors()["other"])
+    low, high = loan_ends(family)
     return math.exp(max(-low, high) * (1.0 + apart))
+
+
+def loan_ends(family: str) -> tuple[float, float]:
+    """Ends of the interval of ln(measured / lent) of a family, at distance 0."""
+    return _loan_errors().get(family, _loan_errors()["other"])
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_steps_of_a_collective_are_found_where_they_are(seed):
     )  # fmt: skip
     n, size = (each.ravel() for each in np.meshgrid([2.0, 4.0, 8.0], sizes))
     sheet = datasheet_of(load_device("mi355x"))
-    shape = {"kind": "all_reduce", "message_bytes": size, "devices": n, "link_bytes_per_s": 5e11}
+    shape: dict[str, Any] = {"kind": "all_reduce", "message_bytes": size, "devices": n, "link_bytes_per_s": 5e11}
     found = STEPPED.fit(
         sheet, {"n": n, "size": size}, stepped_s(truth, sheet, **shape), start=SteppedParams(),
         shape_of=lambda c: shape | {"message_bytes": c["size"], "devices": c["n"]},
@@ -116,8 +117,10 @@ def test_amd_borrows_from_its_own_first_and_lends_nothing_to_others():
     )
     assert not load_profile("b300").has("stepped")
     bf16 = load_profile("mi300x").kernel("gemm", ["bf16/aiter", "bf16/vllm"])
-    assert (bf16.variant, bf16.provenance.borrowed_from) == ("bf16/aiter", "mi355x")
     attention = load_profile("mi355x").kernel("decode", ["vllm"])
+    assert bf16 is not None
+    assert attention is not None
+    assert (bf16.variant, bf16.provenance.borrowed_from) == ("bf16/aiter", "mi355x")
     assert "h200" in attention.provenance.borrowed_from
     assert attention.provenance.spread.factor > 1.3
 
