@@ -37,8 +37,12 @@ def with_stacks(page: str) -> str:
 def _lines(stack: Stack) -> Iterator[str]:
     yield f"### {stack.title}\n"
     said = f"Rules and launch options are those of release {stack.release}." if stack.release else "No server."
+    if stack.like is not None:
+        said = f"The engine of `{stack.like}`, whose rules it has, with other kernels."
     where = f" It runs on devices of {' and '.join(stack.vendors)} alone." if stack.vendors else ""
     yield f"`serving_stack: {stack.name}`. {said}{where}\n"
+    if stack.like is not None:
+        return
     yield "| part | modelled | known from |\n|---|---|---|"
     yield from (f"| {part} | {modelled} | {source} |" for part, modelled, source in _parts(stack))
     yield ""

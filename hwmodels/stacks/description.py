@@ -158,6 +158,8 @@ class Stack:
     stand in for missing ones the earlier are the better."""
     release: str = ""
     """The release whose rules are modelled, and whose launch options are read and written."""
+    like: str | None = None
+    """The stack whose engine it is, built for other makers' devices: it has all that is not of kernels and host work from there."""
     vendors: tuple[str, ...] = ()
     """The makers of the devices that it runs on; empty: all."""
     scheduler: str | None = None
