@@ -66,9 +66,9 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
         rows = {}
     workload, cut = within_context(workload, limits, rows)
     router = policy_of(scenario, "router")
-    check_router(scenario, router, workload)
     check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows) for pool in pools]
+    check_router(scenario, router, workload, (hosted.spec.block_tokens for pool in built for hosted in pool))
     check_classes(scenario, [hosted.spec.scheduler for pool in built for hosted in pool], workload)
     handover = handover_of(scenario, pools, built, workload)
     machines = [
