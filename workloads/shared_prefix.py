@@ -41,8 +41,8 @@ class SharedPrefix:
     the prompts of an earlier one again.
 
     The texts of all groups, a system prompt and a question of its own each, are shuffled once, if at all; request n of a stage is
-    text n modulo their number. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py, load_generator.py). Not
-    kept: its limit on requests in flight.
+    text n modulo their number. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py,
+    load_generator.py). Not kept: its limit on requests in flight.
     """
 
     groups: Annotated[int, Ge(1)]

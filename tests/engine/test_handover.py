@@ -292,6 +292,19 @@ def test_room_is_not_made_of_the_block_that_a_step_in_vain_takes() -> None:
     assert found["room_ns"][1] == found["finish_ns"][0] + MS
 
 
+def test_a_prompt_that_is_done_leaves_its_machine_the_room_that_it_does_not_have() -> None:
+    # Two blocks and four are all that there are. The second prompt goes on in the plan that is made before the first is known to be
+    # done.
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[8, 15], output_tokens=[3, 3])
+    first = ReplicaSpec(
+        cost=Linear(), scheduler=Vllm(max_num_batched_tokens=16, max_num_seqs=4), kv_blocks=6, block_tokens=4
+    )
+    second = ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=100, block_tokens=4)
+    found = run(two(trace, prefill=first, decode=second), check_invariants=True).requests
+    assert found["preemptions"].tolist() == [0, 0]
+    assert found["prefilled_ns"].tolist() == [MS, 2 * MS]
+
+
 def test_who_goes_while_waiting_for_room_gives_back_what_was_computed_and_takes_no_room() -> None:
     # The first fills the decode machine until it ends; the second waits for room there with all of the prefill machine's memory.
     trace = Trace(

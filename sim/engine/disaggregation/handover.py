@@ -27,6 +27,8 @@ class Handover:
         receiver.awaited += 1
         sender.awaited += 1
         sender.awaited_tokens += prompt_tokens
+        receiver.awaited_prompts += prompt_tokens
+        sender.awaited_prompts += prompt_tokens
         self.keeper: EngineCore | None = None
         """The engine core of the receiver that was asked for room."""
         self.lender: EngineCore | None = None
@@ -48,6 +50,7 @@ class Handover:
     def ask(self, id_: int) -> None:
         """Have the receiver take room."""
         self.receiver.awaited -= 1
+        self.receiver.awaited_prompts -= self.prompt_tokens
         self.keeper = self.receiver.core_for(id_)
         self.receiver.post(self.keeper, id_, ASK, self.number)
 
@@ -57,10 +60,13 @@ class Handover:
             self.delivered = True
             self.sender.awaited -= 1
             self.sender.awaited_tokens -= self.prompt_tokens
+            self.sender.awaited_prompts -= self.prompt_tokens
 
     def end(self) -> None:
         """End it: a machine that the request has not reached does not await it any more."""
-        self.receiver.awaited -= self.keeper is None
+        if self.keeper is None:
+            self.receiver.awaited -= 1
+            self.receiver.awaited_prompts -= self.prompt_tokens
         self.deliver()
 
     def drop(self, id_: int) -> None:

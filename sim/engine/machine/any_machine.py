@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from policies.routers import RoutedRequest
+from policies.routers import Booked, RoutedRequest
 from sim.engine.machine.groups import Group
 
 
@@ -19,9 +19,9 @@ class AnyMachine:
         self.index = index
         self.no_hit_order = -1
         """Only `gateway.routing.Seen` keeps it."""
-        self.awaited = self.awaited_tokens = 0
-        """Requests sent here that wait elsewhere, for blocks or for their prompt to be computed; and tokens of those whose prompt
-        is to be computed here."""
+        self.awaited = self.awaited_tokens = self.awaited_prompts = 0
+        """Requests sent here that wait elsewhere, for blocks or for their prompt to be computed; tokens of those whose prompt is to
+        be computed here, and of the prompts of all."""
         self.groups = groups
         self.cores = [core for group in groups for core in group.cores]
 
@@ -49,11 +49,19 @@ class AnyMachine:
         return 0.0
 
     @property
+    def kv_blocks(self) -> int:
+        return 0
+
+    @property
     def block_tokens(self) -> int:
         return 1
 
     @property
     def prefill_tokens(self) -> int:
+        return 0
+
+    @property
+    def prompt_tokens(self) -> int:
         return 0
 
     @property
@@ -73,6 +81,10 @@ class AnyMachine:
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""
         return 0
+
+    def booked(self, request: RoutedRequest) -> Booked:
+        """Only `gateway.routing.Seen` keeps it."""
+        return Booked()
 
     def hosts(self, model: int) -> bool:
         """Whether requests for a model may be sent here."""

@@ -83,7 +83,11 @@ class Machine(AnyMachine):
 
     @property
     def kv_use(self) -> float:
-        return self.kv_blocks_used / sum(core.sequences.kv.total for core in self.cores)
+        return self.kv_blocks_used / self.kv_blocks
+
+    @property
+    def kv_blocks(self) -> int:
+        return sum(core.sequences.kv.total for core in self.cores)
 
     @property
     def block_tokens(self) -> int:
@@ -92,6 +96,10 @@ class Machine(AnyMachine):
     @property
     def prefill_tokens(self) -> int:
         return sum(load.prefill_tokens for load in self._loads) + self.awaited_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(load.prompt_tokens for load in self._loads) + self.awaited_prompts
 
     @property
     def n_stages(self) -> int:

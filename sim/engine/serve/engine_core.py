@@ -181,6 +181,12 @@ class EngineCore:
                 batch.wake_ns = plan.until_ns
                 return NOTHING
 
+    def schedules_prompts(self, batch: MicroBatch, ticks: int) -> bool:
+        """Whether the scheduler would have prompts in the coming iteration were they shown."""
+        for hear in self._hears:
+            hear(batch, ticks)
+        return self.planner.schedules_prompts(batch, ticks)
+
     def _still_holds(self, batch: MicroBatch, held: HeldPlan, ticks: int) -> bool:
         """Whether nothing has happened that a held plan does not let pass, and there is memory for its next iteration."""
         return held.holds(self._version, ticks >> TICK_BITS) and batch.decoding.growth_blocks <= self._kv.free

@@ -162,6 +162,12 @@ class KvConnector:
         """Requests on their way here from machines whose messages have been read."""
         return len(self.machines.wanted) + len(self.machines.in_transit)
 
+    def prompts_coming(self) -> int:
+        """Tokens of the prompts of requests on their way here from machines, whether their messages have been read or not."""
+        machines, prompt = self.machines, self.sequences.state.prompt
+        unread = sum(prompt[id_] for _, what, id_, _ in self.mail if what == ASK)
+        return unread + sum(prompt[id_] for each in (machines.wanted, machines.in_transit) for id_ in each)
+
     @property
     def awaits(self) -> bool:
         """Whether something will come from another machine that frees blocks or brings work."""

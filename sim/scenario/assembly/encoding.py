@@ -76,5 +76,5 @@ def about_encoding(scenario: Scenario, workload: Workload) -> Iterator[str]:
     """A note where nothing encodes what the trace has, and that encoders are in no costs."""
     if scenario.encode is not None:
         yield "Machines that encode count in times, and not in device-hours, money or energy."
-    elif getattr(workload, "encoder_tokens", None) is not None:
+    elif workload.encoder_tokens is not None:
         yield "The trace says what there is to encode before prompts, and there is no encode: every prompt is computed at once."

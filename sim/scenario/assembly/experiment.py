@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
@@ -66,9 +66,9 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
         rows = {}
     workload, cut = within_context(workload, limits, rows)
     router = policy_of(scenario, "router")
-    check_router(scenario, router, workload)
     check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows) for pool in pools]
+    check_router(scenario, router, workload, (hosted.spec.block_tokens for pool in built for hosted in pool))
     check_classes(scenario, [hosted.spec.scheduler for pool in built for hosted in pool], workload)
     handover = handover_of(scenario, pools, built, workload)
     machines = [
@@ -104,7 +104,9 @@ def _deployed(pool: PoolOf) -> PoolOf:
 
 def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
     """Which tokens reach a client together, by the rule of the serving stack."""
-    rules = {each.stack_name: each.stack.stream_by for pool in pools for each in pool.scenarios}
+    rules: dict[str, Literal["tokens", "iterations"]] = {
+        each.stack_name: each.stack.stream_by for pool in pools for each in pool.scenarios
+    }
     if scenario.stream_interval > 1 and len(set(rules.values())) > 1:
         raise ScenarioError(
             f"{scenario.source}: stream_interval: {' and '.join(rules)} group tokens by different rules; give all pools one "
