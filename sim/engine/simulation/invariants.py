@@ -218,7 +218,9 @@ class Watch:
         if connector.n_unread != sum(what == ASK for _, what, _, _ in connector.mail):
             self._fail("INV-2", f"machine {machine.index} has not read of {connector.n_unread} requests")
         if core.sequences.n_computed != sum(not seq.tokens for seq in core.sequences.queue):
-            self._fail("INV-2", f"machine {machine.index} counts {core.sequences.n_computed} computed sequences that wait")
+            self._fail(
+                "INV-2", f"machine {machine.index} counts {core.sequences.n_computed} computed sequences that wait"
+            )
         for id_ in (*books.wanted, *books.in_transit, *books.lent):
             if id_ in core_ids(core) and id_ not in told_to_go:
                 self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")

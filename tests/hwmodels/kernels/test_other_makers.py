@@ -107,7 +107,8 @@ def test_steps_of_a_collective_are_found_where_they_are(seed):
     )  # fmt: skip
     assert found.fitted.median_pct < 0.1
     assert found.fitted.mape_pct < 2.0
-    rising = stepped_s(found.params, sheet, **(shape | {"devices": 2}), rising=True)
+    two: dict[str, Any] = {**shape, "devices": 2}
+    rising = stepped_s(found.params, sheet, **two, rising=True)
     assert (np.diff(rising[np.argsort(size)]) >= 0).all()
 
 
