@@ -50,9 +50,9 @@ class Calibrated:
 
         ValueError where graphs are set of a stack or device without.
         """
-        if self.stack.name in STACKS and self.load(device).kind == "gpu":
-            default = engine_defaults(self.stack.name, device, tensor=tensor).graph_sequences
-            return captured_sizes(self.stack.name, self.graphs, default)
+        if self.stack.engine in STACKS and self.load(device).kind == "gpu":
+            default = engine_defaults(self.stack.engine, device, tensor=tensor).graph_sequences
+            return captured_sizes(self.stack.engine, self.graphs, default)
         if self.graphs != DEFAULT_GRAPHS:
             raise ValueError(
                 f"CUDA graphs of given sizes are of {', '.join(STACKS)} on GPUs; {self.stack.name} on {device.name} has none"
@@ -95,11 +95,16 @@ class Calibrated:
         kernels = self._gpu(device)
         if kernels is not None:
             return tuple(kernels.stand_ins(_dense(spec), stages))
-        if self.load(device).kind != "tpu":
+        profile = self.load(device)
+        if profile.kind != "tpu":
             return ()
+        attention = profile.kernel("tpu_decode", ("jax",))
+        lender = "" if attention is None else attention.provenance.borrowed_from
+        lent = f"{device.name}: attention and what runs between matrix products are priced as measured on {lender}."
         # The JAX stack's products were timed in bf16 alone.
         others = [fmt for fmt in dict.fromkeys(_dense(spec)) if fmt not in ("bf16", "fp16")]
-        return tuple(f"{device.name}: {fmt} matrix products are priced as bf16 ones were measured." for fmt in others)
+        formats = (f"{device.name}: {fmt} matrix products are priced as bf16 ones were measured." for fmt in others)
+        return (*((lent,) if profile.kernels and lender else ()), *formats)
 
     def loan(
         self, spec: ModelSpec, device: Device, stages: Sequence[StageWork], *, network_alone: bool = False
@@ -167,6 +172,7 @@ class Calibrated:
             for needed, family, what in (
                 (spec.experts is not None, "moe", "a mixture of experts"),
                 (isinstance(spec.attention, LatentAttention), "mla_decode", "latent attention"),
+                (profile.kind == "tpu", "tpu_decode", "attention"),
             )
             if needed and not profile.has(family)
         ]
@@ -194,9 +200,10 @@ def _check_vendor(names: tuple[str, str], device: Device) -> None:
     for stack in (stacks()[name] for name in names if name in stacks()):
         if stack.vendors and device.vendor not in stack.vendors:
             others = [name for name in servers() if device.vendor in (stacks()[name].vendors or (device.vendor,))]
+            name, instead = (stack.title, " or ".join(others)) if stack.like is None else (stack.name, stack.like)
             raise ValueError(
-                f"{stack.title} runs on {' and '.join(stack.vendors)}'s GPUs alone, and {device.name} is {device.vendor}'s; choose "
-                f"serving_stack {' or '.join(others)}, or another device"
+                f"{name} runs on {' and '.join(stack.vendors)}'s GPUs alone, and {device.name} is {device.vendor}'s; choose "
+                f"serving_stack {instead}, or another device"
             )
 
 

@@ -25,6 +25,7 @@ from hwmodels.profiles import (
     Provenance,
     calibrated_devices,
     datasheet_of,
+    loan_ends,
     read_profile,
     write_profile,
 )
@@ -116,6 +117,10 @@ def fit_profile(
             held_p90_pct=held.p90_pct,
         )
         origin = replace(origin, **_reach(part, columns, measured_s, predicted_s))
+        if origin.held_low_pct is None:
+            # No shape was left to judge the fit: another shape is as far off as another device's would be.
+            low, high = (100.0 * math.expm1(end) for end in loan_ends(family))
+            origin = replace(origin, held_low_pct=low, held_high_pct=high)
         kernels.append(
             Kernel(family=family, variant=variant, params=whole.params, provenance=origin, interval=whole.interval)
         )

@@ -31,11 +31,12 @@ _FORMATS = {
     "fp8_static": ("fp8", "fp8_block", "bf16"),
     "fp8_block": ("fp8_block", "fp8", "bf16"),
     "int8": ("int8", "fp8", "fp8_block", "bf16"),
-    "fp4": ("nvfp4", "fp8", "bf16"),
+    "fp4": ("nvfp4", "mxfp4", "fp8", "bf16"),
+    "mxfp4": ("mxfp4", "nvfp4", "fp8", "bf16"),
 }
 # Experts of a format by the arithmetic that a device has for it, where that is not the format's first.
 _EXPERTS_AS = {
-    ("mxfp4", "fp8"): "mxfp4_mxfp8", ("nvfp4", "bf16"): "mxfp4", ("nvfp4_a16", "bf16"): "mxfp4",
+    ("mxfp4", "fp8"): "mxfp4_mxfp8", ("mxfp4", "fp4"): "mxfp4_mxfp4", ("nvfp4", "bf16"): "mxfp4", ("nvfp4_a16", "bf16"): "mxfp4",
     ("int4_g32", "bf16"): "int4", ("fp16", "bf16"): "bf16",
 }  # fmt: skip
 
@@ -161,8 +162,8 @@ class GpuKernels(StackKernels):
             pairs += [(kind, exchange.n) for kind in ("all_gather", "reduce_scatter")]
         for collective, n in pairs:
             far = n > self.device.devices_per_node
-            variants = self.link_variants(collective, far)
-            ask("collectives between nodes" if far else "collectives", "collective", variants, variants[:1], far)
+            form, variants = self.link_form(collective, far)
+            ask("collectives between nodes" if far else "collectives", form.family, variants, variants[:1], far)
 
     def _ask_attention(self, ask: Callable[..., None], shape: AttentionShape) -> None:
         cache = _cache_bytes(shape)
@@ -346,7 +347,8 @@ def _cache_bytes(shape: AttentionShape) -> float:
 
 def product_format(precision: str, dtype: str) -> str:
     """The name that `_FORMATS` has for a dense product of *precision* in the arithmetic *dtype*."""
-    return precision if precision in ("fp8_static", "fp8_block") and dtype == "fp8" else dtype
+    own = {("fp8_static", "fp8"), ("fp8_block", "fp8"), ("mxfp4", "fp4")}
+    return precision if (precision, dtype) in own else dtype
 
 
 def expert_format(precision: str, dtype: str) -> ExpertFormat:

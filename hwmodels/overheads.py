@@ -90,8 +90,10 @@ class ServingStack:
     fitted_to: str
     """The releases whose runs the terms were fitted to; empty where nothing was fitted."""
     overheads: Overheads
+    engine: str
+    """The stack whose scheduler, memory and graphs are its own: itself, but for another maker's build of one."""
     kernels: str
-    """The stack whose kernel parameters stand for the stack's: vllm, sglang or trtllm; empty: the datasheet roofline."""
+    """The software whose kernel parameters stand for the stack's: a stack, or AMD's aiter; empty: the datasheet roofline."""
     fp8: str
     """The format that `precision: fp8` stands for: that of the FP8 checkpoints which the stack's own documents make."""
     graph: bool
@@ -116,6 +118,9 @@ def stack_releases() -> Mapping[str, Mapping[str, ServingStack]]:
         file, graph = file_of(name, FILE), described.graphs is not None
         nothing = {"title": described.title, "kernels": default_stack().name, "graph": graph, "terms": {}}
         entry = nothing if file is None else read_toml(file)
+        lender = None if described.like is None else file_of(described.like, FILE)
+        if lender is not None:
+            entry = {**_on_other_devices(read_toml(lender), described.like), **entry}
         older = entry.pop("releases", {})
         newest = _stack(name, entry)
         found[name] = {newest.release: newest} | {
@@ -123,6 +128,27 @@ def stack_releases() -> Mapping[str, Mapping[str, ServingStack]]:
             for release, other in sorted(older.items(), key=lambda item: _numbers(item[0]), reverse=True)
         }
     return found
+
+
+def _on_other_devices(like: Mapping[str, Any], engine: str | None) -> dict[str, Any]:
+    """The entry of a stack that is another's engine on another maker's devices, on which its terms were not fitted."""
+    makers = f"{like['title'].partition(':')[0]} on NVIDIA's GPUs, not fitted here"
+
+    def lent(terms: Mapping[str, Any]) -> dict[str, Any]:
+        return {term: [value, f"lent by {makers}: {source}"] for term, (value, source) in terms.items()}
+
+    releases = {
+        release: {**entry, "fitted_to": f"{entry['fitted_to']} on NVIDIA's GPUs", "terms": lent(entry["terms"])}
+        for release, entry in like.get("releases", {}).items()
+    }
+    found = {
+        **like,
+        "fitted_to": f"{like['fitted_to']} on NVIDIA's GPUs",
+        "held_back": "",
+        "terms": lent(like["terms"]),
+        "releases": releases,
+    }
+    return {**found, "engine": engine}
 
 
 def _older(newest: Mapping[str, Any], release: str, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,6 +232,7 @@ def _stack(name: str, entry: Mapping[str, object]) -> ServingStack:
         release=str(entry.get("release", "")),
         fitted_to=str(entry.get("fitted_to", "")),
         overheads=overheads,
+        engine=str(entry.get("engine", name)),
         kernels=str(entry["kernels"]),
         fp8=str(entry.get("fp8", "fp8")),
         graph=bool(entry["graph"]),

@@ -13,7 +13,8 @@ import numpy as np
 from hwmodels.device import Device, Interconnect
 from hwmodels.kernels.attention import kernel_source
 from hwmodels.kernels.elementwise import streamed_s
-from hwmodels.kernels.families import COLLECTIVE, EXCHANGE
+from hwmodels.kernels.families import COLLECTIVE, EXCHANGE, STEPPED
+from hwmodels.kernels.form import KernelForm
 from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.operations import AttentionShape, Exchange, HeadProducts, Recurrence
@@ -77,7 +78,7 @@ class StackKernels:
     @property
     def sources(self) -> tuple[str, ...]:
         """The stacks whose measured kernels stand for the stack's, the best first."""
-        return tuple(dict.fromkeys((self.stack.kernels, *servers(), "vidur", "torch", "jax")))
+        return tuple(dict.fromkeys((self.stack.kernels, *servers(), "vidur", "torch", "jax", "aiter")))
 
     def attention_variants(self, shape: AttentionShape, cache_bytes: float, *, prompts: bool) -> list[str]:
         """Parameter sets that may price softmax attention over a cache of `cache_bytes` a number, the best first.
@@ -132,8 +133,9 @@ class StackKernels:
         number = number_format(fmt)
         peaks = self.profile.datasheet.peak_flops_per_s
         if fmt == "mxfp4" and "fp4" in peaks and "fp8" in peaks:
-            # Tensor cores that know block-scaled formats take MXFP4 weights beside MXFP8 activations, at the fp8 rate.
-            return "fp8", number.weight_bytes, False
+            # NVIDIA's cores that know block-scaled formats take MXFP4 weights beside MXFP8 activations, at the fp8 rate; AITER
+            # brings the activations to MXFP4 as well.
+            return "fp4" if self.device.vendor == "AMD" else "fp8", number.weight_bytes, False
         names = ["bf16" if choice in ("fp16", "fp32") else choice for choice in number.math]
         dtype = next((name for name in names if name in peaks), "bf16")
         return dtype, number.weight_bytes, number.weight_bytes < 0.75 * WIDTH[dtype]
@@ -192,14 +194,25 @@ class StackKernels:
             wanted = [*(f"all_reduce/{maker}-graph" for maker in makers), *wanted]
         return wanted
 
+    def link_form(self, kind: str, between_nodes: bool) -> tuple[KernelForm[Any], list[str]]:
+        """The form that prices a collective of *kind* and the parameter sets that may, the best first.
+
+        Within a node of AMD's devices it is RCCL's, whose all-reduce stands for its other collectives.
+        """
+        if not between_nodes and self.device.link.kind != "PCIe" and self.profile.has("stepped"):
+            return STEPPED, ["all_reduce/rccl"]
+        return COLLECTIVE, self.link_variants(kind, between_nodes)
+
     def _measured_s(self, kind: str, size_bytes: Any, n: int, between_nodes: bool, adapters: int) -> Any:
         """By the profile: in a node, or between nodes over `adapters` network adapters for each node."""
-        wanted = self.link_variants(kind, between_nodes)
+        form, wanted = self.link_form(kind, between_nodes)
         # Shares of `NETWORK_BYTES_PER_S` were fitted; they are taken to hold for the network of this device.
         network_bytes_per_s = self.device.network.bytes_per_s * adapters
         link_bytes_per_s = network_bytes_per_s if between_nodes else self.profile.datasheet.link_bytes_per_s
         shape = {"kind": kind, "message_bytes": size_bytes, "devices": n, "link_bytes_per_s": link_bytes_per_s}
-        return COLLECTIVE.seconds(self.profile.get("collective", wanted), self.profile.datasheet, shape)
+        if form is STEPPED:
+            shape["rising"] = True
+        return form.seconds(self.profile.get(form.family, wanted), self.profile.datasheet, shape)
 
     @property
     def _has_own_all_reduce(self) -> bool:

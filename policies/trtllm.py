@@ -30,7 +30,7 @@ from typing import Literal, get_args
 
 from policies.reserving import longest_blocks, unpromised_blocks
 from policies.schedulers import at_least
-from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq
+from policies.view import UNTIL_CHANGE, Largest, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq
 
 Capacity = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
 Chunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]
@@ -76,6 +76,14 @@ class TrtLlm:
         for name, choices in (("capacity_scheduler_policy", Capacity), ("context_chunking_policy", Chunking)):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"{name} is one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+
+    def never_planned(self, largest: Largest) -> str | None:
+        if self.max_num_tokens >= largest.query_tokens:
+            return None
+        return (
+            f"max_num_tokens ({self.max_num_tokens}) holds no round of speculation, {largest.query_tokens} tokens of a sequence; "
+            "give more, or draft fewer"
+        )
 
     @property
     def evicts(self) -> bool:

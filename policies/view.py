@@ -295,12 +295,25 @@ def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, (), None, (), None))
 
 
+class Largest(NamedTuple):
+    """The most that the sequences of a run may ask of an iteration, in tokens."""
+
+    block_tokens: int
+    query_tokens: int
+    """Tokens of a sequence in a round of speculation."""
+    drafting_tokens: int
+    """Those, and the slots that drafting takes beside them."""
+    request_tokens: int
+    """The longest prompt with its answer."""
+
+
 class Scheduler(Protocol):
     """Decides, from a view alone, what the next iteration runs. Implementations are frozen dataclasses.
 
     A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
     below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`, `preempted_last`, `reserves`,
-    `pads_to`. A wrapper has those of its `inner` unless it has its own.
+    `pads_to`. A wrapper has those of its `inner` unless it has its own. A method `never_planned(largest: Largest) -> str | None`
+    says why some sequence could never be planned, and what helps; such a run is refused.
     """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from policies.schedulers import admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
-from policies.view import UNTIL_CHANGE, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq, prompts
+from policies.view import UNTIL_CHANGE, Largest, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq, prompts
 
 _DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
@@ -83,6 +83,22 @@ class Vllm:
             raise ValueError(
                 f"max_num_scheduled_tokens is at most max_num_batched_tokens; got {self.max_num_scheduled_tokens}"
             )
+
+    def never_planned(self, largest: Largest) -> str | None:
+        scheduled = self.max_num_scheduled_tokens or self.max_num_batched_tokens
+        if not self.enable_chunked_prefill and largest.request_tokens > scheduled:
+            # Release 0.32.0 asks for a budget of its longest context then, `SchedulerConfig.verify_max_model_len`.
+            return (
+                f"without enable_chunked_prefill an iteration holds all tokens of a request, {largest.request_tokens} in this "
+                f"workload, and max_num_batched_tokens is {scheduled}; give more, or leave enable_chunked_prefill on"
+            )
+        if scheduled < largest.query_tokens or self.max_num_batched_tokens < largest.drafting_tokens:
+            return (
+                f"max_num_batched_tokens ({min(scheduled, self.max_num_batched_tokens)}) holds no round of speculation, "
+                f"{largest.drafting_tokens} tokens of a sequence; vLLM verifies a part of one, which is not modelled: give more, "
+                "or draft fewer"
+            )
+        return None
 
     def plan(self, view: ReplicaView, /) -> Plan:
         n_decoding, query, draft_slots = view.n_decoding, view.query_tokens, view.draft_slots

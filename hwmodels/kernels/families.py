@@ -17,6 +17,7 @@ from hwmodels.kernels.linear_attention import LinearParams
 from hwmodels.kernels.mla import MlaBmmParams, MlaDecodeParams, MlaModuleParams
 from hwmodels.kernels.moe import MoeParams
 from hwmodels.kernels.parameters import Datasheet
+from hwmodels.kernels.stepped import SteppedForm, SteppedParams, stepped_s
 from hwmodels.kernels.tpu import TpuAttentionParams, TpuGemmParams
 
 
@@ -114,6 +115,12 @@ COLLECTIVE = KernelForm(
     equation=_collective_s,
     source="latency plus size over bandwidth for each of NCCL's three protocols, the fastest of which its tuner takes",
 )
+STEPPED = SteppedForm(
+    family="stepped",
+    parameters=SteppedParams,
+    equation=stepped_s,
+    source="RCCL's protocols by size: a time each, and the link under the longest messages",
+)
 EXCHANGE = KernelForm(
     family="exchange",
     parameters=ExchangeParams,
@@ -173,7 +180,7 @@ HOST = KernelForm(
 FAMILIES: Mapping[str, KernelForm[Any]] = {
     form.family: form
     for form in (
-        *(GEMM, PREFILL, DECODE, MIXED, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, EXCHANGE, ELEMENTWISE),
+        *(GEMM, PREFILL, DECODE, MIXED, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, STEPPED, EXCHANGE, ELEMENTWISE),
         *(MLA_BMM, MLA_MODULE, LINEAR_PREFILL, LINEAR_DECODE),
         *(TPU_GEMM, TPU_PREFILL, TPU_DECODE, CPU_GEMM, CPU_PREFILL, CPU_DECODE, HOST),
     )

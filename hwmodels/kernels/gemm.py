@@ -28,7 +28,11 @@ _DISPATCHED_TILES = (
 # workstation parts one tile.
 _UNSPLIT_TILES = ((64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256), (256, 128))
 _ONE_TILE = ((128, 128),)
-LIBRARIES = ("search", "unsplit", "narrow", "one", "dispatch")
+# AITER tunes over the kernels of several libraries, from the least tile of the matrix instructions to 256 x 256.
+_WIDEST_TILES = ((16, 16), *_SEARCHED_TILES, (32, 128), (64, 256), (256, 64), (256, 256))
+LIBRARIES = ("search", "unsplit", "narrow", "one", "dispatch", "tuned", "tuned-unsplit")
+# Libraries that are no stack's own: (format, software) -> how they choose.
+_LIBRARY_OF = {("bf16", "aiter"): "tuned", **{(fmt, "aiter"): "tuned-unsplit" for fmt in ("fp8", "fp8_block", "mxfp4")}}
 _DISPATCHED_ON = ("h100-sxm", "h100-pcie", "h200", "h20", "gh200")
 _ROWS_AT_ONCE = 512  # so that the candidates of as many shapes stay in cache
 _CACHE_EDGE = 3.0  # residence in L2 falls from 1 to 0 between two thirds of its capacity and all of it
@@ -40,7 +44,7 @@ def library_of(fmt: str, software: str, device: str) -> str:
     kernels = kernels_of(software)
     if (fmt, device) in kernels.gemm_on:
         return kernels.gemm_on[fmt, device]
-    library = kernels.gemm.get(fmt, "search")
+    library = kernels.gemm.get(fmt) or _LIBRARY_OF.get((fmt, software), "search")
     return "dispatch" if fmt == "fp8" and library == "unsplit" and device in _DISPATCHED_ON else library
 
 
@@ -51,7 +55,7 @@ class GemmParams:
     launch_s: float = parameter(
         2.6e-6, 3e-7, 6e-5, "one kernel start takes 1 to 5 us in a CUDA graph, more from eager code"
     )
-    compute_efficiency: float = parameter(0.92, 0.4, 1.0, "share of the dense peak with full tiles")
+    compute_efficiency: float = parameter(0.92, 0.25, 1.0, "share of the dense peak with full tiles")
     bandwidth_efficiency: float = parameter(0.88, 0.4, 1.0, "share of the datasheet bandwidth a stream reaches")
     # A number of cycles, in which a faster tensor core passes more elements.
     fill_k: float = parameter(
@@ -95,7 +99,8 @@ def gemm_s(
 
     `library` is how tiles are chosen: "search" takes the fastest tile and split of k (cuBLAS), "unsplit" the fastest
     tile of 64 rows and more (DeepGEMM), "narrow" the fastest of all, "one" has 128 x 128 alone, and "dispatch" picks by
-    the number of rows (CUTLASS fp8); none but the first splits. `dtype` names the tensor-core rate, the `*_bytes` are
+    the number of rows (CUTLASS fp8). "tuned" and "tuned-unsplit" take the fastest of all tiles up to 256 x 256 (AITER). Only
+    "search" and "tuned" split. `dtype` names the tensor-core rate, the `*_bytes` are
     per element (weights may be narrower than the arithmetic). `weight_copies` is how many weight tensors the caller
     cycles through: a benchmark with six keeps small ones in L2, a served model never does. `quantise_activations` adds
     the pass that turns 16-bit activations into the format.
@@ -160,14 +165,15 @@ def _fastest_s(
     return np.where(allowed, total, np.inf).min(axis=0)
 
 
-_TILES = {"search": _SEARCHED_TILES, "unsplit": _UNSPLIT_TILES, "narrow": _SEARCHED_TILES, "one": _ONE_TILE}
+_TILES = {"search": _SEARCHED_TILES, "unsplit": _UNSPLIT_TILES, "narrow": _SEARCHED_TILES, "one": _ONE_TILE,
+          "tuned": _WIDEST_TILES, "tuned-unsplit": _WIDEST_TILES}  # fmt: skip
 
 
 @functools.cache
 def _candidates(library: str) -> tuple[np.ndarray, ...]:
     """Split of k, tile rows and columns, and the rows above and up to which each is taken: columns, one candidate a row."""
     if library in _TILES:
-        splits = _SPLITS if library == "search" else (1,)
+        splits = _SPLITS if library in ("search", "tuned") else (1,)
         found = [(split, rows, columns, -1.0, np.inf) for split in splits for rows, columns in _TILES[library]]
     elif library == "dispatch":
         found = [(1, rows, columns, above, up_to) for above, up_to, rows, columns in _DISPATCHED_TILES]

@@ -48,13 +48,14 @@ class ExpertFormat(NamedTuple):
         special = () if gated else (f"{own}-plain",)
         if blackwell and layer in kernels_of(names[0]).refused_experts.get(own, ()):
             special = (*special, f"{own}-refused")
-        if own == "mxfp4" and layer[0] != _GPT_OSS_HIDDEN:
+        if own == "mxfp4" and layer[0] != _GPT_OSS_HIDDEN and names[0] != "aiter":
             special = (*special, "mxfp4-other")
         return tuple(f"{fmt}/{name}" for fmt in (*special, *self.stand_in) for name in names)
 
 
 # Weight-only formats (int4, mxfp4 on 16-bit activations) are expanded to 16 bits; mxfp4_mxfp8 multiplies 4-bit weights
-# with 8-bit activations at the fp8 rate. Widths as in `hwmodels.precision`; int4 of the tables is in groups of 32.
+# with 8-bit activations at the fp8 rate, mxfp4_mxfp4 (AMD's Quark) with 4-bit ones. Widths as in `hwmodels.precision`;
+# int4 of the tables is in groups of 32.
 EXPERT_FORMATS = {
     "bf16": ExpertFormat("bf16", 2.0, 2.0, ("bf16",)),
     "fp8": ExpertFormat("fp8", 1.0, 1.0, ("fp8", "fp8_block", "bf16")),
@@ -63,6 +64,9 @@ EXPERT_FORMATS = {
     "nvfp4": ExpertFormat("fp4", 0.5625, 0.5625, ("nvfp4", "mxfp4_mxfp8", "fp8_block", "fp8", "bf16")),
     "mxfp4": ExpertFormat("bf16", 0.53125, 2.0, ("mxfp4", "int4", "bf16"), 64),
     "mxfp4_mxfp8": ExpertFormat("fp8", 0.53125, 1.03125, ("mxfp4_mxfp8", "mxfp4", "fp8_block", "fp8", "bf16")),
+    "mxfp4_mxfp4": ExpertFormat(
+        "fp4", 0.53125, 0.53125, ("mxfp4_mxfp4", "mxfp4_mxfp8", "nvfp4", "fp8_block", "fp8", "bf16")
+    ),
     "int4": ExpertFormat("bf16", 0.5625, 2.0, ("int4", "mxfp4", "bf16"), 64),
     "int4_fp8": ExpertFormat("fp8", 0.5625, 1.0, ("int4_fp8", "mxfp4_mxfp8", "fp8_block", "fp8", "bf16")),
 }

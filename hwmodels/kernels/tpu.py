@@ -22,7 +22,18 @@ class TpuGemmParams:
     fill_n: float = parameter(16.0, 0.0, 2048.0, "columns lost to filling the array")
     fill_k: float = parameter(16.0, 0.0, 2048.0, "inner elements lost to filling the array")
     overlap_loss: float = parameter(0.2, 0.0, 4.0, "0: memory and arithmetic overlap fully; 4: they add up")
-    row_step: float = parameter(8.0, 1.0, 256.0, "rows come in steps of this many (sublanes)")
+    row_step: float = parameter(
+        8.0, 1.0, 4096.0, "rows come in steps of this many (sublanes, or what a library pads to)"
+    )
+    column_step: float = parameter(1.0, 1.0, 4096.0, "columns do", optional=True)
+    depth_step: float = parameter(1.0, 1.0, 4096.0, "inner elements do", optional=True)
+    spill: float = parameter(
+        0.0,
+        0.0,
+        2.0,
+        "added share of the arithmetic where activations have outgrown the memory on the chip",
+        optional=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +50,8 @@ class TpuAttentionParams:
     overlap_loss: float = parameter(4.0, 0.0, 4.0, "0: pairs and streaming overlap fully; 4: they add up")
 
 
+_SPILLED_BYTES = float(2**28)
+"""Activations for which `spill` counts whole: about those of the largest product that was measured."""
 _REFERENCE_WIDTH = 32.0 * 128.0  # query heads x head dimension of the measured model
 _REFERENCE_BYTES = 4096.0  # of a cached token there: keys and values of 2 bytes, 8 heads x 128
 
@@ -53,13 +66,21 @@ def tpu_gemm_s(
     dtype: str = "bf16",
     weight_bytes: float = 2.0,
 ) -> Any:
-    """Seconds of C[m, n] = A[m, k] B[k, n] on one chip; shapes broadcast, zero rows cost nothing."""
+    """Seconds of C[m, n] = A[m, k] B[k, n] on one chip; shapes broadcast, zero rows cost nothing.
+
+    The cores of a chip take equal parts of the columns, each at its share of the chip's arithmetic and bandwidth.
+    """
     m, n, k = (np.asarray(a, float) for a in (m, n, k))
-    rows = np.ceil(m / params.row_step) * params.row_step + params.fill_m
-    flops = 2.0 * rows * (n + params.fill_n) * (k + params.fill_k)
-    compute_s = flops / (device.flops_per_s(dtype) * params.compute_efficiency)
+    cores = float(device.sm_count)
+    n = n / cores
+    rows = np.ceil(m / params.row_step) * params.row_step
+    columns = np.ceil(n / params.column_step) * params.column_step if params.column_step > 1.0 else n
+    depth = np.ceil(k / params.depth_step) * params.depth_step if params.depth_step > 1.0 else k
+    flops = 2.0 * (rows + params.fill_m) * (columns + params.fill_n) * (depth + params.fill_k)
+    compute_s = flops * cores / (device.flops_per_s(dtype) * params.compute_efficiency)
+    compute_s = compute_s * (1.0 + params.spill * np.minimum(1.0, m * k * (2.0 / _SPILLED_BYTES)))
     traffic = n * k * weight_bytes + 2.0 * (m * k + m * n)
-    memory_s = traffic / (device.hbm_bytes_per_s * params.bandwidth_efficiency)
+    memory_s = traffic * cores / (device.hbm_bytes_per_s * params.bandwidth_efficiency)
     return none_is_free(params.launch_s + smooth_max(compute_s, memory_s, params.overlap_loss), m)
 
 

@@ -17,8 +17,9 @@ from hwmodels.stacks import default_stack, servers
 
 # Names of aiconfigurator's tables -> formats of `EXPERT_FORMATS`.
 _MOE_DTYPES = {
-    "bfloat16": "bf16", "float16": "bf16", "fp8_block": "fp8_block", "fp8": "fp8", "nvfp4": "nvfp4", "int4_wo": "int4",
-    "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4_mxfp8", "w4afp8": "int4_fp8",
+    "bfloat16": "bf16", "float16": "bf16", "bf16": "bf16", "fp8_block": "fp8_block", "fp8block": "fp8_block", "fp8": "fp8",
+    "nvfp4": "nvfp4", "int4_wo": "int4", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4_mxfp8",
+    "mxfp4": "mxfp4_mxfp4", "w4afp8": "int4_fp8",
 }  # fmt: skip
 _SHAPE = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 
@@ -53,12 +54,15 @@ def _table_part(
     m: Measurement, device: Datasheet, mask: np.ndarray, fmt: ExpertFormat, variants: tuple[str, ...]
 ) -> Part:
     rows, columns = pick(m, mask, {c: c for c in (*_SHAPE, "num_tokens", "distribution")})
+    columns["distribution"] = np.char.replace(columns["distribution"], "uniform_random", "uniform")
+    rotated = m.source == "aiter"  # over more memory than any cache holds
 
     def shape(c: Columns) -> Shape:
         return {
             "tokens": c["num_tokens"], "hidden_size": c["hidden_size"], "inter_size": c["inter_size"],
             "topk": c["topk"], "experts": c["num_experts"], "tp": c["moe_tp_size"], "ep": c["moe_ep_size"],
-            "distribution": c["distribution"], "gated": ~_nemotron(c), "weight_copies": 1.0, **fmt.options,
+            "distribution": c["distribution"], "gated": ~_nemotron(c), "weight_copies": np.inf if rotated else 1.0,
+            **fmt.options,
         }  # fmt: skip
 
     models = {tuple(row) for row in np.column_stack([columns[c] for c in _SHAPE[:4]]).tolist()}
@@ -66,14 +70,25 @@ def _table_part(
     # Kernels for narrow weights pad their rows.
     if fmt.weight_bytes < 2.0 or not (columns["inter_size"] / columns["moe_tp_size"] % ALIGNED > 0).any():
         fixed = tuple(dict.fromkeys((*fixed, "unaligned")))
+    starts = MOE_STARTS
+    if rotated:
+        # On one device all experts are local, and no layer stays in a cache.
+        fixed = tuple(dict.fromkeys((*_FIXED_FOR_FEW_MODELS, "unaligned", "remote_share")))
+        if len(models) < 3:
+            fixed, starts = (*fixed, "sort_s", "reread", "overlap_loss", "tile_s"), _FEW_ROTATED
     return Part(
-        form=MOE, sheet=device, rows=rows, columns=columns, shape=shape, groups=_SHAPE, starts=MOE_STARTS,
+        form=MOE, sheet=device, rows=rows, columns=columns, shape=shape, groups=_SHAPE, starts=starts,
         variants=variants, fixed=fixed,
     )  # fmt: skip
 
 
 # What the few shapes of one or two models cannot tell.
 _FIXED_FOR_FEW_MODELS = ("l2_intensity", "cache_gain", "expert_s", "inner_passes", "wave_softness")
+# One or two layers determine their starts, rates and copies; the rest is as MI355X's block-scaled experts of 18 layers have it.
+_FEW_ROTATED = (
+    MoeParams(launch_s=1.5e-5, sort_s=1.6e-6, compute_efficiency=0.25, bandwidth_efficiency=0.8, tile_s=0.0, reread=0.3,
+              block_bandwidth=1.0, overlap_loss=0.1, slot_passes=4.7),
+)  # fmt: skip
 MOE_STARTS = (
     MoeParams(),
     MoeParams(launch_s=1.2e-5, block_bandwidth=2.0, tile_s=1e-6, unaligned=2.0, overlap_loss=1.0),
@@ -86,7 +101,9 @@ MOE_STARTS = (
 
 def unspread(m: Measurement) -> np.ndarray:
     """Rows whose routing follows no known distribution."""
-    return np.array([not re.fullmatch(r"balanced|uniform|power_law_\d+(\.\d+)?", d) for d in m.columns["distribution"]])
+    return np.array(
+        [not re.fullmatch(r"balanced|uniform(_random)?|power_law_\d+(\.\d+)?", d) for d in m.columns["distribution"]]
+    )
 
 
 def moe_layer(m: Measurement, device: Datasheet) -> Iterator[Part]:

@@ -23,6 +23,11 @@ SAME_FORMAT = {
 # Back ends of `hwmodels.calibrate`, which add the spread of their repeats, and formats to more names.
 CALIBRATING = ("torch", "jax", "numpy", "fake")
 _SPREAD = ("min_us", "max_us", "repeats")
+# Columns that tables of products on AMD's GPUs, TPUs and Trainium have beside the time.
+_ACCELERATORS = (
+    "library", "p10_us", "p90_us", "samples", "queued_us", "dispatch_to_ready_us", "series", "executed_m", "executed_n",
+    "executed_k", "tensor_engine_active_us", "dma_active_us", "hbm_read_bytes", "hbm_write_bytes",
+)  # fmt: skip
 # Any format's name, so that one without a model is counted by that name and not read as part of another word.
 DTYPE = (
     r"(?:_(?P<dtype>(?:(?:bfloat|float|bf|tf|mxfp|nvfp|fp|int)\d+q?|w\d+a(?:fp)?\d+)"
@@ -35,7 +40,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (
         rf"gemm_{_NODE}{DTYPE}(?:_(?P<model>[a-z0-9.-]+?))?_{_SOFTWARE}",
         ("m", "n", "k", "latency_us"),
-        ("model", "op", "tp", "layer", *_SPREAD),
+        ("model", "op", "tp", "layer", *_SPREAD, *_ACCELERATORS),
     ),
     "attention_prefill": (
         rf"attention_prefill_{_NODE}{DTYPE}_{_SOFTWARE}", _PREFILL, ("past_len", *_SPREAD)
@@ -57,7 +62,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "attention_paged": (rf"attention_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}", _PAGED, ()),
     "collectives_nccl": (
-        rf"collectives_(?P<source>nccl)_{_NODE}(?:_(?P<topology>[a-z_]+))?",
+        rf"collectives_(?P<source>nccl|rccl)_{_NODE}(?:_(?P<topology>[a-z_]+))?",
         ("collective", "dtype", "num_gpus", "message_bytes", "latency_us"),
         _SPREAD,
     ),
@@ -101,7 +106,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
             "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
             "moe_ep_size", "distribution", "latency_us",
         ),
-        (),
+        ("activation", "stage1_us", "stage2_us"),
     ),
     "moe_layer": (
         rf"moe_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
@@ -181,6 +186,9 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 # Lines with several times: each becomes a row of its own.
 SEVERAL = {"dispatch": ("dispatch_us", "combine_us")}
 TEXT = {
+    "library",
+    "series",
+    "activation",
     "model",
     "op",
     "layer",
@@ -223,6 +231,7 @@ MAY_BE_BLANK = {
     "layers": {"n", "k"},
     "tpu_layers": {"n", "k"},
     "elementwise_rates": {"rows", "cols"},
+    "moe": {"stage1_us", "stage2_us"},
     "e2e_silicon_agg": None,
     "e2e_silicon_disagg": None,
     "e2e_settings": None,

@@ -8,8 +8,9 @@ import numpy as np
 
 from hwmodels.kernels.collectives import NETWORK_BYTES_PER_S, CollectiveParams
 from hwmodels.kernels.exchange import ExchangeParams
-from hwmodels.kernels.families import COLLECTIVE, EXCHANGE
+from hwmodels.kernels.families import COLLECTIVE, EXCHANGE, STEPPED
 from hwmodels.kernels.parameters import Datasheet
+from hwmodels.kernels.stepped import SteppedParams
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.part import Columns, Part, Shape, pick
 
@@ -49,12 +50,33 @@ def _part(
 
 
 def nccl(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    if m.source == "rccl":
+        yield from _stepped(m, device)
+        return
     for name in np.unique(m.columns["collective"]):
         kind = _COLLECTIVES.get(str(name), str(name))
         yield _part(
             m, device, m.columns["collective"] == name, kind, {"bytes": "message_bytes", "devices": "num_gpus"},
             (f"{kind}/nccl", f"{kind}/vidur-node"), device.link_bytes_per_s,
         )  # fmt: skip
+
+
+def _stepped(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    """RCCL's all-reduce, of one kind of message."""
+    rows, columns = pick(m, m.columns["collective"] == "all_reduce", {"bytes": "message_bytes", "devices": "num_gpus"})
+
+    def shape(c: Columns) -> Shape:
+        return {
+            "kind": "all_reduce",
+            "message_bytes": c["bytes"],
+            "devices": c["devices"],
+            "link_bytes_per_s": device.link_bytes_per_s,
+        }
+
+    yield Part(
+        form=STEPPED, sheet=device, variants=("all_reduce/rccl",), rows=rows, columns=columns, shape=shape,
+        groups=("devices", "bytes"), starts=(SteppedParams(),),
+    )  # fmt: skip
 
 
 def nodes(m: Measurement, device: Datasheet) -> Iterator[Part]:

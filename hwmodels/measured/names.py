@@ -57,7 +57,9 @@ _EXAMPLES = {
     "source": "the serving stack, as in vllm0.19",
     "topology": "how the devices are joined, dgx or pairwise_nvlink, as in collectives_h100_dgx_vidur.csv",
 }
-SOFTWARE = "|".join((*servers(), "llmcompass", "vidur", "lssv", "lss", "nccl", "splitwise", *CALIBRATING))
+SOFTWARE = "|".join(
+    (*servers(), "aiter", "llmcompass", "vidur", "lssv", "lss", "nccl", "rccl", "splitwise", *CALIBRATING)
+)
 
 
 def recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, str]]:

@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterator
 from hwmodels.kernels.parameters import Datasheet
 from hwmodels.measured import attention, experts, host, latent_attention, linear_attention, links, products, tpus
 from hwmodels.measured.files import Measurement
+from hwmodels.measured.names import catalogue_name
 from hwmodels.measured.part import Part
 
+
+def _gemm(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    """Products on systolic arrays have an equation of their own."""
+    systolic = catalogue_name(m.device).startswith(("tpu", "trn", "trainium")) and m.dtype == "bf16"
+    yield from (tpus if systolic else products).gemm(m, device)
+
+
 _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
-    "gemm": products.gemm,
+    "gemm": _gemm,
     "attention_prefill": attention.prefill,
     "attention_decode": attention.decode,
     "attention_windowed_prefill": attention.prefill,

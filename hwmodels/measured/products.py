@@ -19,9 +19,11 @@ from hwmodels.precision import precision
 from hwmodels.stacks import kernels_of, servers
 
 # Formats of operands below 16 bits whose products are timed, and the arithmetic of each.
-_NARROW = {"fp8": "fp8", "fp8_block": "fp8", "int8": "int8", "nvfp4": "fp4"}
+_NARROW = {"fp8": "fp8", "fp8_block": "fp8", "int8": "int8", "nvfp4": "fp4", "mxfp4": "fp4"}
 # Tables that may stand in for one of a narrow format, the best first.
 _STAND_IN = {"fp8_block": ("fp8_block", "fp8"), "fp8": ("fp8",), "int8": ("int8", "fp8"), "nvfp4": ("nvfp4", "fp8")}
+# The mean of what NVIDIA's tables hold of it: AITER's operands are in the format already.
+_LENT_QUANTISATION = {"quantise_efficiency": 0.5, "quantise_short_row_s": 5e-8}
 
 
 def _gemm_options(dtype: str, source: str, device: str) -> dict[str, Any]:
@@ -32,6 +34,8 @@ def _gemm_options(dtype: str, source: str, device: str) -> dict[str, Any]:
     }  # fmt: skip
     if source in CALIBRATING:  # cuBLAS on operands that are in the format already, from buffers larger than the cache
         return options | {"weight_copies": np.inf}
+    if source == "aiter":  # the same, rotated over more memory than any cache holds
+        return options | {"weight_copies": np.inf, "library": library_of(dtype, source, device)}
     if dtype in _NARROW:
         options |= {"quantise_activations": True, "library": library_of(dtype, source, device)}
     return options | {"weight_copies": kernels_of(source).weight_copies}
@@ -48,6 +52,12 @@ def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray) -> Part:
     if dtype in _NARROW and source not in CALIBRATING:
         start = GemmParams(launch_s=5e-6, fill_k=500.0, tile_edge=2.0, l2_intensity=60.0, block_bandwidth=3.0)
         fixed = ("split_s",)
+    starts = (start,)
+    if source == "aiter":
+        lent = _LENT_QUANTISATION if dtype in _NARROW else {}
+        late = GemmParams(launch_s=5e-6, fill_k=500.0, tile_edge=2.0, l2_intensity=60.0, block_bandwidth=3.0, **lent)
+        starts = (GemmParams(launch_s=2e-6, **lent), late)
+        fixed = QUANTISE_FIELDS
     if source == "llmcompass":  # 20 points: what a few large shapes can tell
         fixed = (*QUANTISE_FIELDS, "cache_gain", "block_bandwidth", "split_s", "throttle_after_s", "wave_softness",
                  "l2_intensity", "fill_k")  # fmt: skip
@@ -57,13 +67,13 @@ def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray) -> Part:
         variants=tuple(
             f"{fmt}/{name}"
             for fmt in (_STAND_IN.get(dtype, (dtype,)) if source not in CALIBRATING else (dtype,))
-            for name in stands_in or dict.fromkeys((source, *servers(), "vidur"))
+            for name in stands_in or dict.fromkeys((source, *servers(), "vidur", "aiter"))
         ),
         rows=rows,
         columns=columns,
         shape=lambda c: {**c, **options},
         groups=() if stands_in else ("n", "k"),
-        starts=(start,),
+        starts=starts,
         fixed=fixed,
     )
 

@@ -10,7 +10,7 @@ from hwmodels.kernels.families import TPU_DECODE, TPU_GEMM, TPU_PREFILL
 from hwmodels.kernels.parameters import Datasheet
 from hwmodels.kernels.tpu import TpuAttentionParams, TpuGemmParams
 from hwmodels.measured.files import Measurement
-from hwmodels.measured.part import Columns, Part, Shape, pick
+from hwmodels.measured.part import Columns, Part, Shape, every, pick
 from hwmodels.measured.products import LAYER_OPS, elementwise_part, layer_widths
 
 _DECODE_FIELDS = ("decode_launch_s", "decode_seq_s", "decode_token_s")
@@ -45,12 +45,29 @@ def attention(m: Measurement, device: Datasheet) -> Iterator[Part]:
     )  # fmt: skip
 
 
+_PADDING = ("column_step", "depth_step", "spill")
+_NKI = TpuGemmParams(launch_s=1.6e-5, row_step=2048.0, column_step=2048.0, depth_step=1024.0)
+"""nkilib pads rows and columns to multiples of 2,048 and the inner side to those of 1,024."""
+
+
+def gemm(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    """Products on one core of the chip: JAX sees a TPU v7's two chiplets as devices, Neuron pairs of Trainium's cores."""
+    rows, columns = pick(m, every(m), {"m": "m", "n": "n", "k": "k"})
+    starts, fixed = (TpuGemmParams(),), ("fill_m", "fill_n", "fill_k", "row_step", "column_step", "depth_step")
+    if m.source == "nki":
+        starts, fixed = (_NKI,), ("row_step", "fill_m", *_PADDING)
+    yield Part(
+        form=TPU_GEMM, sheet=device, variants=("bf16",), rows=rows, columns=columns, groups=("n", "k"),
+        shape=lambda c: {**c, "n": c["n"] * device.sm_count}, starts=starts, fixed=fixed,
+    )  # fmt: skip
+
+
 def layers(m: Measurement, device: Datasheet) -> Iterator[Part]:
     clean, matrix = m.columns["flag"] == "ok", ~np.isnan(m.columns["k"])
     rows, columns = pick(m, clean & matrix, {"m": "m", "n": "n", "k": "k"})
     yield Part(
         form=TPU_GEMM, sheet=device, variants=("bf16",), rows=rows, columns=columns, groups=("m",),
-        starts=(TpuGemmParams(),),
+        starts=(TpuGemmParams(),), fixed=_PADDING,
     )  # fmt: skip
     widths = layer_widths(m)
     for layer in np.unique(m.columns["layer"][~matrix]):

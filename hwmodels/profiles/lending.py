@@ -23,14 +23,14 @@ from hwmodels.tables import read_toml
 
 LOANS = FOLDER.with_name("loans.toml")
 """The error of what is lent on measured devices that were left out: see `hwmodels.left_out`."""
-_KIND = {"NVIDIA": "gpu", "AMD": "gpu", "Google": "tpu"}
-"""The kind of a maker's devices: one kind lends to the other nothing."""
-_LINKS = ("collective", "exchange")
+_LENDERS = {"NVIDIA": ("NVIDIA",), "AMD": ("AMD", "NVIDIA"), "Google": ("Google",)}
+"""Maker -> makers whose measured devices lend to its own. AITER and RCCL run on AMD's alone."""
+_LINKS = ("collective", "stepped", "exchange")
 """Families that run over the links between devices."""
 _BY_FORMAT = ("gemm", "moe")
 """Families whose variants are format/software."""
 _ARITHMETIC = {
-    "fp16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "bf16", "mxfp4_mxfp8": "fp8", "int4": "bf16",
+    "fp16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "bf16", "mxfp4_mxfp8": "fp8", "mxfp4_mxfp4": "fp4", "int4": "bf16",
     "int4_fp8": "fp8",
 }  # fmt: skip
 """The arithmetic of formats that bear another name than their arithmetic."""
@@ -40,7 +40,7 @@ _WORDS = {
     "gemm": "GEMM", "prefill": "prompts", "decode": "decodes", "moe": "experts",
     "mla_prefill": "latent attention", "mla_decode": "latent attention", "mla_bmm": "latent attention",
     "linear_prefill": "linear attention", "linear_decode": "linear attention",
-    "collective": "collectives", "exchange": "exchange with experts",
+    "collective": "collectives", "stepped": "collectives", "exchange": "exchange with experts",
     "tpu_gemm": "GEMM", "tpu_prefill": "prompts", "tpu_decode": "decodes",
 }  # fmt: skip
 """Families whose factor a note states."""
@@ -94,11 +94,9 @@ class Loans:
     @property
     def donors(self) -> tuple[str, ...]:
         """Calibrated devices of the same kind, the nearest first."""
-        kind = _KIND.get(self.device.vendor)
+        makers = _LENDERS.get(self.device.vendor, ())
         alike = [
-            name
-            for name in calibrated_devices()
-            if kind is not None and name not in self.without and _KIND.get(load_device(name).vendor) == kind
+            name for name in calibrated_devices() if name not in self.without and load_device(name).vendor in makers
         ]
         return tuple(sorted(alike, key=lambda name: _distance(self.device, load_device(name), "gemm")))
 
@@ -153,6 +151,8 @@ def _format(family: str, variant: str) -> tuple[str, str]:
 def arithmetic_of(family: str, variant: str) -> str:
     """The key of a datasheet's peaks that products or experts of a variant are multiplied at."""
     name = variant.partition("/")[0]
+    if (family, name) == ("gemm", "mxfp4"):  # of both operands, which experts call mxfp4_mxfp4
+        return "fp4"
     return _ARITHMETIC.get(name.partition("-")[0], name.partition("-")[0])
 
 
@@ -264,7 +264,7 @@ def _lent(device: Device, without: tuple[str, ...], family: str, variant: str) -
 def _origin(family: str, owners: Sequence[str], kernels: Sequence[Kernel], apart: float) -> Provenance:
     """Where a loan comes from; its interval is that of devices left out, which grows with the distance *apart*."""
     origins = [kernel.provenance for kernel in kernels]
-    low, high = _loan_errors().get(family, _loan_errors()["other"])
+    low, high = loan_ends(family)
     worst = max(origins, key=lambda origin: origin.held_p90_pct)
     return replace(
         worst,
@@ -282,8 +282,13 @@ def _origin(family: str, owners: Sequence[str], kernels: Sequence[Kernel], apart
 
 def _factor(family: str, apart: float) -> float:
     """The wider side of a loan's interval."""
-    low, high = _loan_errors().get(family, _loan_errors()["other"])
+    low, high = loan_ends(family)
     return math.exp(max(-low, high) * (1.0 + apart))
+
+
+def loan_ends(family: str) -> tuple[float, float]:
+    """Ends of the interval of ln(measured / lent) of a family, at distance 0."""
+    return _loan_errors().get(family, _loan_errors()["other"])
 
 
 @functools.cache

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineDefaults:
     """Limits that an engine sets itself where its user gives none."""
 
@@ -29,7 +29,7 @@ class Limits(Protocol):
     def __call__(self, device: Device, memory_bytes: float, *, offline: bool, tensor: int) -> EngineDefaults: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Circumstances:
     """The facts that an engine's choice of settings depends on, beside the settings of its scheduler that are given."""
 
@@ -62,7 +62,7 @@ def without_overlap(settings: Mapping[str, Any], around: Circumstances, name: st
     return {} if name in settings else {name: True}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Scheduler:
     """A scheduler that an engine has, or had."""
 
@@ -72,7 +72,7 @@ class Scheduler:
     compared_with: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Graphs:
     """The CUDA graphs of decode steps."""
 
@@ -83,7 +83,7 @@ class Graphs:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Handover:
     """The way in which a serving stack hands requests from a machine that prefills to one that decodes."""
 
@@ -94,7 +94,7 @@ class Handover:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Kernels:
     """The kernels that a stack chooses, and how its benchmarks timed them. The defaults hold for software that is no stack.
 
@@ -135,7 +135,7 @@ class Kernels:
     tables of B200 are 1.3 to 2.5 times slower than their neighbours and than the same rows of another stack."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """A comparison of a part with the engine itself, or with what it printed."""
 
@@ -158,6 +158,8 @@ class Stack:
     stand in for missing ones the earlier are the better."""
     release: str = ""
     """The release whose rules are modelled, and whose launch options are read and written."""
+    like: str | None = None
+    """The stack whose engine it is, built for other makers' devices: it has all that is not of kernels and host work from there."""
     vendors: tuple[str, ...] = ()
     """The makers of the devices that it runs on; empty: all."""
     scheduler: str | None = None

@@ -10,7 +10,7 @@ from typing import ClassVar
 from policies.sglang.joining import GO_ON, NO_MEMORY, OUT_OF_ROOM, SPENT, Adder, Room
 from policies.sglang.past import Past, Running
 from policies.sglang.settings import PROMPT_STEP, Settings
-from policies.view import UNTIL_CHANGE, Looks, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq
+from policies.view import UNTIL_CHANGE, Largest, Looks, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq
 
 RETRACT_DECODE_STEPS = 20
 """Decode steps that a retraction leaves room for in the share: environ.py."""
@@ -40,6 +40,14 @@ class Sglang(Settings):
     reserves: ClassVar[bool] = True
     preempted_last: ClassVar[bool] = True
     looks_itself: ClassVar[bool] = True
+
+    def never_planned(self, largest: Largest) -> str | None:
+        if not 0 < self.chunked_prefill_size < largest.block_tokens:
+            return None
+        return (
+            f"chunked_prefill_size ({self.chunked_prefill_size}) holds no whole page of {largest.block_tokens} tokens, and a "
+            "prompt that is cut is cut to whole pages; give more, or less as memory.block_tokens"
+        )
 
     def plan(self, view: ReplicaView, /) -> Plan:
         past = self._recalled(view)

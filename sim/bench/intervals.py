@@ -186,7 +186,7 @@ def _held_back(
     deployments that the fit of *stack* had not seen; and their basis in words."""
     profile = deployment.profile
     assert profile is not None
-    name, device = stack.name, deployment.measured_as
+    name, device = stack.engine, deployment.measured_as
     found = serving_interval(
         name,
         deployment.model.name,

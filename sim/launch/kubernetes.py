@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from hwmodels.device import device_catalogue
 from hwmodels.stacks import stacks
 from sim.errors import RooftraceError
 from sim.launch.arguments import release_of
@@ -73,7 +74,9 @@ class _Pool(NamedTuple):
         device = self.part.hardware
         if device in PRODUCTS:
             return {_PRODUCT: PRODUCTS[device]}
-        self.command.not_carried(f"hardware: {device}; give the pods a nodeSelector of its nodes")
+        known = device_catalogue().get(device)
+        amd = ", ROCm's image and amd.com/gpu in the place of nvidia.com/gpu" if known and known.vendor == "AMD" else ""
+        self.command.not_carried(f"hardware: {device}; give the pods a nodeSelector of its nodes{amd}")
         return {}
 
     @property

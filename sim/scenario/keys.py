@@ -77,6 +77,7 @@ StackOrFile = Annotated[
     MayBeFile(names=_STACKS),
 ]
 """A stack by name, or a file that `rooftrace bench fit` wrote."""
+_CONNECTORS = tuple(stack.connector for stack in stacks().values() if stack.connector is not None)
 _LIKE = (*(name for name, stack in stacks().items() if stack.handover is not None), "dynamo", "splitwise")
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -551,7 +552,9 @@ class KvLink(Section):
     """A pool with role prefill; where it is left out, the only one."""
     receiver: Annotated[str, Field(min_length=1)] | None = None
     """A pool with role decode; where it is left out, the only one."""
-    connector: Literal["mooncake_vllm", "mooncake_sglang"] | None = None
+    connector: (
+        Annotated[str, _one_of(_CONNECTORS), WithJsonSchema({"enum": list(_CONNECTORS), "type": "string"})] | None
+    ) = None
     """Fixed cost and share of the bandwidth as measured (docs/pools.md), in place of `latency_s` and of all of it."""
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
     """The bandwidth of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the

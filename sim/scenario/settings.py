@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from hwmodels.model import model_file
+from hwmodels.overheads import serving_stacks
 from hwmodels.stack_files import load_stack_file
 from hwmodels.stacks import default_scheduler, stacks
 from hwmodels.stacks.description import Stack
@@ -318,13 +319,13 @@ class Scenario(Settings):
 
     @property
     def stack_name(self) -> str:
-        """The serving stack's name, that which a file was fitted over included; ScenarioError for a file that is none."""
+        """The engine of the serving stack, of the one that a file was fitted over too; ScenarioError for a file that is none."""
         file = self.stack_file
         if file is None:
-            return self.serving_stack
+            return serving_stacks()[self.serving_stack].engine
 
         with explain.told_by(self, "serving_stack"):
-            return load_stack_file(file).stack.name
+            return load_stack_file(file).stack.engine
 
     @property
     def stack(self) -> Stack:

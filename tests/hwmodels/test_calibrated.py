@@ -37,6 +37,8 @@ DEPLOYMENTS = {
     "four bits": ("llama-3.1-70b", "gb200", {}, "nvfp4", "vllm"),
     "weights alone in four bits": ("llama-3.1-8b", "rtx-pro-6000", {}, "int4", "vllm"),
     "eager": ("llama-2-70b", "a100-80gb-sxm", {"tensor": 4}, None, "eager"),
+    "amd": ("llama-3.1-70b", "mi355x", {"tensor": 2}, "fp8", "vllm-rocm"),
+    "amd, experts": ("deepseek-r1", "mi355x", {"tensor": 8}, None, "sglang-rocm"),
     "tpu": ("llama-3.1-8b", "tpu-v6e", {}, None, "ideal"),
 }
 

@@ -101,6 +101,13 @@ def test_what_has_no_counterpart_among_scalers_is_named() -> None:
     assert "autoscale.provision_s: 30.0" in export(chosen, "kubernetes").left_out
 
 
+def test_manifests_for_amd_say_what_is_nvidias_in_them() -> None:
+    for stack in ("vllm-rocm", "sglang-rocm"):
+        left = export(of({"hardware": "mi355x", "serving_stack": stack}), "kubernetes").left_out
+        assert any("ROCm's image and amd.com/gpu" in text for text in left)
+    assert not any("ROCm" in text for text in export(of({"hardware": "b300"}), "kubernetes").left_out)
+
+
 def test_every_object_of_kubernetes_refers_to_one_that_is_there() -> None:
     scaled = {"autoscale": {"policy": {"policy": "concurrency", "target": 8}, "max": 4}}
     pools = {name: {**pool, **scaled} for name, pool in PAIR["pools"].items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from policies.published import FasterTransformer, Orca, OrcaPaged
 from policies.trtllm import TrtLlm
+from policies.view import Largest, Plan, ReplicaView
 from policies.wrappers import EvictNewest
 from sim import Scenario, simulate
 from sim.engine import Experiment
@@ -198,3 +200,23 @@ def test_a_scheduler_on_the_stack_of_another_engine_is_noted() -> None:
 def test_a_scheduler_that_says_who_gives_way_is_not_told_by_another(inner: str) -> None:
     with pytest.raises(ScenarioError, match="evict_newest wraps a scheduler that says itself who gives way"):
         build(scenario(f"scheduler={{policy: evict_newest, inner: {inner}}}"))
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """A scheduler of one's own that says what it could never plan."""
+
+    tokens: int
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        raise AssertionError("it is refused before")
+
+    def never_planned(self, largest: Largest) -> str | None:
+        return None if largest.request_tokens <= self.tokens else f"{largest.request_tokens} tokens are never planned"
+
+
+def test_a_scheduler_of_ones_own_says_itself_what_it_could_never_plan() -> None:
+    at_most = scenario("scheduler={policy: 'tests.scenario.test_engines:AtMost', tokens: 10}")
+    with pytest.raises(ScenarioError, match=r"scheduler: \d+ tokens are never planned"):
+        build(at_most)
+    build(at_most.with_set("scheduler.tokens=100000"))

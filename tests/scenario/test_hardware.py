@@ -54,7 +54,9 @@ def test_an_eager_stack_launches_every_layer_of_a_decode():
 
 
 def test_an_unknown_stack_is_answered_with_the_known_ones():
-    with pytest.raises(ScenarioError, match="serving_stack is one of vllm, trtllm, sglang, eager, ideal"):
+    with pytest.raises(
+        ScenarioError, match="serving_stack is one of vllm, trtllm, sglang, vllm-rocm, sglang-rocm, eager, ideal"
+    ):
         scenario(serving_stack="vlllm")
 
 

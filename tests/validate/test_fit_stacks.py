@@ -37,7 +37,7 @@ from sim.validation.fit_stacks import (
 )
 from tests.validate.test_validate import DENSE, row_of
 
-STACKS = [name for name in serving_stacks() if name != "ideal"]
+STACKS = [name for name, stack in serving_stacks().items() if name != "ideal" and stack.engine == name]
 VERSIONS = [(name, release) for name in STACKS for release in stack_releases()[name]]
 
 

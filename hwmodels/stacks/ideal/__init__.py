@@ -2,4 +2,4 @@
 
 from hwmodels.stacks.description import Stack
 
-STACK = Stack(name="ideal", title="kernels and nothing else", place=101)
+STACK = Stack(name="ideal", title="Kernels and nothing else", place=101)

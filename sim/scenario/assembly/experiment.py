@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
@@ -102,7 +102,9 @@ def _deployed(pool: PoolOf) -> PoolOf:
 
 def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
     """Which tokens reach a client together, by the rule of the serving stack."""
-    rules = {each.stack_name: each.stack.stream_by for pool in pools for each in pool.scenarios}
+    rules: dict[str, Literal["tokens", "iterations"]] = {
+        each.stack_name: each.stack.stream_by for pool in pools for each in pool.scenarios
+    }
     if scenario.stream_interval > 1 and len(set(rules.values())) > 1:
         raise ScenarioError(
             f"{scenario.source}: stream_interval: {' and '.join(rules)} group tokens by different rules; give all pools one "

@@ -191,7 +191,7 @@ def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]
         )
     if hosted.decoding is not None:
         return without("nothing held back", "no run with speculative decoding was held back of the stack's fit")
-    name = deployment.made_by.stack.name
+    name = deployment.made_by.stack.engine
     found = serving_interval(
         name,
         deployment.model.name,
@@ -202,7 +202,7 @@ def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]
     if found is None:
         return without(
             "nothing held back",
-            f"no measured deployment was held back of serving_stack {name} on {deployment.device.name}",
+            f"no measured deployment was held back of serving_stack {deployment.made_by.stack.name} on {deployment.device.name}",
         )
     return {
         "interval": {**found.facts, "tpot_floor_s": deployment.least_step_s},

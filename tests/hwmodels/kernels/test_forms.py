@@ -263,7 +263,7 @@ def test_a_tpu_gemm_streams_its_weights():
 
 
 def test_parameters_outside_their_bounds_are_refused_with_the_reason():
-    with pytest.raises(ValueError, match=r"compute_efficiency must lie in \[0.4, 1\] .* got 1.3"):
+    with pytest.raises(ValueError, match=r"compute_efficiency must lie in \[0.25, 1\] .* got 1.3"):
         check_bounds(GemmParams(compute_efficiency=1.3))
     with pytest.raises(ValueError, match="launch_s must be a finite number"):
         check_bounds(GemmParams(launch_s=float("nan")))
