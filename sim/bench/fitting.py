@@ -282,7 +282,9 @@ def _solved(
     spread = (_SURE_DEGREES + float(trust @ left**2)) / (_SURE_DEGREES + max(n - told, 0.0))
     scale = max(1.0, float(np.sqrt(spread)))
     covariance = np.linalg.inv((slope * trust[:, None]).T @ slope / scale**2 + np.diag(1.0 / widths**2))
-    found = Posterior(names=tuple(names), at=best, covariance=covariance, widths=widths, base=base)
+    found = Posterior(
+        names=tuple(names), at=best, covariance=np.asarray(covariance, np.float64), widths=widths, base=base
+    )
     return found, scale
 
 

@@ -130,11 +130,11 @@ class Way:
 @functools.cache
 def ways() -> Mapping[str, Way]:
     """The way in which each stack is fitted."""
-    table = read_toml(Path(__file__).with_name("stacks.toml"))
-    return {
-        name: Way(**{key: tuple(each) if isinstance(each, list) else each for key, each in entry.items()})
-        for name, entry in table.items()
-    }
+    found = {}
+    for name, entry in read_toml(Path(__file__).with_name("stacks.toml")).items():
+        settings: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+        found[name] = Way(**settings)
+    return found
 
 
 def left_out(row: Mapping[str, Any]) -> str:
