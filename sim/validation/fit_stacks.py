@@ -28,6 +28,7 @@ from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack, stack_releases
 from hwmodels.tables import read_toml
 from sim import metrics
+from sim.bench.cases import Replay
 from sim.bench.descent import Lines, cauchy, descended, least
 from sim.bench.fitting import QUANTITIES, Simulated
 from sim.bench.load import NotReplayable, sent_order
@@ -213,7 +214,9 @@ def _replayed(point: Point, stack: ServingStack) -> Simulated:
     if "prompt_size" in point.row:
         prompt_s, token_s = iteration_s(point.row, stack=stack)
         return Simulated(figures={"tpot_s": token_s, "ttft_s": prompt_s})
-    return case_of_row(point.row, point.folder)[0].replay(Setting(stack=stack))
+    replay = case_of_row(point.row, point.folder)[0].replay
+    assert isinstance(replay, Replay)
+    return replace(replay, ranks_stay=True)(Setting(stack=stack))
 
 
 def recorded_ratios(run: Measurement, stack: ServingStack) -> list[np.ndarray]:
