@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hwmodels.calibrated import Calibrated
 from sim import engine
-from sim.bench.fitting import Case, Replayed
+from sim.bench.fitting import Case, Simulated
 from sim.bench.frozen import frozen
 from sim.bench.load import NotReplayable, in_step, load_of
 from sim.bench.parameters import Prior, Setting, priors
@@ -44,14 +44,16 @@ class Replay:
     experiment: Experiment
     deployment: Deployment
     figure: Figure
+    ranks_stay: bool = False
+    """Whether the schedule of data-parallel ranks tells of other settings too, as that of one replica does."""
 
-    def __call__(self, setting: Setting) -> Replayed:
+    def __call__(self, setting: Setting) -> Simulated:
         columns = engine.run(at(self.experiment, self.deployment, setting))
         counted, figures = self.figure(columns)
         moved = None
-        if len(self.experiment.replicas) == 1 and self.deployment.parallel.pipeline == 1:
+        if (len(columns.replicas) == 1 or self.ranks_stay) and self.deployment.parallel.pipeline == 1:
             moved = _Moved(self, setting, figures, frozen(columns, counted), counted)
-        return Replayed(figures=figures, moved=moved, short_of_memory=_short(columns))
+        return Simulated(figures=figures, moved=moved, short_of_memory=_short(columns))
 
 
 def priors_of(case: Case) -> dict[str, Prior]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.model import catalogue_base, load_model
@@ -164,24 +164,33 @@ def frame_of(found: Compared) -> pd.DataFrame:
     """One row a run and figure: measured, predicted, its spread between replications, and the relative error."""
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
-    for each in found.replays:
-        for name in sorted({*each.measured, *each.predicted} - {"prompt_tokens_mean", "output_tokens_mean"}):
-            rows.append(
-                {
-                    "run": each.run.name,
-                    "load": load_text(each.run),
-                    "saturated_measured": each.run.saturated,
-                    "saturated_predicted": each.saturated,
-                    "figure": name,
-                    "measured": each.measured.get(name),
-                    "predicted": each.predicted.get(name),
-                    "predicted_std": each.spread.get(name),
-                    "error": each.error(name),
-                    "replications": each.replications,
-                }
-            )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        {
+            "run": each.run.name,
+            "load": load_text(each.run),
+            "saturated_measured": each.run.saturated,
+            "saturated_predicted": each.saturated,
+            "figure": name,
+            **of,
+            "replications": each.replications,
+        }
+        for each in found.replays
+        for name, of in _figures(each).items()
+        if name not in ("prompt_tokens_mean", "output_tokens_mean")
+    )
+
+
+def _figures(of: Replayed) -> dict[str, dict[str, float | None]]:
+    """Every figure by name: measured, predicted, its spread between replications, and the relative error."""
+    return {
+        name: {
+            "measured": of.measured.get(name),
+            "predicted": of.predicted.get(name),
+            "predicted_std": of.spread.get(name),
+            "error": of.error(name),
+        }
+        for name in sorted({*of.measured, *of.predicted})
+    }
 
 
 def to_json(found: Compared) -> dict[str, Any]:
@@ -196,25 +205,14 @@ def to_json(found: Compared) -> dict[str, Any]:
                 "saturated": {"measured": each.run.saturated, "predicted": each.saturated},
                 "replications": each.replications,
                 "not_judged": list(each.unjudged),
-                "figures": {
-                    name: {
-                        "measured": each.measured.get(name),
-                        "predicted": each.predicted.get(name),
-                        "predicted_std": each.spread.get(name),
-                        "error": each.error(name),
-                    }
-                    for name in sorted({*each.measured, *each.predicted})
-                },
+                "figures": _figures(each),
                 "assumed": list(each.assumed),
                 "notes": list(each.run.notes),
             }
             for each in found.replays
         ],
         "errors": {
-            where: {
-                name: {"runs": of.runs, "mean": of.mean, "median": of.median, "worst": of.worst}
-                for name, of in found.errors(saturated=saturated).items()
-            }
+            where: {name: asdict(of) for name, of in found.errors(saturated=saturated).items()}
             for where, saturated in (("below_saturation", False), ("saturated", True))
         },
         "problems": list(found.problems),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,24 +16,8 @@ from sim.text import shown, unknown
 
 PREFIX = "run."
 EVERY = "*"
-_NUMBERS = ("concurrency", "requests")
-_SECONDS = {"sending_s": "duration_s", "warmup_s": "warmup_s", "cooldown_s": "cooldown_s"}
 _SHARED = ("groups", "prefix_tokens", "prompts_per_group", "warm")
 _RAMP = ("strategy", "start_per_s", "end_per_s", "clients_s")
-KEYS = (
-    *(
-        "rate_per_s",
-        "concurrency",
-        "burstiness",
-        "fills_time",
-        "requests",
-        "sending_s",
-        "prompt_tokens",
-        "output_tokens",
-    ),
-    *("shared", "ramp", "warmup_s", "cooldown_s"),
-)
-"""The facts that may be given; `docs/how-to/your-benchmark.md` says what each is."""
 
 
 class FactError(RooftraceError, ValueError):
@@ -85,29 +69,14 @@ def with_facts(run: BenchRun, facts: Mapping[str, Any]) -> BenchRun:
     for name, value in facts.items():
         key = f"{PREFIX}{name}"
         try:
-            if name == "rate_per_s":
-                changed: dict[str, Any] = {"rate_per_s": rate(value, key)}
-            elif name == "burstiness":
-                changed = {name: rate(value, key)}
-            elif name in _NUMBERS:
-                changed = {name: _whole(value, key)}
-            elif name in _SECONDS:
-                changed = {_SECONDS[name]: number(value, key)}
-            elif name == "fills_time":
-                changed = {name: _flag(value, key)}
-            elif name in ("prompt_tokens", "output_tokens"):
-                changed = {name.removesuffix("_tokens"): _lengths(value, key)}
-            elif name == "shared":
-                changed = {name: None if value is None else _shared(value, key)}
-            else:
-                changed = {name: _ramp(value, key)}
+            field, parse = _FACTS[name]
+            new = parse(value, key)
         except Unreadable as error:
             raise FactError(str(error)) from None
-        (field, new), *_ = changed.items()
         old = getattr(offered, field)
         if _said(old) and old != new:
             notes.append(f"{key} is given as {shown(value)}, in place of what the file says")
-        offered = replace(offered, **changed)
+        offered = replace(offered, **{field: new})
         if name == "sending_s" and new is not None and offered.requests is not None and "requests" not in facts:
             notes.append(f"{key} is given as {shown(value)}, in place of the {offered.requests:,} requests of the file")
             offered = replace(offered, requests=None)
@@ -174,3 +143,22 @@ def _ramp(value: Any, key: str) -> dict[str, Any]:
     elif number(given.get("clients_s"), f"{key}.clients_s") is None:
         raise Unreadable(f"{key} needs a strategy with its rates, or clients_s")
     return given
+
+
+_FACTS: Mapping[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "rate_per_s": ("rate_per_s", rate),
+    "concurrency": ("concurrency", _whole),
+    "burstiness": ("burstiness", rate),
+    "fills_time": ("fills_time", _flag),
+    "requests": ("requests", _whole),
+    "sending_s": ("duration_s", number),
+    "prompt_tokens": ("prompt", _lengths),
+    "output_tokens": ("output", _lengths),
+    "shared": ("shared", lambda value, key: None if value is None else _shared(value, key)),
+    "ramp": ("ramp", _ramp),
+    "warmup_s": ("warmup_s", number),
+    "cooldown_s": ("cooldown_s", number),
+}
+"""Facts by key: the field of `Offered`, and what reads its value."""
+KEYS = tuple(_FACTS)
+"""The facts that may be given; `docs/how-to/your-benchmark.md` says what each is."""

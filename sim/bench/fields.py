@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sim.bench.measured import MEDIAN, BenchRun, Latency, Lengths, Offered, RequestRows
 from sim.errors import RooftraceError
@@ -248,12 +249,12 @@ def _contradictory_latencies(run: BenchRun) -> Iterable[str]:
 
 def rows_of(
     *,
-    sent_s: Sequence[float],
-    ttft_s: Sequence[float],
-    e2el_s: Sequence[float],
-    prompt_tokens: Sequence[float],
-    output_tokens: Sequence[float],
-    failed: Sequence[bool],
+    sent_s: ArrayLike,
+    ttft_s: ArrayLike,
+    e2el_s: ArrayLike,
+    prompt_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+    failed: ArrayLike,
 ) -> tuple[RequestRows, list[str]]:
     """Rows of requests with what cannot be so taken out of them, and a note on each kind of it."""
     sent, ttft, e2el = (np.asarray(values, np.float64) for values in (sent_s, ttft_s, e2el_s))

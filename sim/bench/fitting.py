@@ -2,7 +2,7 @@
 
 The fit is a robust posterior mode: log ratios of predicted over measured, in units of how far apart repeats and the model may be,
 count by soft-l1, and priors (`sim.bench.parameters`) by their square. Each round replays every run once; how its figures move with
-the parameters is read off the schedule of that replay (`Replayed.moved`), or off another replay where there is none. What the
+the parameters is read off the schedule of that replay (`Simulated.moved`), or off another replay where there is none. What the
 posterior says of other runs is worked out on these straight lines.
 """
 
@@ -23,7 +23,7 @@ QUANTITIES = ("tpot_s", "ttft_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class Simulated:
     """A simulated run: its figures, and how they move without another simulation."""
 
     figures: Mapping[str, float]
@@ -41,7 +41,7 @@ class Case:
     name: str
     measured_s: Mapping[str, float]
     """The measured figures by quantity; NaN and what is missing are not fitted."""
-    replay: Callable[[Setting], Replayed] = field(repr=False)
+    replay: Callable[[Setting], Simulated] = field(repr=False)
     noise: Mapping[str, float] = field(default_factory=dict)
     """Standard deviation of the log by quantity, of a measurement that is less sure than repeats are (`Errors.repeat`)."""
     bends: bool = False
@@ -199,7 +199,7 @@ def _compared(case: Case, figures: Mapping[str, float]) -> FloatArray:
 
 
 def slopes_of(
-    case: Case, posterior_at: FloatArray, names: Sequence[str], widths: FloatArray, base: Setting, here: Replayed
+    case: Case, posterior_at: FloatArray, names: Sequence[str], widths: FloatArray, base: Setting, here: Simulated
 ) -> FloatArray:
     """The change of the log figures of *case* with each parameter; shape [quantities, parameters]."""
     found = np.zeros((len(QUANTITIES), len(names)))
@@ -282,7 +282,9 @@ def _solved(
     spread = (_SURE_DEGREES + float(trust @ left**2)) / (_SURE_DEGREES + max(n - told, 0.0))
     scale = max(1.0, float(np.sqrt(spread)))
     covariance = np.linalg.inv((slope * trust[:, None]).T @ slope / scale**2 + np.diag(1.0 / widths**2))
-    found = Posterior(names=tuple(names), at=best, covariance=covariance, widths=widths, base=base)
+    found = Posterior(
+        names=tuple(names), at=best, covariance=np.asarray(covariance, np.float64), widths=widths, base=base
+    )
     return found, scale
 
 
@@ -302,7 +304,7 @@ def fit(
     if not cases:
         raise ValueError("a fit needs at least one run")
     asked = tuple(p.name for p in PARAMETERS) if names is None else tuple(names)
-    replays, now, figures = 0, list[Replayed](), ()
+    replays, now, figures = 0, list[Simulated](), ()
     noise = np.array([case.noise.get(q, 0.0) for case in cases for q in QUANTITIES])
     usual = np.tile([errors.of(q) for q in QUANTITIES], len(cases))
     weights = 1.0 / np.hypot(usual, noise)

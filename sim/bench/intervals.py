@@ -11,7 +11,7 @@ some more at the middle of all draws show what of the interval is the simulation
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,16 +111,7 @@ class Intervals:
             "simulations": self.simulations,
             "basis": self.basis,
             "saturated_replays": self.saturated,
-            "figures": {
-                name: {
-                    "middle": each.middle,
-                    "low": each.low,
-                    "high": each.high,
-                    "simulation_low": each.simulation_low,
-                    "simulation_high": each.simulation_high,
-                }
-                for name, each in self.figures.items()
-            },
+            "figures": {name: asdict(each) for name, each in self.figures.items()},
         }
 
 

@@ -56,11 +56,7 @@ def load_of(run: BenchRun, seed: int) -> Load:
     if recorded is not None:
         return recorded
     offered = run.offered
-    n = offered.requests
-    if n is None:
-        assert offered.duration_s is not None
-        assert offered.rate_per_s is not None
-        n = int(offered.rate_per_s * offered.duration_s)
+    n = offered.sent or 0
     if n < 1:
         raise NotReplayable(f"{run.name}: no request was sent, so that there is nothing to simulate")
     if n > MOST_REQUESTS:
@@ -128,9 +124,7 @@ def shortened(run: BenchRun, most: int) -> BenchRun:
         shorter = replace(run, rows=few, itl=None, **latencies_of(few))
         return shorter.noting(f"the first {most:,} requests that were answered stand for all {len(rows):,}")
     offered = run.offered
-    n = offered.requests
-    if n is None and offered.open and offered.duration_s is not None:
-        n = int((offered.rate_per_s or 0.0) * offered.duration_s)
+    n = offered.sent
     steady = offered.open and not run.saturated and offered.shared is None and not offered.ramp
     if n is None or n <= most or not steady or offered.warmup_s or offered.cooldown_s:
         return run

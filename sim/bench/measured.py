@@ -163,6 +163,13 @@ class Offered:
         """Whether they come at a rate of their own that rises, whatever `rate_per_s` says."""
         return "strategy" in self.ramp
 
+    @property
+    def sent(self) -> int | None:
+        """The number of requests: as it is said, or what a rate of their own makes in the time of sending."""
+        if self.requests is None and self.open and self.duration_s is not None:
+            return int((self.rate_per_s or 0.0) * self.duration_s)
+        return self.requests
+
     def rates_per_s(self, n: int) -> FloatArray:
         """The rate at which each of *n* requests is followed by the next; ValueError where there is none of their own."""
         if self.ramped:
@@ -291,7 +298,7 @@ class BenchRun:
             names.append("prompt_tokens")
         if not offered.output.known:
             names.append("output_tokens")
-        if offered.requests is None and not (offered.open and offered.duration_s is not None):
+        if offered.sent is None:
             names.append("requests")
         return tuple(names)
 
@@ -304,9 +311,7 @@ class BenchRun:
         between requests that are drawn and not stretched (`Offered.fills_time`) end late as often as early. None for a closed load,
         for fewer than `FEWEST` requests, and where the file does not say enough.
         """
-        offered, n = self.offered, self.offered.requests or 0
-        if not n and offered.open and offered.duration_s is not None:
-            n = int((offered.rate_per_s or 0.0) * offered.duration_s)
+        offered, n = self.offered, self.offered.sent or 0
         if not (offered.open or offered.ramped) or self.duration_s is None or n < FEWEST:
             return None
         stretched = offered.fills_time and not offered.ramped

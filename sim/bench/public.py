@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from hwmodels.overheads import serving_stack
 from sim.bench.cases import case_of_run
 from sim.bench.fitting import Case
 from sim.bench.load import load_of
-from sim.bench.measured import BenchRun, Latency, Lengths, Offered, SharedPrompts
+from sim.bench.measured import BenchRun, Lengths, SharedPrompts
 from sim.bench.parameters import Setting
 from sim.bench.published.machines import Unmodelled
 from sim.bench.published.rows import DEPLOYMENT, experiment_of, rows_of, served_run, speculates
+from sim.bench.reading import read_files
 from sim.scenario import Scenario
 
 
@@ -54,53 +55,32 @@ def inference_perf(folder: Path) -> dict[str, tuple[Scenario, list[BenchRun]]]:
     profits, and its stages but the first find all of their prompts there.
     """
     found: dict[str, tuple[Scenario, list[BenchRun]]] = {}
-    with (folder / INFERENCE_PERF).open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    read_runs = read_files([folder / INFERENCE_PERF]).runs
     for arm, (scheduler, caching) in _ARMS.items():
         scenario = Scenario.default().with_set(
             "serving_release='0.11'",
             f"scheduler={{policy: vllm, max_num_batched_tokens: 8192, async_scheduling: false, {scheduler}}}",
             f"memory={{gpu_memory_utilization: 0.9, release: '0.11', prefix_caching: {caching}}}",
         )
-        runs = [_stage(row, arm, caching == "true") for row in rows if row["arm"] == arm]
+        runs = [_stage(run, shares=caching == "true") for run in read_runs if run.config["arm"] == arm]
         found[arm] = scenario, runs
     return found
 
 
-def _stage(row: Mapping[str, str], arm: str, caching: bool) -> BenchRun:
-    rate, requests = float(row["requested_rate_req_s"]), int(row["requests"])
-    prompt = round(float(row["prompt_tokens_mean"]))
-    shared = SharedPrompts(groups=10, prefix_tokens=128, prompts_per_group=10, warm=int(row["stage"]) > 0)
-
-    def latency(name: str) -> Latency:
-        return Latency(
-            mean_s=float(row[f"{name}_mean_s"]),
-            median_s=float(row[f"{name}_p50_s"]),
-            quantiles_s={share: float(row[f"{name}_p{round(100 * share)}_s"]) for share in (0.9, 0.99)},
-        )
-
-    return BenchRun(
-        name=f"{arm}, {rate:g}/s",
-        file=INFERENCE_PERF,
-        format="inference-perf",
-        offered=Offered(
-            rate_per_s=rate,
-            concurrency=IN_FLIGHT,
-            fills_time=True,
-            requests=requests,
-            prompt=Lengths(mean_tokens=prompt, std_tokens=0.0),
-            # The published count is of the text encoded again; 64 were generated.
-            output=Lengths(mean_tokens=64, std_tokens=0.0),
-            shared=shared if caching else None,
-        ),
-        duration_s=requests / float(row["completed_rate_req_s"]),
-        completed=requests,
-        failed=0,
-        requests_per_s=float(row["completed_rate_req_s"]),
-        ttft=latency("ttft"),
-        tpot=latency("tpot"),
-        e2el=latency("e2e"),
+def _stage(run: BenchRun, *, shares: bool) -> BenchRun:
+    """A row of the table with what its setup says of the clients."""
+    offered = run.offered
+    shared = SharedPrompts(groups=10, prefix_tokens=128, prompts_per_group=10, warm=run.config["stage"] != 0)
+    offered = replace(
+        offered,
+        concurrency=IN_FLIGHT,
+        fills_time=True,
+        prompt=Lengths(mean_tokens=round(offered.prompt.mean_tokens or 0.0), std_tokens=0.0),
+        # The published count is of the text encoded again; 64 were generated.
+        output=Lengths(mean_tokens=64, std_tokens=0.0),
+        shared=shared if shares else None,
     )
+    return replace(run, name=f"{run.config['arm']}, {offered.rate_per_s:g}/s", offered=offered)
 
 
 __all__ = ["INFERENCE_PERF", "Unmodelled", "case_of_row", "deployments", "inference_perf"]

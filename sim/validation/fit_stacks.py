@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import hashlib
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,8 +28,9 @@ from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack, stack_releases
 from hwmodels.tables import read_toml
 from sim import metrics
+from sim.bench.cases import Replay
 from sim.bench.descent import Lines, cauchy, descended, least
-from sim.bench.fitting import QUANTITIES, Replayed
+from sim.bench.fitting import QUANTITIES, Simulated
 from sim.bench.load import NotReplayable, sent_order
 from sim.bench.parameters import Setting
 from sim.bench.public import case_of_row
@@ -37,6 +38,7 @@ from sim.bench.published.machines import Unmodelled
 from sim.bench.published.rows import (
     DEPLOYMENT,
     family_of,
+    hashed,
     iteration_s,
     release_of,
     replayed,
@@ -53,11 +55,6 @@ SERVED = ("step_s", "sequence_s", "row_s", "expert_host_s", "latent_host_s", "la
 RELEASED = ("step_s", "sequence_s", "expert_host_s", "admission_s", "admission_s_per_token")
 """Terms that each listed release has of its own."""
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
-TAKEN_OVER = {"sglang": ("sustained_loss",)}
-"""Terms taken from vLLM's fit: only vLLM has a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
-NOT_OFFERED = {"trtllm": ("narrow_loss",), "sglang": ("row_s", "admission_s_per_token", "admission_serial_s")}
-"""TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both. SGLang's put
-these of its newest release on zero, and of its older one on a bound."""
 RECORDED = "e2e_requests_*.csv"
 START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 3e-4, "expert_host_s": 3e-4, "latent_host_s": 3e-4,
          "launch_overlap": 0.1, "sustained_loss": 0.3, "narrow_loss": 0.4, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
@@ -75,14 +72,6 @@ _SAME_MODEL = {
 _WEIGHTS = np.array([1.0, 0.5])  # a run's TTFT varies several times as much between repeats as its TPOT
 _RECORDED_WEIGHT = 30.0
 """Rows that the recorded run counts for: those of a deployment."""
-_ROWS = {"sglang": 32}
-"""Rows of a stack that are fitted at most, chosen by a hash (80 where it is not said); all are scored."""
-_MOST_CLIENTS = {"sglang": 32}
-"""Runs of more clients are not fitted: SGLang's scheduler looks at every running request, one by one."""
-_MOST_HELD_BACK = {"sglang": 32}
-"""Runs of more clients are predicted by the fit of all alone, and not again with their deployment or model held back."""
-_ROUNDS = {"sglang": 2}
-"""Rounds of a fit at most, where they are not to be five."""
 FOLDS = 5
 """Parts of the deployments, by a hash of their names, that are held back in turn."""
 _SCATTER = 0.08
@@ -121,16 +110,39 @@ class Point:
         return family_of(self.row)
 
 
-STRANGE = (("Qwen/Qwen3-235B-A22B-FP8", "vllm"), ("nvidia/DeepSeek-R1-NVFP4", "trtllm"))
-"""Models and stacks of internal-gap-analysis whose token times are two to four times what kernels take, at every load, as the
-README of the measurements says (on the protocol of these rows)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a stack is fitted; stacks.toml says what each of these is."""
+
+    taken_from: str = ""
+    taken: tuple[str, ...] = ()
+    not_offered: tuple[str, ...] = ()
+    rows: int = 80
+    most_clients: float = np.inf
+    rounds: int = 5
+    strange: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Terms that are not fitted to the runs of the stack."""
+        return (*self.taken, *self.not_offered)
+
+
+@functools.cache
+def ways() -> Mapping[str, Way]:
+    """The way in which each stack is fitted."""
+    found = {}
+    for name, entry in read_toml(Path(__file__).with_name("stacks.toml")).items():
+        settings: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+        found[name] = Way(**settings)
+    return found
 
 
 def left_out(row: Mapping[str, Any]) -> str:
     """Why a serving row informs no fit; empty where it does. It is scored all the same. No prediction of ours enters the rule."""
     if speculates(row):
         return "ran with multi-token prediction"
-    if family_of(row) == GAP_ANALYSIS and (str(row["model_path"]), str(row["backend"])) in STRANGE:
+    if family_of(row) == GAP_ANALYSIS and str(row["model_path"]) in ways()[str(row["backend"])].strange:
         return "its source says that it takes two to four times what kernels take"
     return ""
 
@@ -195,14 +207,16 @@ def predict(point: Point, stack: ServingStack) -> tuple[float, float]:
     return figures["tpot_s"], figures["ttft_s"]
 
 
-def _replayed(point: Point, stack: ServingStack) -> Replayed:
+def _replayed(point: Point, stack: ServingStack) -> Simulated:
     if point.recorded is not None:
         ratios = zip(QUANTITIES, point.measured_s, recorded_ratios(point.recorded, stack), strict=True)
-        return Replayed(figures={q: s * float(np.exp(np.nanmedian(np.log(each)))) for q, s, each in ratios})
+        return Simulated(figures={q: s * float(np.exp(np.nanmedian(np.log(each)))) for q, s, each in ratios})
     if "prompt_size" in point.row:
         prompt_s, token_s = iteration_s(point.row, stack=stack)
-        return Replayed(figures={"tpot_s": token_s, "ttft_s": prompt_s})
-    return case_of_row(point.row, point.folder)[0].replay(Setting(stack=stack))
+        return Simulated(figures={"tpot_s": token_s, "ttft_s": prompt_s})
+    replay = case_of_row(point.row, point.folder)[0].replay
+    assert isinstance(replay, Replay)
+    return replace(replay, ranks_stay=True)(Setting(stack=stack))
 
 
 def recorded_ratios(run: Measurement, stack: ServingStack) -> list[np.ndarray]:
@@ -439,27 +453,20 @@ def fit_what_matters(
             return Fitted(versions=versions, names=(), lines=none)
 
 
-def _hash(text: str) -> bytes:
-    # Not a CRC: that is linear in the bits of the text, and names that differ in pairs fall together.
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-
 def fold_of(group: str) -> int:
     """The part of the deployments that *group* is held back with."""
-    return _hash(group)[0] % FOLDS
+    return hashed(group)[0] % FOLDS
 
 
 def chosen(points: Sequence[Point]) -> list[Point]:
     """Those of *points* that are fitted: by a hash of the row, whatever it measured."""
-    points = [
-        p for p in points if not (left_out(p.row) or p.row["concurrency"] > _MOST_CLIENTS.get(p.row["backend"], np.inf))
-    ]
+    points = [p for p in points if not (left_out(p.row) or _too_many(p))]
 
     def what(point: Point) -> str:
         return "|".join(f"{k}={v}" for k, v in sorted(point.row.items()) if k not in ("ttft_ms", "tpot_ms"))
 
-    rows = _ROWS.get(points[0].row["backend"], 80) if points else 0
-    return sorted(points, key=lambda point: _hash(what(point)))[:rows]
+    rows = ways()[points[0].row["backend"]].rows if points else 0
+    return sorted(points, key=lambda point: hashed(what(point)))[:rows]
 
 
 def scores(points: Sequence[Point], predicted: np.ndarray) -> str:
@@ -485,7 +492,8 @@ def by_family(points: Sequence[Point], predicted: np.ndarray) -> str:
 
 
 def _too_many(point: Point) -> bool:
-    return point.row.get("concurrency", 0) > _MOST_HELD_BACK.get(str(point.row.get("backend", "")), np.inf)
+    backend = str(point.row.get("backend", ""))
+    return backend in ways() and point.row.get("concurrency", 0) > ways()[backend].most_clients
 
 
 def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, price: Price, by: str) -> np.ndarray:
@@ -602,23 +610,22 @@ def main(
             result[order] = list(found)
             return result
 
-        taken: dict[str, float] = {}
+        fits: dict[str, ServingStack] = {}
         for name in stacks:
             versions: dict[str, ServingStack] = dict(stack_releases()[name])
             eager = name == "eager"
             points = _eager_points(folder) if eager else served_points(folder, name)
             recorded = [] if eager else _recorded_points(folder, name)
-            terms = EAGER if eager else [t for t in SERVED if t not in given(name)]
-            if name in TAKEN_OVER:
-                ours = serving_stack("vllm").overheads
-                values = {t: taken[t] if t in taken else float(getattr(ours, t)) for t in TAKEN_OVER[name]}
-                versions = with_terms(versions, values)
-            versions = with_terms(versions, dict.fromkeys(NOT_OFFERED.get(name, ()), 0.0))
+            way = ways()[name]
+            terms = EAGER if eager else [t for t in SERVED if t not in way.given]
+            if way.taken:
+                theirs = fits.get(way.taken_from, serving_stack(way.taken_from)).overheads
+                versions = with_terms(versions, {term: getattr(theirs, term) for term in way.taken})
+            versions = with_terms(versions, dict.fromkeys(way.not_offered, 0.0))
             names = list(terms) if eager else _names_of(versions, terms)
             used = [*(points if eager else chosen(points)), *recorded]
-            fitted = fit_what_matters(used, versions, names, price, rounds=8 if eager else _ROUNDS.get(name, 5))
-            newest = next(iter(fitted.versions.values())).overheads
-            taken |= {t: getattr(newest, t) for t in ("sustained_loss",) if name == "vllm"}
+            fitted = fit_what_matters(used, versions, names, price, rounds=way.rounds)
+            fits[name] = next(iter(fitted.versions.values()))
             for each in fitted.names:
                 print(f"{name}: {each} = {value_of(fitted.versions, each):.4g}")
             seen = price(points, fitted.versions, {})[:, 0]
@@ -673,11 +680,6 @@ def _errors(
     return lines
 
 
-def given(stack: str) -> tuple[str, ...]:
-    """Terms that are not fitted to the runs of *stack*."""
-    return (*TAKEN_OVER.get(stack, ()), *NOT_OFFERED.get(stack, ()))
-
-
 def _recorded_errors(point: Point, stack: ServingStack) -> str:
     assert point.recorded is not None
     texts = []
@@ -690,7 +692,7 @@ def _recorded_errors(point: Point, stack: ServingStack) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_stacks")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("stacks", nargs="*", default=["vllm", "trtllm", "sglang", "eager"])
+    parser.add_argument("stacks", nargs="*", default=list(ways()))
     parser.add_argument("--out", type=Path, help="write the error of every row, of each fit, as CSV")
     parser.add_argument(
         "--intervals", type=Path, help="write the widths of intervals, as hwmodels/serving_intervals.toml"

@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,10 @@ class SpeedUp:
     def error(self) -> float:
         return self.simulated / self.measured - 1.0
 
+    @property
+    def closed_form_error(self) -> float:
+        return self.closed_form / self.measured - 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveResult:
@@ -136,34 +140,16 @@ class LiveResult:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, for a file."""
-        return {
-            "target": self.target,
-            "draft": self.draft,
-            "device": self.device,
-            "threads": self.threads,
-            "clock": self.clock,
-            "host": self.host,
+        plain = asdict(self)
+        for each, of in zip((*plain["steps"], *plain["speedups"]), (*self.steps, *self.speedups), strict=True):
+            each |= {"error": of.error, "closed_form_error": of.closed_form_error}
+        return plain | {
             "note": MEANINGLESS,
             "median_step_error": self.median_step_error,
             "worst_speedup_error": self.worst_speedup_error,
-            "best_k": {"measured": self.best_k[0], "simulated": self.best_k[1]},
-            "c": {"measured": self.c_measured, "simulated": self.c_simulated},
-            "steps": [
-                {
-                    "name": s.name, "case": s.case, "measured_s": s.measured_s, "spread": s.spread,
-                    "simulated_s": s.simulated_s, "error": s.error, "closed_form_s": s.closed_form_s,
-                    "closed_form_error": s.closed_form_error,
-                }
-                for s in self.steps
-            ],
-            "speedups": [
-                {
-                    "k": s.k, "alpha": s.alpha, "measured": s.measured, "simulated": s.simulated, "error": s.error,
-                    "closed_form": s.closed_form, "closed_form_error": s.closed_form / s.measured - 1.0,
-                }
-                for s in self.speedups
-            ],
-        }  # fmt: skip
+            "best_k": dict(zip(("measured", "simulated"), self.best_k, strict=True)),
+            "c": {"measured": plain.pop("c_measured"), "simulated": plain.pop("c_simulated")},
+        }
 
 
 def run_live(settings: LiveSettings, *, report: Callable[[str], None] = lambda _: None) -> LiveResult:

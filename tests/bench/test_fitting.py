@@ -22,7 +22,7 @@ from hwmodels.stack_files import load_stack_file
 from hwmodels.totals import Totals
 from sim import Scenario
 from sim.bench.cases import at, cases_of, priors_of
-from sim.bench.fitting import ERRORS, QUANTITIES, Case, Fit, Posterior, Prediction, Replayed, fit, predict
+from sim.bench.fitting import ERRORS, QUANTITIES, Case, Fit, Posterior, Prediction, Simulated, fit, predict
 from sim.bench.intervals import Intervals, World, _ends, _run, _slowed, changes, drawn, intervals
 from sim.bench.measured import BenchRun
 from sim.bench.next_run import advise
@@ -143,9 +143,9 @@ def test_a_prediction_is_as_wide_as_what_is_unknown_of_parameters_and_what_no_pa
     base = Setting(stack=serving_stack("vllm", "0.12"))
     own = base.stack.overheads.step_s
 
-    def replay(setting: Setting) -> Replayed:
+    def replay(setting: Setting) -> Simulated:
         # 4 ms of device time and the host's; the logarithm of the step moves by 1 where it and its scale grow by a factor e.
-        return Replayed(figures={"tpot_s": 4e-3 + setting.stack.overheads.step_s, "ttft_s": 0.05})
+        return Simulated(figures={"tpot_s": 4e-3 + setting.stack.overheads.step_s, "ttft_s": 0.05})
 
     sd = 0.3
     one = Posterior(

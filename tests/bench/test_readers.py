@@ -444,3 +444,10 @@ def test_phases_of_aiperf_that_no_one_load_stands_for_are_noted() -> None:
     assert "2 phases were measured" in run.notes[0]
     assert "followed a series" in of_phases({"type": "poisson", "rate_series": {"points": []}}).notes[0]
     assert "rose to its value" in of_phases({"type": "poisson", "rate": 2, "rate_ramp": 10}).notes[0]
+
+
+def test_a_recorded_run_of_the_public_measurements_is_a_log_of_requests() -> None:
+    text = "request_id,input_toks,output_toks,arrival_s,queued_s,scheduled_s,first_token_s,last_token_s\n"
+    (run,) = read_bytes((text + "a,64,3,0.5,0.5,0.6,1.0,2.0\n").encode(), name="a", file="a.csv").runs
+    assert run.rows is not None
+    assert (run.rows.ttft_s[0], run.rows.tpot_s[0], run.rows.prompt_tokens[0]) == (0.5, 0.5, 64)

@@ -14,17 +14,14 @@ from hwmodels.serving_intervals import QUANTITIES, serving_interval
 from sim.bench.published.rows import rows_of
 from sim.validation.fit_stacks import (
     EAGER,
-    NOT_OFFERED,
     RELEASED,
     SERVED,
     START,
-    STRANGE,
     Point,
     _eager_points,
     behind,
     fit_what_matters,
     fold_of,
-    given,
     held_without,
     left_out,
     limits,
@@ -32,6 +29,7 @@ from sim.validation.fit_stacks import (
     predict,
     predict_and_slopes,
     served_points,
+    ways,
     with_terms,
     write_intervals,
 )
@@ -58,12 +56,12 @@ def test_nothing_fitted_lies_on_a_bound_of_its_fit(name, release):
 
 @pytest.mark.parametrize(("name", "release"), VERSIONS)
 def test_every_term_says_what_it_is_and_a_fitted_one_is_one_that_the_fit_has(name, release):
-    offered = EAGER if name == "eager" else [term for term in SERVED if term not in given(name)]
+    offered = EAGER if name == "eager" else [term for term in SERVED if term not in ways()[name].given]
     stack = stack_releases()[name][release]
     for term, source in stack.sources.items():
         assert re.match(r"fitted to|derived, not fitted|taken from", source), source
         assert (term in offered) == source.startswith("fitted"), term
-    assert all(getattr(stack.overheads, term) == 0.0 for term in NOT_OFFERED.get(name, ()))
+    assert all(getattr(stack.overheads, term) == 0.0 for term in ways()[name].not_offered)
 
 
 @pytest.mark.parametrize("name", [name for name in STACKS if name != "eager"])
@@ -199,7 +197,9 @@ def test_no_row_with_speculation_informs_a_fit(shared):
     assert all(left_out(row) for row in told)
     rows = rows_of(read(folder / "e2e_silicon_agg.csv"))
     strange = [row for row in rows if left_out(row)]
-    assert {(row["model_path"], row["backend"]) for row in strange} == set(STRANGE)
+    assert {(row["model_path"], row["backend"]) for row in strange} == {
+        (model, stack) for stack, way in ways().items() for model in way.strange
+    }
     assert len(strange) == 34
     assert sum(len(served_points(folder, name)) for name in ("vllm", "trtllm", "sglang")) == len(rows) == 1008
 

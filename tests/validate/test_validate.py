@@ -15,6 +15,7 @@ from hwmodels.overheads import serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.profiles import load_profile
 from policies.acceptance import Iid
+from sim.bench.load import load_of
 from sim.bench.measured import Lengths
 from sim.bench.published.machines import Speculation, Unmodelled, devices_of
 from sim.bench.published.rows import concurrency_of, experiment_of, half_of, rows_of, seats_of, served_run, served_s
@@ -207,6 +208,15 @@ def test_tokenisation_reaches_the_first_token_and_no_other():
     before, after = served_s(run, stack=ideal), served_s(run, stack=slow)
     assert after[0] - before[0] == pytest.approx(0.5 + 1e-4 * 1024, rel=1e-6)
     assert after[1] == pytest.approx(before[1], rel=1e-6)
+
+
+def test_a_published_row_is_a_measured_run_with_the_figures_of_its_protocol():
+    run = served_run(row_of(DENSE)).run
+    assert (run.ttft.mean_s, run.tpot.mean_s, run.protocol.name) == (0.09, 0.0106, "inferencex")
+    assert (run.offered.prompt.mean_tokens, run.offered.output.mean_tokens, run.offered.concurrency) == (1024, 128, 4)
+    assert len(load_of(run, seed=0).workload.prompt_tokens) == run.offered.requests
+    asked = served_run(row_of(DENSE.replace(",90,10.6,", ",80,9,"))).asked
+    assert asked == served_run(row_of(DENSE)).asked != served_run(row_of(DENSE) | {"concurrency": "8"}).asked
 
 
 def test_more_clients_wait_longer():

@@ -47,12 +47,13 @@ _ARRIVAL = re.compile(
 )
 _FIRST = re.compile(r"^(first_token|first_token_time)(?:_(s|ms|us|ns))?$", re.I)
 _TTFT = re.compile(r"^(ttft|time_to_first_token)_(s|ms|us|ns)$", re.I)
-_END = re.compile(r"^(end|ended|finish|finished|end_time|finish_time|completed_at)(?:_(s|ms|us|ns))?$", re.I)
+_END = re.compile(r"^(last_token|end|ended|finish|finished|end_time|finish_time|completed_at)(?:_(s|ms|us|ns))?$", re.I)
 _LATENCY = re.compile(r"^(e2e|e2el|latency|request_latency|duration)_(s|ms|us|ns)$", re.I)
 _TOKENS = {
-    "prompt": ("prompt_tokens", "input_tokens", "input_length", "num_prompt_tokens", "contexttokens"),
+    "prompt": ("prompt_tokens", "input_tokens", "input_toks", "input_length", "num_prompt_tokens", "contexttokens"),
     "output": (
         "output_tokens",
+        "output_toks",
         "generated_tokens",
         "output_length",
         "num_output_tokens",

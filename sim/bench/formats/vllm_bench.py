@@ -75,7 +75,7 @@ def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
     notes += more
     of_rows = {} if rows is None else latencies_of(rows)
     itl = _gaps(fields)
-    taken = {
+    taken: dict[str, Any] = {
         key: found.get(key) or (itl if key == "itl" else of_rows.get(key)) for key in ("ttft", "tpot", "itl", "e2el")
     }
     speculation = fields.number("spec_decode_acceptance_length")

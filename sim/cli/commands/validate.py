@@ -16,8 +16,8 @@ from sim.cli.tables import print_json, print_table
 if TYPE_CHECKING:
     from hwmodels.measured import Said
     from hwmodels.profiles import Profile
+    from sim.validation.coverage import Coverage
     from sim.validation.files import Comparison, ErrorLine, Folder
-    from sim.validation.intervals import Coverage
     from sim.validation.served import GroupErrors
 
 
@@ -133,8 +133,8 @@ class _Compared:
 
 
 def _compared(measured: Path, *, hardware: str | None, dtype: str | None, strict: bool) -> _Compared:
+    from sim.validation.coverage import coverage
     from sim.validation.files import comparisons, read_measured
-    from sim.validation.intervals import coverage
 
     folder = read_measured(measured, hardware=hardware, strict=strict, said=_said(hardware, dtype))
     return _Compared(
@@ -157,7 +157,7 @@ def _write_csv(found: _Compared, out: Path) -> None:
 def _page(found: _Compared) -> str:
     """The table as Markdown."""
     from hwmodels.left_out import loans
-    from sim.validation.intervals import coverage_markdown, loans_markdown
+    from sim.validation.coverage import coverage_markdown, loans_markdown
     from sim.validation.tables import to_markdown
 
     sections = (coverage_markdown(found.covered), loans_markdown(loans(found.folder.measurements)))

@@ -13,7 +13,7 @@ from hwmodels.fit import with_intervals
 from hwmodels.left_out import loans
 from hwmodels.measured import predict
 from hwmodels.profiles import load_profile
-from sim.validation.intervals import coverage, coverage_markdown, loans_markdown
+from sim.validation.coverage import coverage, coverage_markdown, loans_markdown
 
 
 def collectives(folder, *, off=1.0, name="collectives_nccl_h100.csv"):
