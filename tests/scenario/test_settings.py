@@ -99,7 +99,10 @@ seed: 4
             "my.yaml: workload: give a trace, sessions, or a generator: shared_prefix, conversations, servegen",
         ),
         ("workload: {requests: 5}", "a generated workload also needs arrivals, prompt_tokens, output_tokens"),
-        ("workload: {trace: x, prompt_tokens: 5}", "trace already says the lengths"),
+        (
+            "workload: {trace: x, prompt_tokens: 5}",
+            "a trace says what is sent when, and limit shortens it, so prompt_tokens cannot be given too",
+        ),
         (
             "workload: {format: plain, requests: 1, prompt_tokens: 1, output_tokens: 1, arrivals: {process: poisson}}",
             "format is about reading a trace",
