@@ -20,22 +20,19 @@ from pydantic_core import PydanticCustomError
 
 from hwmodels.experts import ExpertLayout
 from hwmodels.graphs import GraphSettings
+from hwmodels.precision import PRECISIONS
 from policies.ranks import PromptBalance
 from sim.scenario.chosen import Distribution, Eviction, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Failures
-from sim.scenario.section import FilePath, MayBeFile, ModelName, Section
+from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
-from workloads import ServeGen, SharedPrefix
+from workloads import FORMATS, ServeGen, SharedPrefix
+from workloads.exports import MissingOutput
 
-# Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
-TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain", "export"]
-MissingOutput = Literal["drop", "max_tokens", "draw"]
-# Names of `hwmodels.precision.PRECISIONS`; a test compares.
-WeightPrecision = Literal[
-    "bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "int4_fp8", "mxfp4", "nvfp4", "nvfp4_a16"
-]
+TraceFormat = Annotated[str, OneOf("auto", *(name for name in FORMATS if not name.startswith("azure_functions")))]
+WeightPrecision = Annotated[str, OneOf(*PRECISIONS)]
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 # Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
 ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]

@@ -38,6 +38,16 @@ class Open:
     policy: bool
 
 
+class OneOf:
+    """Marks a setting whose text is one of these names."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = list(names)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.literal_schema(self._names)
+
+
 Mark = MayBeFile | Open
 INNER = "inner"
 """The setting of a policy around another that is a policy itself."""

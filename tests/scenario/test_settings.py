@@ -8,10 +8,9 @@ from hwmodels.precision import PRECISIONS
 from sim.errors import ScenarioError
 from sim.scenario import Scenario, named
 from sim.scenario.assembly import resolve
-from sim.scenario.keys import KvPrecision, TraceFormat, WeightPrecision
+from sim.scenario.keys import KvPrecision
 from sim.scenario.yaml import parse_yaml
 from sim.study.points import Sweep, read_axis
-from workloads import FORMATS
 
 
 def message(text):
@@ -205,9 +204,7 @@ def test_a_scenario_file_that_cannot_be_read_is_named(tmp_path, name, content, e
         Scenario.load(path)
 
 
-def test_the_names_copied_from_other_packages_are_still_theirs():
-    assert set(typing.get_args(TraceFormat)) - {"auto"} <= set(FORMATS)
-    assert set(typing.get_args(WeightPrecision)) == set(PRECISIONS)
+def test_formats_of_the_kv_cache_are_formats():
     assert set(typing.get_args(KvPrecision)) <= set(PRECISIONS)
 
 
