@@ -1,19 +1,26 @@
 """What a request costs in the prefix cache, by the size of the cache; and the conversation trace with the cache and without.
 
-    python -m benchmarks.prefix [--trace MOONCAKE.jsonl]
+    python -m benchmarks.prefix [--trace MOONCAKE.jsonl] [--sessions SESSIONS.parquet]
 
 Requests of 4,000 tokens in blocks of 16, one after the other, half of each shared with an earlier one, over a cache that is full:
 processor time in microseconds a request. Then, on one machine, what the engine finds at several loads beside an ideal cache that is
 as large as the pool, and one that is as large as what running requests leave of it. Then requests per second of processor time of a
 replay on 8 machines, with the cache and without, the best of three runs each in turn: with vLLM's blocks and with SGLang's tree.
+Last the recorded sessions of a coding agent on four replicas, in a process of their own: its processor time until the file is read
+and until the run has ended, both from its start, and the most memory that it held.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import resource
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -24,7 +31,10 @@ from sim.scenario import Scenario
 from sim.scenario.assembly import build
 from workloads import reuse
 
-DEFAULT_TRACE = Path(__file__).parents[2] / "shared" / "traces" / "mooncake_conversation.jsonl"
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+DEFAULT_TRACE = SHARED / "traces" / "mooncake_conversation.jsonl"
+DEFAULT_SESSIONS = SHARED / "serving" / "agentic_sessions.parquet"
 BLOCK_TOKENS = 16
 LOADS = (0.002, 0.03, 0.06, 0.09, 0.12, 0.15)
 """Of the trace's rate; at the first, requests are served one at a time but for bursts."""
@@ -99,21 +109,51 @@ def by_load(trace: Path, factor: float) -> tuple[float, ...]:
     return rate, used, float(found), float(curve.hit_rate(tokens)), float(curve.hit_rate(tokens * (1 - used)))
 
 
+def sessions_cost(sessions: Path) -> tuple[float, float, float]:
+    """Seconds of processor time since this process began, when the file is read and when the run has ended; and its peak in GB."""
+    config = json.loads((ROOT / "hwmodels" / "models" / "qwen3-32b.json").read_text())
+    with TemporaryDirectory() as folder:
+        model = Path(folder) / "config.json"
+        # Their prompts are longer than what the model was released for.
+        model.write_text(json.dumps(config | {"max_position_embeddings": 1 << 20}))
+        scenario = Scenario.default().with_set(f"model={model}").with_set("hardware=h200-sxm")
+        for setting in ("parallel={tensor: 4}", "replicas=4", "router=session", "scheduler={policy: vllm}"):
+            scenario = scenario.with_set(setting)
+        arrivals = "{process: poisson, rate_per_s: 0.02}"
+        experiment = build(scenario.with_set(f"workload={{sessions: {sessions}, arrivals: {arrivals}}}"))
+        read_s = time.process_time()
+        run(experiment)
+        ended_s = time.process_time()
+    return read_s, ended_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024e-9
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="Mooncake's conversation trace")
+    parser.add_argument("--sessions", type=Path, default=DEFAULT_SESSIONS, help="recorded sessions of a coding agent")
     options = parser.parse_args()
     for exponent in range(3, 8):
         print(f"10^{exponent} blocks: {us_per_request(10**exponent):6.1f} us a request", flush=True)
-    if not options.trace.exists():
+    if options.trace.exists():
+        replays(options.trace)
+    else:
         print(f"{options.trace} is not here: the replay is left out")
-        return
+    if options.sessions.exists():
+        with ProcessPoolExecutor(1, get_context("spawn")) as own:
+            read_s, ended_s, peak = own.submit(sessions_cost, options.sessions).result()
+        print(f"sessions: {ended_s:.2f} s of processor time, {read_s:.2f} s until they are read; {peak:.2f} GB")
+    else:
+        print(f"{options.sessions} is not here: the sessions are left out")
+
+
+def replays(trace: Path) -> None:
+    """Prints what is found at several loads, and the speed with the cache and without."""
     print("requests/s  held by who runs  found, %  ideal, %  ideal of the rest, %")
     for factor in LOADS:
-        rate, used, *found = by_load(options.trace, factor)
+        rate, used, *found = by_load(trace, factor)
         print(f"{rate:10.3f}  {used:16.2f}  " + "  ".join(f"{100 * share:8.2f}" for share in found), flush=True)
     for stack in ("vllm", "sglang"):
-        on, off = requests_per_s(options.trace, stack)
+        on, off = requests_per_s(trace, stack)
         print(
             f"replay on 8 machines, {stack}: {on:,.0f} requests/s with the cache, {off:,.0f} without, ratio {on / off:.2f}"
         )

@@ -20,6 +20,7 @@ from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile, borrow_for, load_profile
+from hwmodels.stacks import servers, stacks
 from hwmodels.tpu import TpuKernels
 
 
@@ -153,11 +154,7 @@ class Calibrated:
         profile = self.load(device)
         if profile.kind == "cpu":
             return cpu_cost(spec, profile, device=device, parallel=parallel, kv_precision=kv_precision)
-        if "trtllm" in (self.stack.name, self.stack.kernels) and device.vendor != "NVIDIA":
-            raise ValueError(
-                f"TensorRT-LLM runs on NVIDIA's GPUs alone, and {device.name} is {device.vendor}'s; choose serving_stack vllm or "
-                "sglang, or another device"
-            )
+        _check_vendor((self.stack.name, self.stack.kernels), device)
         for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
             device.first_peak(number_format(fmt).math, f"precision {fmt}")
         if "fp32" in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
@@ -190,6 +187,17 @@ class Calibrated:
             captured=captured,
         )
         return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
+
+
+def _check_vendor(names: tuple[str, str], device: Device) -> None:
+    """ValueError where a stack, or the one whose kernels stand for its own, does not run on devices of this maker."""
+    for stack in (stacks()[name] for name in names if name in stacks()):
+        if stack.vendors and device.vendor not in stack.vendors:
+            others = [name for name in servers() if device.vendor in (stacks()[name].vendors or (device.vendor,))]
+            raise ValueError(
+                f"{stack.title} runs on {' and '.join(stack.vendors)}'s GPUs alone, and {device.name} is {device.vendor}'s; choose "
+                f"serving_stack {' or '.join(others)}, or another device"
+            )
 
 
 def _dense(spec: ModelSpec) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hwmodels.kernels.attention import WIDEST_GROUP
-from hwmodels.kernels.families import DECODE, GEMM, MLA_BMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
+from hwmodels.kernels.attention import widest_group
+from hwmodels.kernels.families import DECODE, ELEMENTWISE, GEMM, MLA_BMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
 from hwmodels.kernels.gemm import library_of
 from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
@@ -19,6 +19,7 @@ from hwmodels.operations import AttentionShape, ExpertMlp, HeadProducts, Recurre
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Kernel, Profile
 from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
+from hwmodels.stacks import kernels_of, latent_alone, narrow_heads
 
 _CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format already
 _ROUTING = "power_law_1.01"
@@ -27,6 +28,7 @@ _ROUTING = "power_law_1.01"
 # the scales make a difference.
 _FORMATS = {
     "fp8": ("fp8", "fp8_block", "bf16"),
+    "fp8_static": ("fp8", "fp8_block", "bf16"),
     "fp8_block": ("fp8_block", "fp8", "bf16"),
     "int8": ("int8", "fp8", "fp8_block", "bf16"),
     "fp4": ("nvfp4", "fp8", "bf16"),
@@ -69,14 +71,12 @@ class GpuKernels(StackKernels):
     def _expert_sources(self, precision: str) -> tuple[str, ...]:
         """The stacks whose measured experts stand for the stack's, the best first.
 
-        On Blackwell TensorRT-LLM's NVFP4 table is of its CUTLASS experts alone, and so is that of block-scaled FP8, by which two
-        tokens of DeepSeek's experts split over eight devices take 114 us a layer, more than its servers' whole step has for one.
-        Its servers run the generated kernels of its TRTLLM back end, which FlashInfer hands to SGLang, under whose name they were
-        measured.
+        Those of FP4 and block-scaled FP8 may have been measured under another's name on Blackwell (`experts_with_fp4`).
         """
+        other = kernels_of(self.sources[0]).experts_with_fp4
         generated = precision in ("nvfp4", "fp8_block") and "fp4" in self.profile.datasheet.peak_flops_per_s
-        if generated and self.sources[0] == "trtllm" and self.arithmetic(precision)[0] in ("fp4", "fp8"):
-            return ("sglang", *self.sources)
+        if other and generated and self.arithmetic(precision)[0] in ("fp4", "fp8"):
+            return (other, *self.sources)
         return self.sources
 
     def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
@@ -97,16 +97,12 @@ class GpuKernels(StackKernels):
         return total
 
     def _head_format(self, precision: str) -> tuple[str, list[str]]:
-        """The arithmetic of products head by head, and the parameter sets that may price them.
-
-        vLLM keeps their matrices in 16 bits whatever the checkpoint (0.32.0, model_executor/layers/attention/mla_attention.py),
-        TensorRT-LLM does on Blackwell; SGLang multiplies those of an FP8 checkpoint in 8 bits, as TensorRT-LLM on Hopper.
-        """
+        """The arithmetic of products head by head, and the parameter sets that may price them."""
         peaks = self.profile.datasheet.peak_flops_per_s
-        own = self.sources[0]
-        eight = precision in ("fp8", "fp8_block") and "fp8" in peaks
-        if eight and (own == "sglang" or (own == "trtllm" and "fp4" not in peaks)):
-            return "fp8", [f"fp8/{own}", "fp8/trtllm", "bf16/cublas"]
+        own, eight = self.sources[0], precision in ("fp8", "fp8_static", "fp8_block") and "fp8" in peaks
+        way = kernels_of(own).head_products
+        if eight and (way == "8 bits" or (way == "8 bits before FP4" and "fp4" not in peaks)):
+            return "fp8", [f"fp8/{own}", f"fp8/{narrow_heads()[0]}", "bf16/cublas"]
         return "bf16", ["bf16/cublas"]
 
     def uses(self, products: Iterable[str], stages: Iterable[StageWork]) -> list[Use]:
@@ -257,7 +253,7 @@ class GpuKernels(StackKernels):
                 kv_heads=shape.n_kv_heads,
                 head_dim=shape.qk_dim,
                 token_bytes=shape.kv_bytes,
-                widest_group=WIDEST_GROUP.get(source, np.inf),
+                widest_group=widest_group(source),
                 run=run,
             )
         indexer = shape.kind == "indexer"
@@ -279,18 +275,16 @@ class GpuKernels(StackKernels):
 
         All stacks expand keys and values of fresh prompts, as TensorRT-LLM's tables have it and SGLang's on Blackwell;
         on Hopper SGLang's table times its absorbed kernel, which its server runs behind a short prefix only (0.5.23,
-        srt/models/deepseek_common/attention_backend_handler.py), and which stands for absorbed prompts here. vLLM's own
-        kernel was measured inside its module alone: it decodes by FlashAttention or TensorRT-LLM's kernel, as SGLang does.
+        srt/models/deepseek_common/attention_backend_handler.py), and which stands for absorbed prompts here.
         SGLang's decodes of an 8-bit cache on Hopper take four times what the whole module of vLLM does, whose own kernels are
         near TensorRT-LLM's.
         """
-        first = () if self.sources[0] == "vllm" else (self.sources[0],)
-        others = ("trtllm", "sglang") if family == "mla_prefill" else ("sglang", "trtllm")
-        if cache_bytes < 1.5 and "fp4" not in self.profile.datasheet.peak_flops_per_s:
-            others = ("trtllm", "sglang")
-        names = dict.fromkeys((*first, *others))
-        if absorbed:
-            names = {"sglang-absorbed": None, **names}
+        first = (self.sources[0],) if kernels_of(self.sources[0]).latent_alone else ()
+        others = latent_alone()
+        if family != "mla_prefill" and (cache_bytes >= 1.5 or "fp4" in self.profile.datasheet.peak_flops_per_s):
+            others = others[::-1]
+        over_latent = [f"{name}-absorbed" for name in others if absorbed and kernels_of(name).latent_absorbed_on]
+        names = dict.fromkeys((*over_latent, *first, *others))
         formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)
         return [fmt + name for name in names for fmt in formats]
 
@@ -352,7 +346,7 @@ def _cache_bytes(shape: AttentionShape) -> float:
 
 def product_format(precision: str, dtype: str) -> str:
     """The name that `_FORMATS` has for a dense product of *precision* in the arithmetic *dtype*."""
-    return "fp8_block" if precision == "fp8_block" and dtype == "fp8" else dtype
+    return precision if precision in ("fp8_static", "fp8_block") and dtype == "fp8" else dtype
 
 
 def expert_format(precision: str, dtype: str) -> ExpertFormat:
@@ -401,7 +395,33 @@ def gemm_seconds(
         "library": library,
         "quantise_activations": narrow < 2.0,
     }
-    return GEMM.seconds(params, profile.datasheet, shape)
+    seconds = GEMM.seconds(params, profile.datasheet, shape)
+    passes = _fused_passes(profile, fmt, kernel)
+    if not passes:
+        return seconds
+    return np.maximum(seconds - _passes_s(profile, passes, m, k), _least_product_s(profile, sources, m, n, k))
+
+
+def _fused_passes(profile: Profile, fmt: str, kernel: Kernel | None) -> list[tuple[str, Any]]:
+    """The passes in a fitted product's time that a checkpoint with static scales does not run, each with its parameters.
+
+    The kernel before writes 8 bits then: the norm, attention, the activation (from knowledge of the modules, not measured).
+    """
+    fitted, _, source = ("", "", "") if kernel is None else kernel.variant.partition("/")
+    passes = kernels_of(source).passes_with_scales if (fmt, fitted) == ("fp8_static", "fp8") else ()
+    found = [(op, profile.find("elementwise", (f"{op}/{source}",))) for op in passes]
+    return [(op, params) for op, params in found if params is not None]
+
+
+def _passes_s(profile: Profile, passes: Sequence[tuple[str, Any]], m: Any, k: Any) -> Any:
+    """Seconds of *passes* over m x k activations of 16 bits."""
+    shapes = [(params, {"op": op, "rows": m, "width": k, "bytes_per_number": 2.0}) for op, params in passes]
+    return sum(ELEMENTWISE.seconds(params, profile.datasheet, shape) for params, shape in shapes)
+
+
+def _least_product_s(profile: Profile, sources: Sequence[str], m: Any, n: Any, k: Any) -> Any:
+    """Half of what the product of 16-bit operands takes: arithmetic and weights of 8 bits are no faster than that."""
+    return 0.5 * gemm_seconds(profile, sources, m, n, k, dtype="bf16", weight_bytes=2.0)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -411,6 +431,9 @@ def _gemm_table(
     nodes = gemm_nodes()
     seconds = gemm_seconds(profile, sources, nodes, n, k, dtype=dtype, weight_bytes=weight_bytes, fmt=fmt)
     start_s = profile.get("gemm", _variants(sources, fmt)).launch_s
+    start_s -= sum(
+        params.launch_s for _, params in _fused_passes(profile, fmt, profile.kernel("gemm", _variants(sources, fmt)))
+    )
     return nodes, np.maximum.accumulate(np.asarray(seconds, float)), start_s
 
 

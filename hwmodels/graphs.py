@@ -1,8 +1,6 @@
 """CUDA graphs of decode steps: the sizes that stacks capture, and how many rows a step has once it is padded to one.
 
-vLLM 0.32.0, config/vllm.py `_set_cudagraph_sizes`; SGLang 0.5.23, srt/arg_groups/cuda_graph_hook.py
-`generate_decode_cuda_graph_batch_sizes`; TensorRT-LLM, `CudaGraphConfig` with `enable_padding`, as documented (its source was
-not at hand). vLLM's are tokens, the others' sequences, taken as tokens here.
+Some stacks count tokens and some sequences, taken as tokens here (`hwmodels.stacks.description.Graphs`).
 """
 
 from __future__ import annotations
@@ -13,7 +11,9 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, MinLen
 
-STACKS = ("vllm", "sglang", "trtllm")
+from hwmodels.stacks import stacks
+
+STACKS = tuple(name for name, stack in stacks().items() if stack.graphs is not None)
 """Those that replay graphs of given sizes."""
 
 
@@ -47,17 +47,14 @@ DEFAULT_GRAPHS = GraphSettings()
 
 def captured_sizes(stack: str, settings: GraphSettings, default_largest: int) -> tuple[int, ...]:
     """The sizes of the graphs of *stack*, ascending; none where it runs eagerly or is no server."""
-    if settings.eager or stack not in STACKS:
+    described = stacks().get(stack)
+    graphs = None if described is None or settings.eager else described.graphs
+    if graphs is None:
         return ()
     if settings.sizes is not None:
         return tuple(sorted(set(settings.sizes)))
     largest = settings.largest or default_largest
-    if stack == "sglang":
-        sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, largest + 1, 32)]
-    elif stack == "trtllm":
-        sizes = [1, 2, 4, *range(8, 129, 8), *(1 << power for power in range(8, max(largest - 1, 1).bit_length()))]
-    else:
-        sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    sizes = graphs.sizes(largest)
     return tuple(sorted({size for size in sizes if size < largest} | {largest}))
 
 

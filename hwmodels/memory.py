@@ -1,5 +1,10 @@
 """The division of a device's memory by a serving stack: what the weights, the profile run, the graphs and the communicator
-take, and how many blocks that leaves for the KV cache. The constants and their sources are in memory.toml."""
+take, and how many blocks that leaves for the KV cache.
+
+The constants are in memory.toml in the folder of each stack (`hwmodels.stacks`), by release, today's first: each number is
+[value, source]. Logs are those of memory_logs.csv; `python -m benchmarks.kv_blocks` leaves each deployment out in turn and
+prints the errors.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +20,11 @@ from hwmodels.device import Device
 from hwmodels.model import ModelSpec
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
-from hwmodels.tables import ROOM, read_toml
+from hwmodels.stacks import default_stack, file_of, stacks
+from hwmodels.stacks.description import GIB, EngineDefaults
+from hwmodels.tables import read_toml
 
-FILE = ROOM / "memory.toml"
-GIB = 2**30
+FILE = "memory.toml"
 
 LONGEST = 131072
 """Tokens of a context where neither workload nor model says how long one gets."""
@@ -85,7 +91,7 @@ class StackMemory:
     """`total`: of the device's memory, everything included; `free before loading`: weights and cache, of what is free when
     the process has started; `free after loading`: the cache alone, of what all else leaves."""
     share: float | None = None
-    """The stack's default; None: from the device, as `default_share` works out."""
+    """The stack's default; None: from the device, as its description has it (`memory_share`)."""
     block_tokens: int = 16
     null_blocks: int = 0
     """Blocks of the cache that no sequence gets."""
@@ -115,7 +121,12 @@ class StackMemory:
 
     def default_share(self, device: Device, *, tensor: int = 1, pipeline: int = 1) -> float:
         """The share that the stack takes by itself on *device*."""
-        return self.share if self.share is not None else _static_share(device, tensor, pipeline)
+        if self.share is not None:
+            return self.share
+        work_out = stacks()[self.stack].memory_share
+        assert work_out is not None
+        limits = engine_defaults(self.stack, device, tensor=tensor)
+        return work_out(visible_bytes(device), limits, tensor * pipeline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,13 +296,15 @@ class MemoryPlan:
 
 @functools.cache
 def stack_memories() -> Mapping[str, Mapping[str, StackMemory]]:
-    """The accounts by stack and release, the stack's newest first, read once from memory.toml."""
-    table = read_toml(FILE)
-    documents = table.pop("documents")
-    return {
-        stack: {release: _rules(stack, release, entry, documents) for release, entry in releases.items()}
-        for stack, releases in table.items()
-    }
+    """The accounts by stack and release, the stack's newest first, read once; of stacks that set something aside."""
+    found = {}
+    for stack in stacks():
+        file = file_of(stack, FILE)
+        if file is not None:
+            releases = read_toml(file)
+            documents = releases.pop("documents", {})
+            found[stack] = {release: _rules(stack, release, entry, documents) for release, entry in releases.items()}
+    return found
 
 
 def stack_memory(stack: str, release: str | None = None) -> StackMemory | None:
@@ -339,96 +352,19 @@ def visible_bytes(device: Device) -> float:
     return device.memory_bytes * (VISIBLE_SHARE if device.vendor == "NVIDIA" else 1.0)
 
 
-def _static_share(device: Device, tensor: int, pipeline: int) -> float:
-    """SGLang's `mem_fraction_static` where none is given: what its estimate of activations and graphs leaves.
-
-    In MiB: 512, 1.5 for each token of a prefill chunk, 1,024 for eight devices, 2 for each sequence of the largest decode
-    graph and 8 for each captured prefill size; 10,240 at least above 60 GiB. SGLang 0.5.23,
-    srt/arg_groups/memory_hook.py `handle_gpu_memory_settings` and `reserve_for_graph_mb`.
-    """
-    capacity = visible_bytes(device) / 2**20
-    defaults = engine_defaults("sglang", device, tensor=tensor)
-    chunk, largest = defaults.max_num_batched_tokens, defaults.graph_sequences
-    reserved = 512 + 1.5 * max(chunk, 2048) + tensor * pipeline / 8 * 1024 + 2 * largest + 8 * _prefill_sizes(chunk)
-    if capacity > 60 * 1024:
-        reserved = max(reserved, 10 * 1024)
-    return round((capacity - reserved) / capacity, 3)
-
-
-def _prefill_sizes(largest: int) -> int:
-    """The number of sizes of prefill that SGLang captures: srt/arg_groups/cuda_graph_hook.py, 0.5.23."""
-    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
-    return sum(size <= largest for first, stop, step in steps for size in range(first, stop, step))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineDefaults:
-    """Limits that an engine sets itself where its user gives none."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    graph_sequences: int
-    """Sequences of the largest decode step that a CUDA graph replays."""
-    source: str
-
-
 def engine_defaults(
     stack: str, device: Device, usage: Literal["server", "offline"] = "server", *, tensor: int = 1
 ) -> EngineDefaults:
     """The limits of *stack* on *device*, behind an API server or in a program of one's own (vLLM's `LLM` class).
 
-    vLLM 0.32.0 (engine/arg_utils.py `get_batch_defaults`; graphs config/vllm.py), SGLang 0.5.23
-    (srt/arg_groups/memory_hook.py; sequences are limited by the cache, to 2,048 to 4,096), TensorRT-LLM (`BuildConfig`, as
-    documented).
-    Stacks that are no servers have vLLM's. ValueError for another *usage*.
+    Stacks that are no servers have the default stack's. ValueError for another *usage*.
     """
     if usage not in ("server", "offline"):
         raise ValueError(f"usage is server or offline; got {usage!r}")
-    memory = visible_bytes(device)
-    if stack == "sglang":
-        large = tensor >= 4
-        # (below GiB, tokens of a prefill chunk, sequences of the largest graph)
-        steps = (
-            (20, 2048, 8),
-            (35, 4096, 160 if large else 48),
-            (60, 4096, 160 if large else 32),
-            (160, 8192, 512 if large else 256),
-            (math.inf, 16384, 512),
-        )
-        tokens, largest = next((tokens, largest) for below, tokens, largest in steps if memory < below * GIB)
-        return EngineDefaults(
-            max_num_seqs=4096,
-            max_num_batched_tokens=tokens,
-            graph_sequences=largest,
-            source="SGLang 0.5.23, srt/arg_groups/memory_hook.py, srt/mem_cache/kv_cache_configurator.py resolve_max_num_reqs",
-        )
-    if stack == "trtllm":
-        return EngineDefaults(
-            max_num_seqs=2048,
-            max_num_batched_tokens=8192,
-            graph_sequences=2048,
-            source="TensorRT-LLM's documentation, BuildConfig.max_batch_size and max_num_tokens; its source was not at hand",
-        )
-    source = "vLLM 0.32.0, engine/arg_utils.py get_batch_defaults"
-    if device.name.startswith("tpu-"):
-        # Named by generation there; others than these have SchedulerConfig's own default.
-        server, offline = {"tpu-v6e": (1024, 2048), "tpu-v5e": (512, 1024), "tpu-v5p": (256, 512)}.get(
-            device.name, (2048, 8192)
-        )
-        sequences = 256
-    elif memory >= 160 * GIB:
-        server, offline, sequences = 16384, 16384, 1024
-    elif memory >= 70 * GIB and "a100" not in device.name:
-        server, offline, sequences = 8192, 16384, 1024
-    else:
-        server, offline, sequences = 2048, 8192, 256
-    tokens = server if usage == "server" else offline
-    return EngineDefaults(
-        max_num_seqs=sequences,
-        max_num_batched_tokens=tokens,
-        graph_sequences=min(2 * sequences, 1024 if device.name in ("b200", "gb200") else 512),
-        source=source,
-    )
+    described = stacks().get(stack)
+    limits = (described and described.limits) or default_stack().limits
+    assert limits is not None
+    return limits(device, visible_bytes(device), offline=usage == "offline", tensor=tensor)
 
 
 def _by_degree(table: Mapping[int, float], degree: int) -> float:
@@ -584,7 +520,8 @@ def memory_plan(
         block_tokens = 16 if rules is None else int(rules.block_tokens)
     total = device.memory_bytes if rules is None else visible_bytes(device)
     stages = []
-    caches, in_pages = deployment.stage_caches(), rules is not None and rules.stack == "vllm"
+    caches = deployment.stage_caches()
+    in_pages = rules is not None and stacks()[rules.stack].pages_by_group
     alike = keeps_every_token(spec)
     longest = spec.max_positions or LONGEST
     context_tokens = max(1, context_tokens or longest)

@@ -145,9 +145,10 @@ def fitted(release: str, without: str | None = None) -> StackMemory:
     Activations: least squares of what a logit and a hidden tensor add (0.11), or the median number of hidden tensors beside the
     logits, whose bytes the source gives (0.19). Context and communicator: medians.
     """
-    base = stack_memory("vllm", release)
+    logs = [log for log in published_logs() if log.rules is not None and log.rules.release == release]
+    base = logs[0].rules
     assert base is not None
-    logs = [log for log in published_logs() if log.rules == base and log.deployment.model.name != without]
+    logs = [log for log in logs if log.deployment.model.name != without]
     sampled = [
         log for log in logs if log.activation_gib == log.activation_gib and log.deployment.parallel.pipeline == 1
     ]
@@ -233,7 +234,7 @@ def within(rows: Sequence[Row]) -> str:
 
 _INTRO = """\
 Blocks of the KV cache as vLLM's logs report them, and as `memory:` of a scenario with the same flags gives them (`python -m
-benchmarks.kv_blocks`). The constants of `hwmodels/memory.toml` are fitted to the parts that the logs print, never to the blocks;
+benchmarks.kv_blocks`). The constants of a stack's memory.toml are fitted to the parts that the logs print, never to the blocks;
 "unseen" is with constants fitted without any log of the same model. The forms of the account were chosen with all logs in view.
 Where a source gives no limits, they are vLLM's defaults on an H100 (1,024 sequences, 8,192 tokens). Logs of SGLang and TensorRT-LLM
 were not at hand: their accounts follow their sources and were compared with nothing."""

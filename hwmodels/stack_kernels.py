@@ -20,6 +20,7 @@ from hwmodels.operations import AttentionShape, Exchange, HeadProducts, Recurren
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
+from hwmodels.stacks import default_stack, kernels_of, servers
 
 WIDTH = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
 """Bytes of a number that the arithmetic of that name takes as it is."""
@@ -27,12 +28,6 @@ WIDTH = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
 _ELEMENTWISE_START_S = 1.5e-6
 # Recurrent layers: shares of peak and bandwidth that are assumed, since no measurement of them is at hand.
 RECURRENT_FLOPS_SHARE, RECURRENT_BYTES_SHARE = 0.5, 0.8
-# Stacks without kernel tables of their own, and whose stand for theirs.
-_MEASURED_STACKS = {"eager": "vllm", "ideal": "vllm"}
-
-# With an 8-bit cache TensorRT-LLM's paged context kernels take 8-bit queries alone (attentionOp.cpp), and SGLang's
-# FlashAttention 3 and TensorRT-LLM back ends cast them (flashattention_backend.py, trtllm_mha_backend.py).
-QUANTISING_QUERIES = ("trtllm", "sglang")
 
 _DEEPEP_SMS = 20
 """Multiprocessors that vLLM 0.32.0 gives to DeepEP's normal kernels (distributed/device_communicators/all2all.py)."""
@@ -60,7 +55,7 @@ class StackKernels:
     """A profile's kernels as a serving stack runs them: what GPUs and TPUs have in common.
 
     Formats that the device cannot multiply are expanded to 16 bits; attention computes in 16 bits whatever the cache, but
-    for the stacks that bring queries to its 8 bits (`QUANTISING_QUERIES`).
+    for the stacks that bring queries to its 8 bits (`quantises_queries`).
     """
 
     device: Device
@@ -82,8 +77,7 @@ class StackKernels:
     @property
     def sources(self) -> tuple[str, ...]:
         """The stacks whose measured kernels stand for the stack's, the best first."""
-        own = _MEASURED_STACKS.get(self.stack.kernels, self.stack.kernels)
-        return tuple(dict.fromkeys((own, "vllm", "trtllm", "sglang", "vidur", "torch", "jax")))
+        return tuple(dict.fromkeys((self.stack.kernels, *servers(), "vidur", "torch", "jax")))
 
     def attention_variants(self, shape: AttentionShape, cache_bytes: float, *, prompts: bool) -> list[str]:
         """Parameter sets that may price softmax attention over a cache of `cache_bytes` a number, the best first.
@@ -92,7 +86,7 @@ class StackKernels:
         """
         sheet, formats = self.profile.datasheet, ("",)
         if cache_bytes < 1.5:
-            eight = prompts and self.sources[0] in QUANTISING_QUERIES and "fp8" in sheet.peak_flops_per_s
+            eight = prompts and kernels_of(self.sources[0]).quantises_queries and "fp8" in sheet.peak_flops_per_s
             formats = ("fp8q/", "fp8/", "") if eight else ("fp8/", "")
         group = shape.n_heads / shape.n_kv_heads
         own = kernel_source(
@@ -194,7 +188,7 @@ class StackKernels:
             return [f"{kind}/vidur-network", "all_reduce/vidur-network"]
         wanted = [f"{kind}/nccl", f"{kind}/vidur-node", "all_gather/nccl", "all_reduce/nccl"]
         if kind == "all_reduce" and self._has_own_all_reduce:
-            makers = dict.fromkeys((self.stack.name, self.stack.kernels, "vllm"))
+            makers = dict.fromkeys((self.stack.name, self.stack.kernels, default_stack().name))
             wanted = [*(f"all_reduce/{maker}-graph" for maker in makers), *wanted]
         return wanted
 

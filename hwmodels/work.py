@@ -306,7 +306,7 @@ def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchang
         mode=parallel.layout.exchange,
         # Rows go where experts lie, whatever else is known of their popularity.
         load=parallel.layout.load(*shape) or even_load(*shape),
-        sent_bytes=1.0 if spec.expert_precision in ("fp8", "fp8_block") else 2.0,
+        sent_bytes=1.0 if spec.expert_precision in ("fp8", "fp8_static", "fp8_block") else 2.0,
     )
 
 

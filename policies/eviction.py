@@ -2,8 +2,8 @@
 
 An `Eviction` ranks blocks, and the lowest rank goes first; of equal ranks those go first that came to be free first, and of a
 sequence the last block. Blocks that were used together are ranked apart where the rank changes with the place in the prompt (not
-where it comes back to the same at the end). Whatever the ranks are, blocks stay while others behind them are cached: these could
-not be found without them.
+where it comes back to the same at the end). Whatever the ranks are, blocks of a device stay while others behind them are cached:
+these could not be found without them. Blocks of a tier go by their ranks alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CachedBlocks(NamedTuple):
     entered: int = 0
     """The number of their entry into the cache."""
     uses: int = 1
-    """Requests that have used them, the one that computed them included."""
+    """Requests that have used them, the one that computed them included; of a tier: the write, and each load."""
     first_token: int = 0
     """Tokens of the prompt before them."""
     next_use: float = inf

@@ -300,14 +300,6 @@ class TrtLlmRanks:
         return min(below, key=lambda i: (tokens[i], active[i], i))
 
 
-def rank_router_of(stack: str) -> Router:
-    """The default router of a serving stack among the ranks of a machine; `RoundRobin` for stacks that are not listed.
-
-    SGLang 0.5.23's `load_balance_method` auto is in turn as well (srt/arg_groups/serving_hook.py).
-    """
-    return {"vllm": VllmRanks(), "trtllm": TrtLlmRanks()}.get(stack, RoundRobin())
-
-
 @dataclass(frozen=True, kw_only=True)
 class SessionAffinity:
     """A session stays with the replica that got its last request, unless more than *max_waiting* wait there (None: always).

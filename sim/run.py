@@ -14,7 +14,7 @@ from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
 from sim.under_way import under_way
 from sim.work import work_done
-from workloads import ServiceClass, Trace
+from workloads import ServiceClass
 
 if TYPE_CHECKING:
     from sim.engine import Columns
@@ -49,7 +49,7 @@ def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) 
     that a class's requests keep together."""
     workload = experiment.workload
     found: dict[str, Any] = {}
-    if isinstance(workload, Trace) and workload.class_index is not None:
+    if workload.class_index is not None:
         terms = workload.terms or tuple(ServiceClass(name=name) for name in workload.classes)
         found["classes"] = [
             {
@@ -66,7 +66,7 @@ def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) 
             }
             for each in terms
         ]
-    if isinstance(workload, Trace) and workload.tenant_index is not None:
+    if workload.tenant_index is not None:
         found["tenants"] = list(workload.tenants)
     return found
 

@@ -90,6 +90,17 @@ def test_the_contributors_eviction_policy_runs_in_a_scenario(
     assert found.summary["prefix_cache"]["evictions"] > 0
 
 
+def test_the_contributors_workload_runs_in_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim import Scenario, simulate
+
+    code = [code for document, code in blocks() if document == "CONTRIBUTING.md"][2]
+    (tmp_path / "batches_example.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = "{policy: 'batches_example:Batches.equal', requests: 20, size: 8}"
+    result = simulate(Scenario.default().with_set(f"workload={{generator: {own}}}"))
+    assert len(set(result.columns.requests["arrival_ns"].tolist())) == 3
+
+
 def _anchors(page: Path) -> set[str]:
     """What headings of *page* are called in links, as GitHub and mkdocs make it of them."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)

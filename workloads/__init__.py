@@ -1,8 +1,9 @@
 """Workloads: request traces, the files they come from, and generators of synthetic ones.
 
-A `Trace` is columns of integers. `readers` recognises the formats of published traces, `exports` those of tools; `sessions`,
+A `Workload` is columns of integers and when they are sent; a `Trace` has arrivals, a `ClosedLoop` waits for answers.
+`readers` recognises the formats of published traces, `exports` those of tools; `sessions`,
 `shared_prefix`, `conversations` and `servegen` make requests that depend on each other or begin alike. The room must not know what
-serves the requests. Read `requests` first, then `readers`.
+serves the requests. Read `workload` first, then `readers`.
 """
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
@@ -13,9 +14,10 @@ from workloads.curves import Piecewise, Sinusoidal, read_rates
 from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
-from workloads.generators import ClosedLoop, azure_conversation_like, closed_loop, synthesize
+from workloads.generators import azure_conversation_like, closed_loop, synthesize
 from workloads.join import concat, merge
 from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
+from workloads.loops import ClosedLoop
 from workloads.mix import draw_classes, predict_outputs, token_costs, with_classes
 from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
@@ -25,10 +27,12 @@ from workloads.sessions import read_sessions
 from workloads.shared_prefix import LoadStage, SharedPrefix
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
+from workloads.workload import Clients, Workload
 
 __all__ = [
     "FORMATS",
     "ArrivalProcess",
+    "Clients",
     "ClosedLoop",
     "Conversations",
     "Deterministic",
@@ -55,6 +59,7 @@ __all__ = [
     "Stream",
     "Trace",
     "Uniform",
+    "Workload",
     "Zipf",
     "arrivals_ns",
     "assign_models",

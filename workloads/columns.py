@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,18 +25,21 @@ def seconds_to_ns(seconds: ArrayLike, name: str) -> IntArray:
     return np.rint(values * NS_PER_S).astype(np.int64)
 
 
-def int_column(values: ArrayLike, name: str, *, minimum: int = 0, rows_from: int = 0) -> IntArray:
+def int_column(
+    values: ArrayLike, name: str, *, minimum: int = 0, rows_from: int = 0, may_be_short: bool = False
+) -> IntArray:
     """A read-only int64 copy of whole numbers from *minimum*; floats must be whole. ValueError, with the row, which is counted
-    from *rows_from* on: 0 for arrays, 1 for files."""
+    from *rows_from* on: 0 for arrays, 1 for files. *may_be_short*: an int32 column stays one."""
     column = np.asarray(values)
+    kind: Any = np.int32 if may_be_short and column.dtype == np.int32 else np.int64
     if column.ndim != 1:
         raise ValueError(f"{name} is a one-dimensional column; got {column.ndim} dimensions")
-    if column.dtype == np.int64 and not column.flags.writeable and column.base is None:
+    if column.dtype == kind and not column.flags.writeable and column.base is None:
         whole = column
     elif column.dtype.kind in "iu":
         if column.dtype.kind == "u" and (row := first_row(column > INT64_MAX)) is not None:
             raise ValueError(f"row {row + rows_from}: {name} must fit in 64 bits; got {column[row]}")
-        whole = column.astype(np.int64)
+        whole = column.astype(kind)
     elif len(column) == 0:
         whole = np.empty(0, dtype=np.int64)
     elif column.dtype.kind == "f":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +106,10 @@ class Follows:
             joins=len(kept_joins),
         )
 
+    def clients(self) -> Followers:
+        """Those who hold requests back in one run."""
+        return Followers(self)
+
     def _waiting(self) -> IntArray:
         return np.repeat(np.arange(len(self) + self.joins), self.all_counts)
 
@@ -125,3 +131,37 @@ class Follows:
             raise ValueError(
                 f"row {stuck}: a request cannot wait for itself, nor for one that waits for it; mend whom it follows"
             )
+
+
+class Followers:
+    """Counts, for each request held back, the requests it waits for, and keeps its earliest instant."""
+
+    starts_ns: Sequence[int] = ()
+    __slots__ = ("_delay_ns", "_due_ns", "_left", "_n", "_offsets", "_rows")
+
+    def __init__(self, follows: Follows) -> None:
+        offsets, rows, delay_ns = follows.followers()
+        self._offsets, self._rows, self._delay_ns = (_plain(column) for column in (offsets, rows, delay_ns))
+        self._n = len(follows)
+        self._left = _plain(follows.all_counts)
+        self._due_ns = array("q", bytes(8 * len(self._left)))
+
+    def start(self, _now_ns: int, /) -> Iterator[tuple[int, int]]:
+        return iter(())
+
+    def ended(self, id_: int, now_ns: int, /) -> Iterator[tuple[int, int]]:
+        """Requests that waited for *id_* last of all, and when each is sent."""
+        for place in range(self._offsets[id_], self._offsets[id_ + 1]):
+            row = self._rows[place]
+            self._left[row] -= 1
+            self._due_ns[row] = max(self._due_ns[row], now_ns + self._delay_ns[place])
+            if self._left[row] == 0:
+                if row < self._n:
+                    yield row, self._due_ns[row]
+                else:
+                    # A join: requests that wait for it wait for no request.
+                    yield from self.ended(row, self._due_ns[row])
+
+
+def _plain(column: np.ndarray) -> array[int]:
+    return array("q", np.ascontiguousarray(column, np.int64).tobytes())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.arrivals import ArrivalProcess, Gamma, arrivals_ns
-from workloads.columns import NS_PER_S, IntArray, int_column
 from workloads.lengths import Empirical, LengthDistribution
-from workloads.streams import Stream, check_count, check_from_zero, stream
+from workloads.loops import ClosedLoop, think_times_ns
+from workloads.streams import Stream, check_count, stream
 from workloads.trace import Trace
 
 FloatArray = NDArray[np.float64]
@@ -43,62 +41,6 @@ def synthesize(
     )
 
 
-# Many models
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ClosedLoop:
-    """Clients that each send their next request when the last one ends.
-
-    At time 0, or at its own `start_ns`, each of `concurrency` clients sends one; the request of row i is the i-th to be
-    sent by anyone. A client sends its next `think_ns[i]` after the end of its last, i being the row then sent (0: at once).
-    """
-
-    prompt_tokens: IntArray
-    output_tokens: IntArray
-    concurrency: int
-    think_ns: IntArray | None = None
-    source: str = ""
-    deadline_ns: IntArray | None = None
-    """Nanoseconds after it was sent by which a request should be finished; -1 where it has no deadline."""
-    max_tokens: IntArray | None = None
-    """Output tokens that the client allows, of which it may get fewer."""
-    left_out: tuple[str, ...] = ()
-    """Words on what the trace that the lengths are from says besides."""
-    start_ns: IntArray | None = None
-    """The time at which each client sends its first request; None: all of them at time 0."""
-    notes: tuple[str, ...] = ()
-    """Sentences on what reading the lengths left out or assumed."""
-
-    def __post_init__(self) -> None:
-        check_count(self.concurrency, "concurrency")
-        if self.start_ns is not None:
-            starts = int_column(self.start_ns, "start_ns", minimum=0)
-            if len(starts) != self.concurrency:
-                raise ValueError(f"start_ns needs one value a client ({self.concurrency}); got {len(starts)}")
-            object.__setattr__(self, "start_ns", starts)
-        # The same rules hold for lengths as in a trace.
-        lengths = Trace.from_arrays(
-            arrival_ns=np.zeros(len(self.prompt_tokens), dtype=np.int64),
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            max_tokens=self.max_tokens,
-        )
-        object.__setattr__(self, "prompt_tokens", lengths.prompt_tokens)
-        object.__setattr__(self, "output_tokens", lengths.output_tokens)
-        object.__setattr__(self, "max_tokens", lengths.max_tokens)
-        for name, floor in (("think_ns", 0), ("deadline_ns", -1)):
-            value = getattr(self, name)
-            if value is not None:
-                column = int_column(value, name, minimum=floor)
-                if len(column) != len(self):
-                    raise ValueError(f"{name} needs one value a request ({len(self)}); got {len(column)}")
-                object.__setattr__(self, name, column)
-
-    def __len__(self) -> int:
-        return len(self.prompt_tokens)
-
-
 def closed_loop(
     *,
     n_requests: int,
@@ -111,16 +53,11 @@ def closed_loop(
 ) -> ClosedLoop:
     """Closed-loop clients with lengths drawn as in `synthesize` and exponential think times of the given mean."""
     check_count(n_requests, "n_requests")
-    check_from_zero(mean_think_s, "mean_think_s")
-    think_ns = None
-    if mean_think_s > 0:
-        think_s = stream(seed, Stream.THINK_TIMES).standard_exponential(n_requests) * mean_think_s
-        think_ns = np.rint(think_s * NS_PER_S).astype(np.int64)
     return ClosedLoop(
         prompt_tokens=prompt.sample(stream(seed, Stream.PROMPT_LENGTHS), n_requests),
         output_tokens=output.sample(stream(seed, Stream.OUTPUT_LENGTHS), n_requests),
         concurrency=concurrency,
-        think_ns=think_ns,
+        think_ns=think_times_ns(n_requests, mean_think_s, seed),
         source=source or f"closed loop of {concurrency} clients, prompt {prompt!r}, output {output!r}, seed {seed}",
     )
 

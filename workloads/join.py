@@ -113,7 +113,7 @@ def _prefixes(traces: Sequence[Trace], *, shared_ids: bool) -> dict[str, Any]:
         if trace.prefix_blocks is None or trace.prefix_offsets is None:
             counts.append(np.zeros(len(trace), dtype=np.int64))
             continue
-        ids.append(trace.prefix_blocks + base)
+        ids.append(np.add(trace.prefix_blocks, base, dtype=np.int64))
         if not shared_ids:
             base = int(ids[-1].max(initial=base - 1)) + 1
         counts.append(np.diff(trace.prefix_offsets))

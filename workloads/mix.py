@@ -11,13 +11,13 @@ import numpy as np
 from workloads.classes import ServiceClass
 from workloads.columns import NS_PER_S, IntArray
 from workloads.streams import Stream, check_from_zero, stream
-from workloads.trace import Trace
+from workloads.workload import W, Workload
 
 TOKEN_COST = 1 << 20
 """A token of weight 1 counts as much, so that those of any weight count whole numbers and sums are exact."""
 
 
-def draw_classes(trace: Trace, classes: Sequence[ServiceClass], shares: Sequence[float], seed: int) -> Trace:
+def draw_classes(trace: W, classes: Sequence[ServiceClass], shares: Sequence[float], seed: int) -> W:
     """The same requests, each of one of *classes* at random in proportion to *shares*; what trace says of priorities and deadlines
     stays where the classes say nothing of them.
 
@@ -31,7 +31,7 @@ def draw_classes(trace: Trace, classes: Sequence[ServiceClass], shares: Sequence
     return with_classes(replace(trace, class_index=drawn, classes=tuple(each.name for each in classes)), classes)
 
 
-def with_classes(trace: Trace, classes: Sequence[ServiceClass]) -> Trace:
+def with_classes(trace: W, classes: Sequence[ServiceClass]) -> W:
     """The same requests with what their classes say: priority, deadline, tenant, weight, limit of the first token.
 
     ValueError for a class of the trace that is not among *classes*, for a trace without any, and where both say the same thing.
@@ -68,7 +68,7 @@ def with_classes(trace: Trace, classes: Sequence[ServiceClass]) -> Trace:
     return replace(trace, **columns)  # type: ignore[arg-type]
 
 
-def predict_outputs(trace: Trace, error: float, seed: int) -> Trace:
+def predict_outputs(trace: W, error: float, seed: int) -> W:
     """The same requests with a predictor's guess of their output tokens: the true number times exp(*error* x a standard normal
     draw), rounded, 1 at least. The median guess is right; *error* 0 knows all.
 
@@ -86,7 +86,7 @@ def predict_outputs(trace: Trace, error: float, seed: int) -> Trace:
     return replace(trace, predicted_tokens=np.maximum(guessed, 1).astype(np.int64))
 
 
-def token_costs(trace: Trace) -> IntArray:
+def token_costs(trace: Workload) -> IntArray:
     """Costs of each token of each request in its tenant's share: `TOKEN_COST` over its class's weight, 1 at least."""
     if not trace.terms or trace.class_index is None:
         return np.full(len(trace), TOKEN_COST, np.int64)

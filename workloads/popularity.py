@@ -13,6 +13,7 @@ from workloads.columns import IntArray
 from workloads.lengths import NO_OUTPUT, LengthDistribution
 from workloads.streams import Stream, check_count, check_positive, stream
 from workloads.trace import Trace
+from workloads.workload import W
 
 FloatArray = NDArray[np.float64]
 
@@ -99,7 +100,7 @@ def merge_models(
     )
 
 
-def assign_models(trace: Trace, models: Sequence[str], popularity: ArrayLike, seed: int) -> Trace:
+def assign_models(trace: W, models: Sequence[str], popularity: ArrayLike, seed: int) -> W:
     """The same requests, each asking for one of *models* at random in proportion to *popularity*."""
     weight = np.asarray(popularity, dtype=float)
     if weight.shape != (len(models),) or not np.all(np.isfinite(weight) & (weight >= 0)) or weight.sum() <= 0:

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from workloads.chains import chained
 from workloads.columns import IntArray
-from workloads.trace import Trace
+from workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +71,7 @@ class ReuseCurve:
         return np.concatenate(([0], hits))[rows].astype(float)
 
 
-def reuse(trace: Trace) -> ReuseCurve:
+def reuse(trace: Workload) -> ReuseCurve:
     """The reuse curve of a trace whose prompts name their blocks, requests one after the other in order of arrival.
 
     A block counts as the same only after the same blocks and for the same model: ids that follow different ids are told apart, as

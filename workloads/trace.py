@@ -14,14 +14,16 @@ from numpy.typing import ArrayLike
 
 from workloads.columns import INT64_MAX, NS_PER_S, IntArray, int_column, seconds_to_ns
 from workloads.describe import describe
+from workloads.loops import ClosedLoop
 from workloads.plain import plain_csv
-from workloads.requests import OPTIONAL, Requests
+from workloads.requests import Requests
+from workloads.workload import Workload
 from workloads.write import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Trace(Requests):
-    """Requests in order of arrival; all columns, which `Requests` lists, are read-only int64 arrays of one length n >= 1.
+    """Requests in order of arrival; `Workload` and `Requests` list the columns.
 
     Raises ValueError as `Requests` does. Whatever cuts or changes a trace gives a new one.
     """
@@ -116,28 +118,11 @@ class Trace(Requests):
         columns = (self.arrival_ns, self.prompt_tokens, self.output_tokens)
         return hash((self.models, self.source, *(column.tobytes() for column in columns)))
 
-    def take(self, rows: ArrayLike) -> Trace:
-        """The requests of the given rows (indices in order, or a boolean mask); arrivals unchanged."""
-        index = np.asarray(rows)
-        index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
-        changes: dict[str, Any] = {}
-        for name in ("arrival_ns", "prompt_tokens", "output_tokens", *OPTIONAL):
-            value = getattr(self, name)
-            changes[name] = None if value is None else value[index]
-        if self.prefix_blocks is not None and self.prefix_offsets is not None:
-            counts = np.diff(self.prefix_offsets)[index]
-            offsets = np.concatenate(([0], np.cumsum(counts)))
-            first = np.repeat(self.prefix_offsets[:-1][index] - offsets[:-1], counts)
-            changes["prefix_offsets"] = offsets
-            changes["prefix_blocks"] = self.prefix_blocks[first + np.arange(offsets[-1])]
-        changes["follows"] = None if self.follows is None else self.follows.take(index)
-        return replace(self, **changes)
-
-    def limit(self, n: int) -> Trace:
-        """The first *n* requests, or all where there are fewer."""
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-            raise ValueError(f"limit is a positive number of requests; got {n!r}")
-        return self if n >= len(self) else self.take(np.arange(n))
+    def behind(self, in_flight: int) -> ClosedLoop:
+        if self.follows is not None or self.abort_ns is not None:
+            raise ValueError("in_flight is for requests that wait for no others and that are not given up")
+        columns = {each.name: getattr(self, each.name) for each in fields(Workload)}
+        return ClosedLoop(**columns, concurrency=in_flight, due_ns=self.arrival_ns)
 
     def window(self, start_s: float, end_s: float) -> Trace:
         """The requests that arrive in [start_s, end_s), with time counted from *start_s*.
@@ -176,12 +161,6 @@ class Trace(Requests):
             wide = self.arrival_ns.astype(object)
             scaled = ((2 * wide * top + bottom) // (2 * bottom)).astype(np.int64)
         return replace(self, arrival_ns=scaled)
-
-    def with_models(self, models: str | Sequence[str], model_index: ArrayLike | None = None) -> Trace:
-        """The same requests asking for other models: one name for all, or names and a row of them a request."""
-        names = (models,) if isinstance(models, str) else tuple(models)
-        index = None if model_index is None else int_column(model_index, "model_index")
-        return replace(self, models=names, model_index=index)
 
     def with_deadline(self, deadline_s: ArrayLike | None) -> Trace:
         """The same requests with deadlines in seconds after arrival.

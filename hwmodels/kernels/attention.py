@@ -16,6 +16,7 @@ import numpy as np
 
 from hwmodels.kernels.ops import ALONE, ARRAYS, SCALARS, DecodeForm, Ops, PrefillForm, Running, none_is_free
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
+from hwmodels.stacks import kernels_of
 
 _TILE = 128.0  # query rows of one thread block in FlashAttention's forward kernels
 _CACHE_EDGE = 3.0  # residence in L2 falls from 1 to 0 between two thirds of its capacity and all of it
@@ -24,9 +25,6 @@ _SPLIT_FROM = 128.0  # cached tokens from which a decode splits the context over
 # A verify step of w query tokens re-uses each cached key w times; FlashAttention's decode tiles reach about half of the
 # tensor-core peak there (Dao et al., Flash-Decoding). No measurement at w > 1 backs a finer number.
 _VERIFY_EFFICIENCY = 0.5
-# Query heads of a group that one block takes; above, each head has its own. TensorRT-LLM's tables change kernels beyond
-# 32; the profiler of the Llama-70B tables called FlashAttention without packing.
-WIDEST_GROUP = {"trtllm": 32.0, "lssv": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +102,14 @@ WIDE_HEADS = {"192": (128.0, 192.0), "256": (192.0, 256.0), "512": (256.0, np.in
 """Kernels of their own for wide heads: name in the parameters -> above which and up to which width."""
 
 
+def widest_group(software: str) -> float:
+    """Query heads of a group that one block takes; above, each head has its own.
+
+    The profiler of the Llama-70B tables (lssv) called FlashAttention without packing.
+    """
+    return 1.0 if software == "lssv" else kernels_of(software).widest_group
+
+
 def kernel_source(source: str, sheet: Datasheet, *, prompts: bool, windowed: Any, head_dim: Any, group: Any) -> Any:
     """The software whose kernel *source* runs on the device of *sheet*: its own, but for two that have another beside it.
 
@@ -115,11 +121,12 @@ def kernel_source(source: str, sheet: Datasheet, *, prompts: bool, windowed: Any
     columns; so is the answer then.
     """
     blackwell = "fp4" in sheet.peak_flops_per_s
-    if source == "trtllm" and not prompts and not blackwell:
-        alone = (np.asarray(group) <= 1) | (np.asarray(group) > WIDEST_GROUP["trtllm"])
-        found = np.where(alone, "trtllm-single", source)
+    choice = kernels_of(source).attention
+    if choice == "single heads apart" and not prompts and not blackwell:
+        alone = (np.asarray(group) <= 1) | (np.asarray(group) > widest_group(source))
+        found = np.where(alone, f"{source}-single", source)
         return str(found) if found.ndim == 0 else found
-    if source != "sglang":
+    if choice != "triton behind":
         return source if np.ndim(head_dim) == 0 else np.full(np.shape(head_dim), source)
     wide = np.asarray(head_dim) > WIDE_HEADS["256"][0]
     if blackwell:
@@ -127,7 +134,7 @@ def kernel_source(source: str, sheet: Datasheet, *, prompts: bool, windowed: Any
         falls = ((np.asarray(head_dim) > WIDE_HEADS["192"][0]) & ~wide) | (wide & odd)
     else:
         falls = wide & np.asarray(windowed)
-    found = np.where(falls, "sglang-triton", source)
+    found = np.where(falls, f"{source}-triton", source)
     return str(found) if found.ndim == 0 else found
 
 

@@ -21,6 +21,7 @@ _PASSES = {
     "copy": 2.0,
     "read": 1.0,
     "quantise": 1.5,  # read 16 bits, write 8
+    "scale": 1.0,  # read all to find the largest
 }
 OPS = tuple(_PASSES)
 

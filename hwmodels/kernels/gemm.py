@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
+from hwmodels.stacks import kernels_of
 
 # Output rows x columns of one thread block. The weight side takes the 64..256 edge of the tensor-core instruction, the
 # token side shrinks when there are few tokens; 256 x 256 does not fit a register file.
@@ -28,17 +29,6 @@ _DISPATCHED_TILES = (
 _UNSPLIT_TILES = ((64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256), (256, 128))
 _ONE_TILE = ((128, 128),)
 LIBRARIES = ("search", "unsplit", "narrow", "one", "dispatch")
-# Whose kernels choose otherwise than by trying all: (format, software) -> how. DeepGEMM and the block-scaled kernels of
-# CUTLASS do not split k; vLLM and SGLang compile one CUTLASS kernel for each range of rows for FP8 on Hopper (sm90).
-_LIBRARY_OF = {
-    ("fp8", "vllm"): "unsplit", ("fp8", "sglang"): "unsplit",
-    **{(fmt, software): "unsplit" for fmt in ("fp8_block", "nvfp4") for software in ("vllm", "sglang", "trtllm")},
-}  # fmt: skip
-# By device: on workstation parts kernels with few rows exist in FP8 and one tile serves FP4.
-_LIBRARY_ON = {
-    ("fp8", "vllm", "rtx-pro-6000"): "narrow", ("nvfp4", "vllm", "rtx-pro-6000"): "one",
-    ("fp8_block", "trtllm", "l40s"): "narrow",
-}  # fmt: skip
 _DISPATCHED_ON = ("h100-sxm", "h100-pcie", "h200", "h20", "gh200")
 _ROWS_AT_ONCE = 512  # so that the candidates of as many shapes stay in cache
 _CACHE_EDGE = 3.0  # residence in L2 falls from 1 to 0 between two thirds of its capacity and all of it
@@ -47,9 +37,10 @@ _SHORT_ROW = 512  # elements of k up to which the fp8 quantisation pass runs one
 
 def library_of(fmt: str, software: str, device: str) -> str:
     """The way in which the GEMMs of a format choose their tiles, in a piece of software on a device; one of `LIBRARIES`."""
-    if (fmt, software, device) in _LIBRARY_ON:
-        return _LIBRARY_ON[fmt, software, device]
-    library = _LIBRARY_OF.get((fmt, software), "search")
+    kernels = kernels_of(software)
+    if (fmt, device) in kernels.gemm_on:
+        return kernels.gemm_on[fmt, device]
+    library = kernels.gemm.get(fmt, "search")
     return "dispatch" if fmt == "fp8" and library == "unsplit" and device in _DISPATCHED_ON else library
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,18 +11,9 @@ import numpy as np
 from hwmodels.experts import ExpertLoad
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
 from hwmodels.kernels.routing import TILE_ROWS, routed, routed_by, routed_row
+from hwmodels.stacks import kernels_of
 
 _GPT_OSS_HIDDEN = 2880
-# Layers (hidden size, experts a token, experts) whose rows in the tables of B200 are 1.3 to 2.5 times slower than their
-# neighbours and than the same rows of another stack: the routing of these models is none of FlashInfer's, and Triton
-# (SGLang) or CUTLASS (vLLM) multiplies them.
-_REFUSED: Mapping[tuple[str, str], tuple[tuple[int, int, int], ...]] = {
-    ("bf16", "sglang"): (
-        (4096, 8, 256), (2816, 8, 128), (5120, 1, 16), (5120, 1, 128), (6144, 4, 128), (6144, 2, 8), (4096, 2, 8),
-    ),
-    ("fp8_block", "sglang"): ((4096, 8, 256), (4096, 6, 256), (7168, 6, 384), (4096, 2, 8), (6144, 2, 8)),
-    ("nvfp4", "vllm"): ((6144, 4, 128),),
-}  # fmt: skip
 
 
 class ExpertFormat(NamedTuple):
@@ -55,7 +46,7 @@ class ExpertFormat(NamedTuple):
         names = tuple(software)
         own = self.stand_in[0]
         special = () if gated else (f"{own}-plain",)
-        if blackwell and layer in _REFUSED.get((own, names[0]), ()):
+        if blackwell and layer in kernels_of(names[0]).refused_experts.get(own, ()):
             special = (*special, f"{own}-refused")
         if own == "mxfp4" and layer[0] != _GPT_OSS_HIDDEN:
             special = (*special, "mxfp4-other")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hwmodels.kernels.attention import WIDE_HEADS, WIDEST_GROUP, DecodeParams, PrefillParams, kernel_source
+from hwmodels.kernels.attention import WIDE_HEADS, DecodeParams, PrefillParams, kernel_source, widest_group
 from hwmodels.kernels.cpu import CpuAttentionParams
 from hwmodels.kernels.families import CPU_DECODE, CPU_PREFILL, DECODE, MIXED, PREFILL
 from hwmodels.kernels.form import KernelForm
@@ -17,6 +17,7 @@ from hwmodels.measured.kinds import CALIBRATING
 from hwmodels.measured.names import HEADS, catalogue_model
 from hwmodels.measured.part import Columns, Part, Shape, every, pick
 from hwmodels.model import Attention
+from hwmodels.stacks import default_stack, kernels_of
 
 CACHE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp8q": 1.0}
 _HEAD_COLUMNS = {"batch": "batch_size", "heads": "num_heads", "kv_heads": "num_kv_heads", "head_dim": "head_dim"}
@@ -46,7 +47,7 @@ def _formats(m: Measurement, fmt: str) -> Shape:
 def variants_of(source: str, fmt: str) -> tuple[str, ...]:
     """Parameter sets for a software and a format (of the cache; fp8q: of the queries too), the best first."""
     wanted = {"fp8": ("fp8/", ""), "fp8q": ("fp8q/", "fp8/", "")}.get(fmt, ("",))
-    names = dict.fromkeys((source, source.partition("-")[0], "vllm"))
+    names = dict.fromkeys((source, source.partition("-")[0], default_stack().name))
     return tuple(prefix + name for name in names for prefix in wanted)
 
 
@@ -98,7 +99,7 @@ def _decode_part(
     fmt: str = "",
 ) -> Part:
     fmt = fmt or m.dtype
-    widest = WIDEST_GROUP.get(m.source, np.inf)
+    widest = widest_group(m.source)
     columns.setdefault("window", np.full(len(rows), np.inf))
     columns.setdefault("width", np.ones(len(rows)))
     columns["alone"] = columns["heads"] == columns["kv_heads"]
@@ -166,7 +167,7 @@ def prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:
         yield _on_cpu(m, device, CPU_PREFILL)
         return
     # vLLM runs a prompt of one token as a decode without a past: predicted so, and not fitted.
-    single = (m.columns["seq_len"] <= 1) & (m.source not in ("trtllm", "sglang"))
+    single = (m.columns["seq_len"] <= 1) & kernels_of(m.source).one_token_is_decode
     for fmt, mask in _by_format(m):
         for source, own in _by_kernel(m, device, True):
             rows, columns = pick(m, mask & own & ~single, {**_HEAD_COLUMNS, "query": "seq_len"})

@@ -13,7 +13,7 @@ from hwmodels.kernels.parameters import Datasheet
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.names import EXPERTS, catalogue_model
 from hwmodels.measured.part import Columns, Part, Shape, every, pick
-from hwmodels.measured.products import STACKS
+from hwmodels.stacks import default_stack, servers
 
 # Names of aiconfigurator's tables -> formats of `EXPERT_FORMATS`.
 _MOE_DTYPES = {
@@ -35,7 +35,7 @@ def moe(m: Measurement, device: Datasheet) -> Iterator[Part]:
         for layer in np.unique(layers[mine], axis=0):
             hidden, topk, experts, gate = layer.tolist()
             variants = fmt.variants(
-                dict.fromkeys((m.source, *STACKS)), layer=(hidden, topk, experts), gated=bool(gate),
+                dict.fromkeys((m.source, *servers())), layer=(hidden, topk, experts), gated=bool(gate),
                 blackwell="fp4" in device.peak_flops_per_s,
             )  # fmt: skip
             rows = mine & (layers == layer).all(axis=1)
@@ -108,7 +108,8 @@ def moe_layer(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
     rows, columns = pick(m, every(m), {"tokens": "tokens", "active": "activated_experts"})
     yield Part(
-        form=MOE, sheet=device, variants=(f"bf16/{m.source}", "bf16/vllm"), rows=rows, columns=columns, shape=shape,
+        form=MOE, sheet=device, variants=(f"bf16/{m.source}", f"bf16/{default_stack().name}"), rows=rows,
+        columns=columns, shape=shape,
         groups=("tokens", "active"), starts=(MoeParams(),),
         fixed=("remote_share", "expert_s", "tile_s", "inner_passes", "unaligned", "cache_gain", "l2_intensity"),
     )  # fmt: skip

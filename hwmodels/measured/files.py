@@ -192,4 +192,4 @@ def _column(kind: str, name: str, cells: Sequence[str], refuse: Callable[[np.nda
 _LARGEST = 1e12
 """The largest number that a table may hold: more bytes than a collective has sent, and more microseconds than a run has taken."""
 _NONE_WHEN_DENSE = ("moe_tp_size", "moe_ep_size")
-"""Columns that serving files fill with 0 for a model without experts; `sim.validation.runs` reads that as 1."""
+"""Columns that serving files fill with 0 for a model without experts; `sim.bench.published.rows` reads that as 1."""

@@ -86,6 +86,9 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("op", "rows", "cols", "gelements_per_s", "latency_us"),
         (),
     ),
+    "computescale": (
+        rf"computescale_{_NODE}{DTYPE}_{_SOFTWARE}", ("m", "k", "static_us", "dynamic_us", "latency_us"), ()
+    ),
     "quantize": (rf"quantize_{_NODE}{DTYPE}_{_SOFTWARE}", ("m", "k", "latency_us"), _SPREAD),
     "layers": (
         rf"layers_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}",

@@ -13,6 +13,7 @@ from hwmodels.kernels.parameters import Datasheet, optional_defaults
 from hwmodels.measured.attention import CACHE_BYTES, causal, variants_of
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.part import Columns, Part, Shape, every, pick
+from hwmodels.stacks import default_stack, kernels_of, latent_alone, narrow_heads
 
 _WEIGHT_BYTES = {"bf16": 2.0, "fp8_block": 1.0, "nvfp4": 0.5}
 _RANK, _NOPE, _VALUE = 512.0, 128.0, 128.0
@@ -20,12 +21,12 @@ _RANK, _NOPE, _VALUE = 512.0, 128.0, 128.0
 
 def launched_by_call(m: Measurement) -> bool:
     """Whether a file times Python's launches and not the kernel: vLLM 0.14's tables, which name no software."""
-    return m.kind == "mla" and m.source in ("", "vllm")
+    return m.kind == "mla" and not kernels_of(m.source or default_stack().name).latent_alone
 
 
 def _absorbed(m: Measurement) -> bool:
-    """SGLang's FlashAttention 3 back end was timed over the latent; what it has on Blackwell expands keys and values."""
-    return m.source == "sglang" and m.device in ("h100", "h200")
+    """Whether prompts were timed over the latent rather than over expanded keys and values."""
+    return m.device in kernels_of(m.source).latent_absorbed_on
 
 
 def kernel(m: Measurement, device: Datasheet) -> Iterator[Part]:
@@ -33,7 +34,7 @@ def kernel(m: Measurement, device: Datasheet) -> Iterator[Part]:
         return
     width = CACHE_BYTES[m.dtype]
     rows, columns = pick(m, every(m), {"batch": "batch_size", "isl": "isl", "step": "step", "heads": "num_heads"})
-    decodes, source = m.labels["phase"] == "decode", m.source or "vllm"
+    decodes, source = m.labels["phase"] == "decode", m.source or default_stack().name
     # What times launches is compared with, and fits nothing.
     groups = () if launched_by_call(m) else ("heads", "batch", "isl", "step")
     if decodes:
@@ -43,7 +44,7 @@ def kernel(m: Measurement, device: Datasheet) -> Iterator[Part]:
             return {**sums, "heads": c["heads"], "kv_bytes": width, "resident": True}
 
         yield Part(
-            form=MLA_DECODE, sheet=device, variants=(*variants_of(source, m.dtype), "sglang", "trtllm"), rows=rows,
+            form=MLA_DECODE, sheet=device, variants=(*variants_of(source, m.dtype), *latent_alone()[::-1]), rows=rows,
             columns=columns, shape=of_decodes, groups=groups, starts=(MlaDecodeParams(), MlaDecodeParams(ramp_tokens=1e5)),
         )  # fmt: skip
         return
@@ -55,7 +56,7 @@ def kernel(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
     variants = variants_of(f"{source}-absorbed" if absorbed else source, m.dtype)
     yield Part(
-        form=MLA_PREFILL, sheet=device, variants=(*variants, "trtllm"), rows=rows, columns=columns, shape=of_prompts,
+        form=MLA_PREFILL, sheet=device, variants=(*variants, latent_alone()[0]), rows=rows, columns=columns, shape=of_prompts,
         groups=groups, starts=(PrefillParams(), PrefillParams(unpacked=1.0)),
         fixed=tuple(optional_defaults(PrefillParams)),
     )  # fmt: skip
@@ -75,7 +76,7 @@ def products(m: Measurement, device: Datasheet) -> Iterator[Part]:
             return {**c, "dtype": dtype, "weight_bytes": CACHE_BYTES[dtype]}
 
         yield Part(
-            form=MLA_BMM, sheet=device, variants=(f"{dtype}/{source}", f"{dtype}/trtllm"), rows=rows,
+            form=MLA_BMM, sheet=device, variants=(f"{dtype}/{source}", f"{dtype}/{narrow_heads()[0]}"), rows=rows,
             columns=columns, shape=shape, groups=("heads", "n", "tokens"),
             starts=(MlaBmmParams(), MlaBmmParams(row_passes=3.0)),
         )  # fmt: skip
@@ -101,6 +102,6 @@ def module(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
     phase = "decode" if decodes else "prefill"
     yield Part(
-        form=MLA_MODULE, sheet=device, variants=(f"{phase}/{m.source}", f"{phase}/vllm"), rows=rows,
+        form=MLA_MODULE, sheet=device, variants=(f"{phase}/{m.source}", f"{phase}/{default_stack().name}"), rows=rows,
         columns=columns, shape=shape, groups=("heads", "batch", "tokens"), starts=(MlaModuleParams(),),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from hwmodels.kernels.linear_attention import LinearParams
 from hwmodels.kernels.parameters import Datasheet
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.part import Columns, Part, Shape, pick
+from hwmodels.stacks import default_stack, kernels_of
 
 _COLUMNS = {
     "batch": "batch_size", "query": "seq_len", "key_heads": "num_k_heads", "key_dim": "head_k_dim",
@@ -46,8 +47,9 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
                 sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": c["batch"]}
                 return {"kernel": kernel, "resident": True, **sums, **{name: c[name] for name in _SHAPE}}
 
-            # SGLang runs vLLM's convolution and its packed decode: one parameter set for both.
-            source = "vllm" if m.source == "sglang" and (kernel == "conv" or not prompts) else m.source
+            # One parameter set for two stacks with the same convolution and packed decode.
+            shared = kernels_of(m.source).recurrent_from if kernel == "conv" or not prompts else ""
+            source = shared or m.source
             several = len(np.unique(columns["value_heads"] / columns["key_heads"])) > 1
             # A decode is one token: blocks and steps are one; convolutions and decodes move their rows once.
             fixed = {
@@ -57,7 +59,7 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
             }
             shapes = len(np.unique(np.stack([columns[name] for name in _SHAPE]), axis=1).T)
             yield Part(
-                form=form, sheet=device, variants=(f"{kernel}/{source}", f"{kernel}/vllm"), rows=rows,
+                form=form, sheet=device, variants=(f"{kernel}/{source}", f"{kernel}/{default_stack().name}"), rows=rows,
                 columns=columns, shape=shape, groups=_SHAPE if shapes > 4 else (*_SHAPE, "batch"),
                 starts=_starts(kernel, prompts), fixed=tuple(sorted(fixed)),
             )  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hwmodels.device import load_device
 from hwmodels.measured.kinds import CALIBRATING, DTYPE, KINDS
 from hwmodels.model import ModelSpec, catalogue_base
+from hwmodels.stacks import default_stack, servers
 
 # Labels that are no name of the catalogue: query heads, KV heads, head dimension; others are looked up there.
 HEADS = {
@@ -56,7 +57,7 @@ _EXAMPLES = {
     "source": "the serving stack, as in vllm0.19",
     "topology": "how the devices are joined, dgx or pairwise_nvlink, as in collectives_h100_dgx_vidur.csv",
 }
-SOFTWARE = "vllm|trtllm|sglang|llmcompass|vidur|lssv|lss|nccl|splitwise|" + "|".join(CALIBRATING)
+SOFTWARE = "|".join((*servers(), "llmcompass", "vidur", "lssv", "lss", "nccl", "splitwise", *CALIBRATING))
 
 
 def recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, str]]:
@@ -94,8 +95,8 @@ def recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, s
             else ["bf16"]
         )
         if not labels.get("source") and not kind.startswith(("collective", "allreduce", "dispatch", "tpu_")):
-            labels["source"] = "vllm"
-            assumed.append("vLLM's kernels")
+            labels["source"] = default_stack().name
+            assumed.append(f"{default_stack().title}'s kernels")
         if assumed:
             labels["assumed"] = (
                 f"read as {kind} by its columns; the name says no other: {' and '.join(assumed)} assumed"

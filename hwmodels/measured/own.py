@@ -19,6 +19,7 @@ from hwmodels.measured.files import Measurement, read_csv
 from hwmodels.measured.kinds import SAME_FORMAT
 from hwmodels.measured.names import SOFTWARE, catalogue_name, hints
 from hwmodels.precision import PRECISIONS
+from hwmodels.stacks import default_stack
 
 _TIME_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6, "usec": 1.0, "msec": 1e3, "sec": 1e6, "seconds": 1e6}
 _BYTES = {
@@ -318,8 +319,8 @@ def read_own(path: str | Path, *, said: Said | None = None, strict: bool = True)
     formats = table.checked("dtype", labels["dtype"], named.get("dtype", "") or said.dtype, _format_word)
     source = table.checked("source", labels["source"], named.get("source", ""), _software)
     if fit.kind != "collective" and not source.all():
-        assumed.append("vLLM's kernels" if fit.kind != "serving" else "vLLM")
-        source = np.where(source == "", "vllm", source)
+        assumed.append(f"{default_stack().title}'s kernels" if fit.kind != "serving" else default_stack().title)
+        source = np.where(source == "", default_stack().name, source)
     keep = table.kept()
     beside = said.notes(
         said.device if not named.get("device") and (labels["device"] == "").any() else "",

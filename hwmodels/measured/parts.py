@@ -24,6 +24,7 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "dispatch": links.exchange,
     "elementwise": products.elementwise,
     "elementwise_rates": products.elementwise_rates,
+    "computescale": products.compute_scale,
     "quantize": products.quantize,
     "layers": products.layers,
     "linear_attention": linear_attention.linear,

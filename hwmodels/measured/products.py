@@ -16,15 +16,12 @@ from hwmodels.measured.files import Measurement
 from hwmodels.measured.kinds import CALIBRATING
 from hwmodels.measured.part import Columns, Part, Shape, every, pick
 from hwmodels.precision import precision
+from hwmodels.stacks import kernels_of, servers
 
 # Formats of operands below 16 bits whose products are timed, and the arithmetic of each.
 _NARROW = {"fp8": "fp8", "fp8_block": "fp8", "int8": "int8", "nvfp4": "fp4"}
 # Tables that may stand in for one of a narrow format, the best first.
 _STAND_IN = {"fp8_block": ("fp8_block", "fp8"), "fp8": ("fp8",), "int8": ("int8", "fp8"), "nvfp4": ("nvfp4", "fp8")}
-STACKS = ("vllm", "trtllm", "sglang")
-# vLLM's fp8_block products were timed as Python launches them, 55 to 360 us each, and only rows of 1 ms or more are
-# kept: the kernels that it calls (DeepGEMM) are known from SGLang's table.
-_TIMED_LAUNCHES = {("fp8_block", "vllm"): ("sglang", "trtllm")}
 
 
 def _gemm_options(dtype: str, source: str, device: str) -> dict[str, Any]:
@@ -37,16 +34,14 @@ def _gemm_options(dtype: str, source: str, device: str) -> dict[str, Any]:
         return options | {"weight_copies": np.inf}
     if dtype in _NARROW:
         options |= {"quantise_activations": True, "library": library_of(dtype, source, device)}
-    # TensorRT-LLM's collector cycles as many weight tensors as exceed the cache, the others' six; the rest repeat one.
-    copies = {"trtllm": np.inf, "vllm": 6.0, "sglang": 6.0}
-    return options | {"weight_copies": copies.get(source, 1.0)}
+    return options | {"weight_copies": kernels_of(source).weight_copies}
 
 
 def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray) -> Part:
     source, dtype = m.source, m.dtype
     rows, columns = pick(m, mask, {"m": "m", "n": "n", "k": "k"})
     device.flops_per_s(_NARROW.get(dtype, dtype))  # ValueError where the device does not multiply the format
-    stands_in = _TIMED_LAUNCHES.get((dtype, source), ())
+    stands_in = kernels_of(source).gemm_timed_as.get(dtype, ())
     options = _gemm_options(dtype, next(iter(stands_in), source), device.name)
     fixed = () if options.get("quantise_activations") else QUANTISE_FIELDS
     start = GemmParams(launch_s=3e-5) if source == "llmcompass" else GemmParams()
@@ -62,7 +57,7 @@ def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray) -> Part:
         variants=tuple(
             f"{fmt}/{name}"
             for fmt in (_STAND_IN.get(dtype, (dtype,)) if source not in CALIBRATING else (dtype,))
-            for name in stands_in or dict.fromkeys((source, *STACKS, "vidur"))
+            for name in stands_in or dict.fromkeys((source, *servers(), "vidur"))
         ),
         rows=rows,
         columns=columns,
@@ -107,8 +102,15 @@ def quantize(m: Measurement, device: Datasheet) -> Iterator[Part]:
     """16-bit activations to 8 bits with a scale that is given."""
     if m.dtype == "fp8":
         rows, columns = pick(m, every(m), {"rows": "m", "width": "k"})
-        variants = tuple(f"quantise/{name}" for name in dict.fromkeys((m.source, *STACKS)))
+        variants = tuple(f"quantise/{name}" for name in dict.fromkeys((m.source, *servers())))
         yield elementwise_part(device, "quantise", variants, rows, columns)
+
+
+def compute_scale(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    """The time that finding the scale in the call adds to the quantisation of 16-bit activations with a scale that is given."""
+    if m.dtype == "fp8":
+        rows, columns = pick(m, every(m), {"rows": "m", "width": "k"})
+        yield elementwise_part(device, "scale", (f"scale/{m.source}",), rows, columns)
 
 
 _VIDUR_OPS = {

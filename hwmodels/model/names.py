@@ -42,7 +42,8 @@ _OTHER_SHAPE = re.compile(
 REFUSED = "refused"
 _FORMATS: Mapping[str, str] = {
     "fp8_block": r"(?:fp8-block(?:wise)?|block-fp8)",
-    "fp8": r"fp8(?:-(?:dynamic|static|per-?tensor|per-?channel|kv))*",
+    "fp8_static": r"fp8(?:-(?:per-?tensor|kv))*-static(?:-(?:per-?tensor|kv))*",
+    "fp8": r"fp8(?:-(?:dynamic|per-?tensor|per-?channel|kv))*",
     "int8": r"(?:quantized\.)?w8a8(?:-int8)?|int8-w8a8",
     "int4": (
         r"(?:quantized\.)?w4a16(?:-g128)?|(?:awq|gptq|autoround)(?:-(?:int4|4bit|w4a16|marlin))?"
@@ -63,12 +64,15 @@ _ENDS = {fmt: re.compile(rf"(?P<base>.+?)-(?P<words>{pattern})") for fmt, patter
 
 _FP8_IN_BLOCKS = frozenset(("qwen", "deepseek-ai", "zai-org", "stepfun-ai", "sgl-project", "minimaxai", "xiaomimimo"))
 """Publishers whose -FP8 checkpoints have scales for blocks of 128 x 128 weights (`weight_block_size` of their config.json)."""
+_FP8_STATIC = frozenset(("nvidia",))
+"""Publishers whose -FP8 checkpoints state the scales of activations (ModelOpt's `quant_algo` FP8)."""
 _FP8_CACHE = frozenset(("nvidia",))
 """Publishers whose quantised checkpoints ask for an FP8 KV cache (`kv_cache_quant_algo` of their hf_quant_config.json)."""
 
 _FLOAT8 = {"type": "float", "num_bits": 8}
 _SCHEMES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]] = {
-    "fp8": (_FLOAT8, _FLOAT8),
+    "fp8": (_FLOAT8, {**_FLOAT8, "dynamic": True}),
+    "fp8_static": (_FLOAT8, {**_FLOAT8, "dynamic": False}),
     "fp8_block": ({**_FLOAT8, "strategy": "block"}, _FLOAT8),
     "int8": ({"type": "int", "num_bits": 8}, {"type": "int", "num_bits": 8}),
     "int4": ({"type": "int", "num_bits": 4, "group_size": 128}, None),
@@ -84,6 +88,12 @@ def normalised(name: str) -> str:
     """A name in the form in which names are compared: the last part of a path, lower case, words joined by hyphens."""
     last = re.sub(r"[_ :]", "-", name.strip().lower().rpartition("/")[2])
     return re.sub(r"\b(llama|gemma|phi|opt)(?=\d)", r"\1-", last).removeprefix("meta-")
+
+
+def releases_fp8_in_blocks(name: str) -> bool:
+    """Whether the publisher of the checkpoint called *name* (publisher/model) makes FP8 checkpoints with scales for blocks of
+    weights itself, so that nobody else has to make one."""
+    return name.strip().lower().rpartition("/")[0].rpartition("/")[2] in _FP8_IN_BLOCKS
 
 
 def read_name(name: str, known: Collection[str]) -> NameReading | None:
@@ -116,6 +126,8 @@ def read_name(name: str, known: Collection[str]) -> NameReading | None:
         return NameReading(base, tuple(taken), None, "", False)
     if fmt == "fp8" and spelt == "fp8" and publisher in _FP8_IN_BLOCKS:
         fmt = "fp8_block"
+    elif fmt == "fp8" and spelt == "fp8" and publisher in _FP8_STATIC:
+        fmt = "fp8_static"
     cache = fmt not in ("", REFUSED) and (publisher in _FP8_CACHE or "kv" in (spelt or "").split("-"))
     return NameReading(base, tuple(taken), spelt, fmt, cache)
 

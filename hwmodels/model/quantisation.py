@@ -17,7 +17,7 @@ from hwmodels.model.spec import ModelSpec
 from hwmodels.precision import precision
 
 _ALGORITHMS = {
-    "FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8_block", "FP8_BLOCK_SCALES": "fp8_block",
+    "FP8": "fp8_static", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8_block", "FP8_BLOCK_SCALES": "fp8_block",
     "NVFP4": "nvfp4", "NVFP4_AWQ": "nvfp4", "W4A16_NVFP4": "nvfp4_a16",
     "W4A16_AWQ": "int4", "INT4_AWQ": "int4", "W4A8_AWQ": "int4_fp8",
 }  # fmt: skip
@@ -245,7 +245,8 @@ def _of_weights(table: Mapping[str, Any], spec: ModelSpec) -> _Stated | None:
     method = table.get("quant_method")
     kept = _selected(_texts(table, "modules_to_not_convert", "ignored_layers"))
     if method in ("fp8", "fbgemm_fp8"):
-        return _Stated([_Group("fp8_block" if table.get("weight_block_size") else "fp8", _EVERYTHING)], kept)
+        static = "fp8_static" if table.get("activation_scheme") == "static" else "fp8"
+        return _Stated([_Group("fp8_block" if table.get("weight_block_size") else static, _EVERYTHING)], kept)
     if method == "mxfp4":
         if spec.experts is None:
             raise _NotModelled("mxfp4 of a model without experts")
@@ -292,8 +293,9 @@ def _scheme(weights: Mapping[str, Any], activations: Any) -> str:
     """The format of one scheme of compressed-tensors."""
     kind, bits, group = weights.get("type"), weights.get("num_bits"), weights.get("group_size")
     taken = (activations.get("type"), activations.get("num_bits")) if isinstance(activations, Mapping) else None
+    eight = "fp8_static" if taken is not None and activations.get("dynamic") is False else "fp8"
     names = {
-        ("float", 8, ("float", 8)): "fp8_block" if weights.get("strategy") == "block" else "fp8",
+        ("float", 8, ("float", 8)): "fp8_block" if weights.get("strategy") == "block" else eight,
         ("int", 8, ("int", 8)): "int8",
         ("int", 4, None): "int4_g32" if group == 32 else "int4",
         ("int", 4, ("float", 8)): "int4_fp8",
@@ -304,7 +306,7 @@ def _scheme(weights: Mapping[str, Any], activations: Any) -> str:
         fmt = names.get((kind, bits, taken))
     except TypeError:
         fmt = None
-    if fmt is None or (fmt == "fp8" and group == 32):
+    if fmt is None or (fmt == eight and group == 32):
         beside = "16-bit" if taken is None else f"{taken[0]}{taken[1]}"
         in_groups = f" in groups of {group}" if group else ""
         raise _NotModelled(f"compressed-tensors {kind}{bits}{in_groups} with {beside} activations")

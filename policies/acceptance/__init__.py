@@ -16,17 +16,19 @@ Each process is a frozen value with
 from policies.acceptance.chains import BetaAlpha, Iid, MeanLength, PerPosition
 from policies.acceptance.distributions import RULES, FromDistributions, Rule, check_rule
 from policies.acceptance.process import Acceptance, Chain
-from policies.acceptance.published import PUBLISHED, Published, published
+from policies.acceptance.published import CURVES, PUBLISHED, Curve, Published, published
 from policies.acceptance.recorded import Recorded, read_recorded
 from policies.acceptance.states import TwoState
 from policies.acceptance.trees import Tree, check_accuracies, dense_tree, greedy_tree, path_products
 
 __all__ = [
+    "CURVES",
     "PUBLISHED",
     "RULES",
     "Acceptance",
     "BetaAlpha",
     "Chain",
+    "Curve",
     "FromDistributions",
     "Iid",
     "MeanLength",

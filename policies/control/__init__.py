@@ -1,6 +1,7 @@
 """Control policies, which decide how many machines there should be: frozen dataclasses with one pure method."""
 
 from policies.control.concurrency import Concurrency, Knative
+from policies.control.hpa import Hpa, highest, most_at_once
 from policies.control.rates import RateModel
 from policies.control.schedule import Perfect, Schedule
 from policies.control.seen import Control, PoolSeen, Seen, remembers_s, stabilised
@@ -9,6 +10,7 @@ from policies.control.tracking import TargetTracking
 __all__ = [
     "Concurrency",
     "Control",
+    "Hpa",
     "Knative",
     "Perfect",
     "PoolSeen",
@@ -16,6 +18,8 @@ __all__ = [
     "Schedule",
     "Seen",
     "TargetTracking",
+    "highest",
+    "most_at_once",
     "remembers_s",
     "stabilised",
 ]

@@ -15,6 +15,8 @@ class PoolSeen:
     machines: int = 0
     """Wanted machines: ready, starting or failed, without those that drain."""
     ready: int = 0
+    pending: int = 0
+    """Starting machines on which no server runs yet: being provisioned, or getting their image."""
     waiting: int = 0
     """Requests in the queues of its machines, and those held because no machine is ready."""
     running: int = 0
@@ -67,9 +69,10 @@ def stabilised(
 ) -> int:
     """The number of machines to have, from a policy's answers so far: (when, how many), the latest last.
 
-    Never fewer than the most that was asked for within the last *down_window_s*, nor more than the least within *up_window_s*, as
-    the Kubernetes HorizontalPodAutoscaler stabilises recommendations (kubernetes/kubernetes, pkg/controller/podautoscaler/
-    horizontal.go, stabilizeRecommendationWithBehaviors; from knowledge, to be checked there).
+    Never fewer than the most that was asked for within the last *down_window_s*, nor more than the least within *up_window_s*, as a
+    HorizontalPodAutoscaler with a `behavior` stabilises recommendations (kubernetes/kubernetes, pkg/controller/podautoscaler/
+    horizontal.go, stabilizeRecommendationWithBehaviors; from knowledge: of what was asked for before a limit on scaling up, it adds
+    no machines when fewer are asked for now).
     """
     up = min([asked[-1][1], *(n for at_s, n in asked if at_s > now_s - up_window_s)])
     down = max([asked[-1][1], *(n for at_s, n in asked if at_s > now_s - down_window_s)])

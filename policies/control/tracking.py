@@ -26,18 +26,19 @@ def measured(pool: PoolSeen, measure: Measure, interval_s: float) -> float:
 class TargetTracking:
     """ready * (mean per machine / target), rounded up; nothing changes while the ratio is within *tolerance* of 1.
 
-    Machines that are not ready count with a figure of 0 where more are wanted, and with the target where fewer are, and an answer
-    that these reverse changes nothing, as for pods without metrics; at most doubled, or 4 more (kubernetes/kubernetes,
-    pkg/controller/podautoscaler/replica_calculator.go, GetMetricReplicas, and the default scale-up behaviour; from knowledge, to be
-    checked there).
+    Machines that are not ready count with a figure of 0 where more are wanted. Where fewer are, pending ones are left out and the
+    others count with the target. An answer that these reverse changes nothing.
+
+    kubernetes/kubernetes, pkg/controller/podautoscaler/replica_calculator.go, calcPlainMetricReplicas, for a metric that a server
+    has from when it is ready.
     """
 
     target: float
     """Per machine."""
     measure: Measure = "concurrency"
     tolerance: float = 0.1
-    down_window_s: ClassVar[float] = 300.0
-    """Kubernetes' stabilisation of scaling down, the run's default."""
+    hpa: ClassVar[bool] = True
+    """A HorizontalPodAutoscaler follows what it asks for (`policies.control.hpa`)."""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.target) and self.target > 0):
@@ -50,16 +51,16 @@ class TargetTracking:
     def wanted(self, seen: Seen, /) -> int:
         pool = seen.mine
         total, current, ready = measured(pool, self.measure, seen.interval_s), pool.machines, pool.ready
-        most = max(2 * current, current + 4)
         if not ready:
             # No machine has figures; waiting requests need one.
             return current or min(1, pool.waiting)
         ratio = total / ready / self.target
-        if current > ready:
-            again = (total + (0.0 if ratio > 1 else (current - ready) * self.target)) / current / self.target
+        others = current - ready - (0 if ratio > 1 else pool.pending)
+        if others:
+            again = (total + (0.0 if ratio > 1 else others * self.target)) / (ready + others) / self.target
             if (ratio < 1) != (again < 1):
                 return current
-            ratio, ready = again, current
+            ratio, ready = again, ready + others
         if abs(ratio - 1.0) <= self.tolerance:
             return current
-        return min(ceil(ratio * ready - 1e-9), most)
+        return ceil(ratio * ready - 1e-9)

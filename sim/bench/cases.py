@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 from hwmodels.calibrated import Calibrated
 from sim import engine
 from sim.bench.fitting import Case, Replayed
+from sim.bench.frozen import frozen
 from sim.bench.load import NotReplayable, in_step, load_of
 from sim.bench.parameters import Prior, Setting, priors
-from sim.bench.replay import experiment_of, figures_of
+from sim.bench.replay import counted_of, experiment_of, figures_of
 from sim.engine import MachineSpec, ReplicaSpec
 from sim.errors import ScenarioError
 from sim.scenario.assembly.deployment import deployment_of
-from sim.validation.frozen import frozen
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.overheads import ServingStack
+    from sim.bench.frozen import Frozen
     from sim.bench.load import Load
     from sim.bench.measured import BenchRun
     from sim.engine import Experiment
     from sim.engine.record.columns import Columns
     from sim.scenario import Scenario
-    from sim.validation.frozen import Frozen
 
 Figure = Callable[["Columns"], tuple[NDArray[np.bool_], Mapping[str, float]]]
 """The requests of a finished run that count, and the figures over them in seconds by quantity."""
@@ -49,7 +49,7 @@ class Replay:
         columns = engine.run(at(self.experiment, self.deployment, setting))
         counted, figures = self.figure(columns)
         moved = None
-        if len(columns.replicas) == 1 and self.deployment.parallel.pipeline == 1:
+        if len(self.experiment.replicas) == 1 and self.deployment.parallel.pipeline == 1:
             moved = _Moved(self, setting, figures, frozen(columns, counted), counted)
         return Replayed(figures=figures, moved=moved, short_of_memory=_short(columns))
 
@@ -161,7 +161,7 @@ def case_of(
         measured_s={q: s for q, s in measured_s.items() if s is not None and np.isfinite(s)},
         replay=Replay(experiment=experiment, deployment=deployment, figure=figure),
         noise=noise or {},
-        bends=hasattr(experiment.workload, "arrival_ns"),
+        bends=experiment.workload.planned_ns is not None,
     )
 
 
@@ -184,15 +184,8 @@ def cases_of(
     cases: list[Case] = []
     first: Experiment | None = None
     for run in runs:
-        measured = {name: _figure_of(run, name) for name in ("tpot", "ttft")}
-        # Clients that go in step in the simulation alone would be fitted as a slow first token.
-        known = {
-            name: found
-            for name, found in measured.items()
-            if found is not None and not (name == "ttft" and in_step(run))
-        }
         try:
-            if not known:
+            if not _known(run):
                 raise NotReplayable(
                     f"{run.name}: the file has neither a TPOT nor a TTFT, so that there is nothing to fit to"
                 )
@@ -203,20 +196,23 @@ def cases_of(
             problems.append(str(error))
             continue
         first = experiment_of(scenario, load, seed, like=first)
-        names = {f"{name}_s": where for name, (where, _) in known.items()}
-        cases.append(
-            case_of(
-                run.name,
-                {f"{name}_s": value for name, (_, value) in known.items()},
-                first,
-                deployment,
-                _Printed(load=load, run=run, names=names),
-                noise={"tpot_s": run.server.running_error}
-                if run.server is not None and run.server.running_error and names.get("tpot_s") == "running_s_per_token"
-                else {},
-            )
-        )
+        cases.append(case_of_run(run, load, first, deployment))
     return cases, Setting(stack=deployment.made_by.stack)
+
+
+def case_of_run(run: BenchRun, load: Load, experiment: Experiment, deployment: Deployment) -> Case:
+    """*run* as a case of the *experiment* that replays its *load* on *deployment*."""
+    known = _known(run)
+    names = {f"{name}_s": where for name, (where, _) in known.items()}
+    error = run.server.running_error if run.server is not None else None
+    return case_of(
+        run.name,
+        {f"{name}_s": value for name, (_, value) in known.items()},
+        experiment,
+        deployment,
+        _Printed(load=load, run=run, names=names),
+        noise={"tpot_s": error} if error and names.get("tpot_s") == "running_s_per_token" else {},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,10 +225,17 @@ class _Printed:
 
     def __call__(self, columns: Columns) -> tuple[NDArray[np.bool_], Mapping[str, float]]:
         printed = figures_of(columns, self.load, self.run)
-        counted = (np.arange(len(columns.requests["finish_ns"])) >= self.load.warm_requests) & (
-            columns.requests["status"] == 0
-        )
-        return counted, {quantity: printed.get(name, float("nan")) for quantity, name in self.names.items()}
+        found = {quantity: printed.get(name, float("nan")) for quantity, name in self.names.items()}
+        return counted_of(columns, self.load, self.run), found
+
+
+def _known(run: BenchRun) -> dict[str, tuple[str, float]]:
+    """TPOT and TTFT of a run, where it gives them and a simulation can tell them: under which name, and seconds."""
+    found = {name: _figure_of(run, name) for name in ("tpot", "ttft")}
+    # Clients that go in step in the simulation alone would be fitted as a slow first token.
+    return {
+        name: figure for name, figure in found.items() if figure is not None and not (name == "ttft" and in_step(run))
+    }
 
 
 def _figure_of(run: BenchRun, name: str) -> tuple[str, float] | None:

@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from sim.bench.measured import MEDIAN, BenchRun, Latency, RequestRows
+from sim.bench.measured import MEDIAN, BenchRun, Latency, Lengths, Offered, RequestRows
 from sim.errors import RooftraceError
 from sim.text import shown
 
 LARGEST = 1e15
 """Beyond it no time in seconds, no count and no rate of a benchmark lies."""
+
+
+STATISTICS = {name: name for name in ("mean", "median", "std", "min", "max")}
+QUANTITIES = ("ttft", "tpot", "itl", "e2el")
 
 
 class Unreadable(RooftraceError, ValueError):
@@ -64,6 +68,12 @@ class Fields:
     def count(self, key: str) -> int | None:
         """The whole number at *key*; None where it is absent."""
         return count(self.values.get(key), self.path(key))
+
+    def statistics(self, names: Mapping[str, str] = STATISTICS, *, scale: float = 1.0) -> dict[str, float]:
+        """The figures of a quantity by statistic: those at the keys of *names*, and those at p99 and the like."""
+        found = {key: names.get(key, key if re.fullmatch(r"p\d+(\.\d+)?", str(key)) else None) for key in self.values}
+        values = {statistic: self.number(key, scale=scale) for key, statistic in found.items() if statistic is not None}
+        return {statistic: value for statistic, value in values.items() if value is not None}
 
     def text(self, key: str) -> str | None:
         """The word at *key*; None where it is absent, null or empty."""
@@ -153,6 +163,17 @@ def latency(found: Mapping[str, float], *, how: str = "as given", count: int | N
         quantiles_s=dict(sorted(quantiles.items())),
         count=count,
         how=how,
+    )
+
+
+def lengths(found: Mapping[str, float]) -> Lengths:
+    """Lengths of *found*: statistic -> tokens."""
+    quantiles = {share(name): value for name, value in found.items() if name[0] == "p"}
+    if "median" in found:
+        quantiles[MEDIAN] = found["median"]
+    return Lengths(
+        **{f"{name}_tokens": found.get(name) for name in ("mean", "std", "min", "max")},  # type: ignore[arg-type]
+        quantiles_tokens=dict(sorted(quantiles.items())),
     )
 
 
@@ -282,4 +303,38 @@ def of_values(values: Any) -> Latency | None:
         quantiles_s=dict(zip(shares, map(float, np.quantile(values, shares)), strict=True)),
         count=int(values.size),
         how="from rows",
+    )
+
+
+def run_of_rows(rows: RequestRows, notes: Iterable[str], **known: Any) -> BenchRun:
+    """The run whose requests *rows* are, sent when they were; *known* are further facts of it, its name among them. `Unreadable`
+    where no request completed."""
+    good = ~rows.failed
+    if not good.any():
+        raise Unreadable("no request completed, so that nothing was measured")
+    ends = (rows.sent_s + rows.e2el_s)[good]
+    duration = float(np.nanmax(ends)) if np.isfinite(ends).any() else 0.0
+    tokens = {side: getattr(rows, f"{side}_tokens") for side in ("prompt", "output")}
+    totals = {side: int(each[good & (each > 0)].sum()) or None for side, each in tokens.items()}
+    offered = Offered(
+        requests=len(rows),
+        **{side: Lengths(each_tokens=tuple(each[good & (each > 0)].tolist())) for side, each in tokens.items()},  # type: ignore[arg-type]
+        **known.pop("offered", {}),
+    )
+    completed = int(good.sum())
+    return checked(
+        BenchRun(
+            offered=offered,
+            duration_s=duration if duration > 0 else None,
+            completed=completed,
+            failed=len(rows) - completed,
+            input_tokens=totals["prompt"],
+            output_tokens=totals["output"],
+            requests_per_s=completed / duration if duration > 0 else None,
+            output_tokens_per_s=totals["output"] / duration if duration > 0 and totals["output"] else None,
+            rows=rows,
+            notes=tuple(notes),
+            **latencies_of(rows),
+            **known,
+        )
     )

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.bench.descent import Lines, descended, least, soft_l1
 from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Z90, Prior, Setting, own_value, setting_at
 from sim.under_way import steps
 
@@ -97,18 +97,6 @@ _SURE_DEGREES = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
-    """The runs' log figures around a place, as straight lines. Shapes: [runs x quantities], and [that, parameters]."""
-
-    at: FloatArray
-    residual: FloatArray
-    """Log of predicted over measured; NaN where there is nothing to compare."""
-    slope: FloatArray
-    noise: FloatArray
-    """`Case.noise` of each residual, 0 where there is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
     """The knowledge of parameters after a fit: normal in their logarithms, around `at`."""
 
@@ -178,6 +166,7 @@ class Fit:
     contradicting: tuple[int, ...]
     """Cases that were set aside."""
     lines: Lines
+    """The log of predicted over measured of each case and quantity, NaN where there is none, in units of its stated error."""
     priors: Mapping[str, Prior]
     errors: Errors
     scale: float
@@ -192,9 +181,7 @@ class Fit:
         """The posterior of the fit without run *i*, on the straight lines of the whole fit."""
         keep = np.ones(len(self.cases), bool)
         keep[[i, *self.contradicting]] = False
-        return _solved(self.lines, self.posterior.names, self.posterior.widths, self.posterior.base, keep, self.errors)[
-            0
-        ]
+        return _solved(self.lines, self.posterior.names, self.posterior.widths, self.posterior.base, keep)[0]
 
     def left_out(self) -> list[Prediction]:
         """Each run predicted by the fit of the others; those set aside by the fit of all that were kept."""
@@ -277,43 +264,16 @@ def predict(posterior: Posterior, case: Case, errors: Errors) -> list[Prediction
     return found
 
 
-def _rho(z: FloatArray, n_data: int) -> FloatArray:
-    """Soft-l1 of the squares of residuals, and the squares themselves of priors; scipy's three rows."""
-    root = np.sqrt(1.0 + z)
-    rho = np.stack((2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3))
-    rho[0, n_data:], rho[1, n_data:], rho[2, n_data:] = z[n_data:], 1.0, 0.0
-    return rho
-
-
-def _weights(errors: Errors, noise: FloatArray) -> FloatArray:
-    return 1.0 / np.hypot(np.tile([errors.of(q) for q in QUANTITIES], len(noise) // len(QUANTITIES)), noise)
-
-
 def _solved(
-    lines: Lines, names: Sequence[str], widths: FloatArray, base: Setting, keep: NDArray[np.bool_], errors: Errors
+    lines: Lines, names: Sequence[str], widths: FloatArray, base: Setting, keep: NDArray[np.bool_]
 ) -> tuple[Posterior, float]:
     """The posterior on straight lines of the runs of the mask *keep*, and how many times the stated errors its residuals are."""
-    from scipy.optimize import least_squares
-
     mine = np.repeat(keep, len(QUANTITIES)) & np.isfinite(lines.residual)
-    weight = _weights(errors, lines.noise)[mine]
-    slope, here = lines.slope[mine] * weight[:, None], lines.residual[mine] * weight
+    slope, here = lines.slope[mine], lines.residual[mine]
     n, k = len(here), len(names)
     limits = np.array([BY_NAME[name].limits(own_value(base, name)) for name in names]).reshape(k, 2)
-    low, high = limits[:, 0] - 1e-9, limits[:, 1] + 1e-9
-
-    def residuals(x: FloatArray) -> FloatArray:
-        return np.concatenate((here + slope @ (x - lines.at), x / widths))
-
-    jacobian = np.vstack((slope, np.diag(1.0 / widths)))
-    best = least_squares(
-        residuals,
-        np.clip(lines.at, low + 1e-6, high - 1e-6),
-        jac=lambda _: jacobian,  # type: ignore[arg-type]
-        bounds=(low, high),
-        loss=lambda z: _rho(z, n),  # type: ignore[arg-type]
-        x_scale=widths,
-    ).x
+    kept = Lines(at=lines.at, residual=here, slope=slope)
+    best = least(kept, limits[:, 0] - 1e-9, limits[:, 1] + 1e-9, soft_l1, widths=widths)
     left = here + slope @ (best - lines.at)
     trust = 1.0 / np.sqrt(1.0 + left**2)
     precision = (slope * trust[:, None]).T @ slope + np.diag(1.0 / widths**2)
@@ -324,12 +284,6 @@ def _solved(
     covariance = np.linalg.inv((slope * trust[:, None]).T @ slope / scale**2 + np.diag(1.0 / widths**2))
     found = Posterior(names=tuple(names), at=best, covariance=covariance, widths=widths, base=base)
     return found, scale
-
-
-def _cost(lines: Lines, at: FloatArray, widths: FloatArray, keep: NDArray[np.bool_], errors: Errors) -> float:
-    mine = np.repeat(keep, len(QUANTITIES)) & np.isfinite(lines.residual)
-    z = (lines.residual * _weights(errors, lines.noise))[mine] ** 2
-    return float((2.0 * (np.sqrt(1.0 + z) - 1.0)).sum() + ((at / widths) ** 2).sum())
 
 
 def fit(
@@ -348,63 +302,59 @@ def fit(
     if not cases:
         raise ValueError("a fit needs at least one run")
     asked = tuple(p.name for p in PARAMETERS) if names is None else tuple(names)
-    replays = 0
-
-    def replayed(at: FloatArray) -> list[Replayed]:
-        nonlocal replays
-        replays += len(cases)
-        return [case.replay(setting_at(base, asked, at)) for case in steps(cases, "runs replayed")]
-
-    def residual_of(found: Sequence[Replayed]) -> FloatArray:
-        return np.concatenate([_compared(case, each.figures) for case, each in zip(cases, found, strict=True)])
-
-    at = np.zeros(len(asked))
-    now = replayed(at)
-    before = tuple(each.figures for each in now)
-    if KV in asked and not any(each.short_of_memory for each in now):
-        asked = tuple(name for name in asked if name != KV)
-        at = np.zeros(len(asked))
-    widths = np.array([priors[name].width for name in asked])
-    if not np.isfinite(residual_of(now)).any():
-        raise ValueError("no run has a TPOT or a TTFT that its simulation has too, so that there is nothing to fit")
-    keep = np.ones(len(cases), bool)
+    replays, now, figures = 0, list[Replayed](), ()
     noise = np.array([case.noise.get(q, 0.0) for case in cases for q in QUANTITIES])
+    usual = np.tile([errors.of(q) for q in QUANTITIES], len(cases))
+    weights = 1.0 / np.hypot(usual, noise)
+    keep = np.ones(len(cases), bool)
 
-    def lines_of(at: FloatArray, found: Sequence[Replayed]) -> Lines:
-        pairs = list(zip(cases, found, strict=True))
+    def residual_of(at: FloatArray) -> FloatArray:
+        nonlocal replays, now
+        replays += len(cases)
+        now = [case.replay(setting_at(base, asked, at)) for case in steps(cases, "runs replayed")]
+        return compared()
+
+    def compared() -> FloatArray:
+        return weights * np.concatenate([_compared(case, each.figures) for case, each in zip(cases, now, strict=True)])
+
+    def lines_of(at: FloatArray) -> Lines:
+        nonlocal figures
+        figures = tuple(each.figures for each in now)
+        pairs = list(zip(cases, now, strict=True))
         slope = [slopes_of(case, at, asked, widths, base, each) for case, each in steps(pairs, "slopes of runs")]
-        return Lines(at=at, residual=residual_of(found), slope=np.vstack(slope), noise=noise)
+        return Lines(at=at, residual=compared(), slope=np.vstack(slope) * weights[:, None])
 
-    lines = lines_of(at, now)
-    for _ in range(rounds):
-        posterior, scale = _solved(lines, asked, widths, base, keep, errors)
-        keep = _kept(lines, posterior, errors, scale, keep)
-        posterior, scale = _solved(lines, asked, widths, base, keep, errors)
-        cost, step = _cost(lines, at, widths, keep, errors), 1.0
-        moved = posterior.at - at
-        if (np.abs(moved) < _CLOSE * np.sqrt(np.diag(posterior.covariance))).all():
-            break
-        better = False
-        while not better and step > 0.2:
-            there = at + step * moved
-            found = replayed(there)
-            tried = replace(lines, residual=residual_of(found))
-            better = _cost(tried, there, widths, keep, errors) < cost
-            if better:
-                at, now = there, found
-                lines = lines_of(at, now)
-            step /= 2
-        if not better:
-            break
-    posterior, scale = _solved(lines, asked, widths, base, keep, errors)
-    keep = _kept(lines, posterior, errors, scale, keep)
-    posterior, scale = _solved(lines, asked, widths, base, keep, errors)
+    def solved(lines: Lines) -> tuple[Posterior, float]:
+        nonlocal keep
+        keep = _kept(lines, _solved(lines, asked, widths, base, keep)[0], (usual * weights) ** 2, keep)
+        return _solved(lines, asked, widths, base, keep)
+
+    def goal_of(lines: Lines) -> FloatArray | None:
+        posterior, _ = solved(lines)
+        close = np.abs(posterior.at - lines.at) < _CLOSE * np.sqrt(np.diag(posterior.covariance))
+        return None if close.all() else posterior.at
+
+    def cost_of(residual: FloatArray, at: FloatArray) -> float:
+        z = residual[np.repeat(keep, len(QUANTITIES)) & np.isfinite(residual)] ** 2
+        return float(soft_l1(z)[0].sum() + ((at / widths) ** 2).sum())
+
+    first = residual_of(np.zeros(len(asked)))
+    before = tuple(each.figures for each in now)
+    if not any(each.short_of_memory for each in now):
+        asked = tuple(name for name in asked if name != KV)
+    widths = np.array([priors[name].width for name in asked])
+    if not np.isfinite(first).any():
+        raise ValueError("no run has a TPOT or a TTFT that its simulation has too, so that there is nothing to fit")
+    lines = descended(
+        np.zeros(len(asked)), rounds, lines_of=lines_of, residual_of=residual_of, goal_of=goal_of, cost_of=cost_of
+    )
+    posterior, scale = solved(lines)
     # What is said of the fit is of the place that was replayed.
-    posterior = replace(posterior, at=at)
+    posterior = replace(posterior, at=lines.at)
     return Fit(
         posterior=posterior,
         cases=tuple(cases),
-        figures=tuple(each.figures for each in now),
+        figures=figures,
         before=before,
         contradicting=tuple(int(i) for i in np.flatnonzero(~keep)),
         lines=lines,
@@ -415,10 +365,11 @@ def fit(
     )
 
 
-def _kept(
-    lines: Lines, posterior: Posterior, errors: Errors, scale: float, keep: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Which runs the others do not contradict: a run is judged by the fit of the others alone."""
+def _kept(lines: Lines, posterior: Posterior, usual: FloatArray, keep: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which runs the others do not contradict: a run is judged by the fit of the others alone.
+
+    *usual*: the share of each squared error that is of all measurements, and not one's own noise.
+    """
     runs = len(keep)
     if runs < _FEWEST_TO_JUDGE:
         return np.ones(runs, bool)
@@ -428,12 +379,12 @@ def _kept(
         others[i] = False
         if not others.any():
             continue
-        theirs, around = _solved(lines, posterior.names, posterior.widths, posterior.base, others, errors)
+        theirs, around = _solved(lines, posterior.names, posterior.widths, posterior.base, others)
         rows = slice(i * len(QUANTITIES), (i + 1) * len(QUANTITIES))
         slope = lines.slope[rows]
         off = lines.residual[rows] + slope @ (theirs.at - lines.at)
-        own = np.hypot(np.array([errors.of(q) for q in QUANTITIES]) * around, lines.noise[rows])
-        sd = np.sqrt(np.einsum("ij,jk,ik->i", slope, theirs.covariance, slope) + own**2)
+        own = usual[rows] * around**2 + 1.0 - usual[rows]
+        sd = np.sqrt(np.einsum("ij,jk,ik->i", slope, theirs.covariance, slope) + own)
         worst[i] = np.nanmax(np.abs(off) / sd) if np.isfinite(off).any() else 0.0
     found = worst <= OUTLIER
     # Most runs cannot contradict most runs: only the farthest quarter may be set aside.
@@ -441,19 +392,4 @@ def _kept(
     if (~found).sum() > most:
         found = np.ones(runs, bool)
         found[np.argsort(worst)[-most:]] = False
-    return found
-
-
-def summary(fit: Fit) -> dict[str, Any]:
-    """Mean absolute relative errors by quantity, over the runs that were kept: with the fit, and before it."""
-    found: dict[str, Any] = {}
-    for quantity in QUANTITIES:
-        for what, figures in (("fitted", fit.figures), ("before", fit.before)):
-            off = [
-                abs(each.get(quantity, np.nan) / case.measured_s[quantity] - 1.0)
-                for i, (case, each) in enumerate(zip(fit.cases, figures, strict=True))
-                if quantity in case.measured_s and i not in fit.contradicting
-            ]
-            off = [value for value in off if np.isfinite(value)]
-            found[f"{quantity}.{what}"] = float(np.mean(off)) if off else float("nan")
     return found

@@ -11,7 +11,7 @@ from sim.bench.fields import latencies_of
 from sim.bench.measured import BenchRun, Lengths, RequestRows, SharedPrompts
 from sim.errors import RooftraceError
 from sim.scenario import named
-from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, stream
+from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, Workload, stream
 
 MOST_REQUESTS = 5_000_000
 """The most requests in one run: what memory and an afternoon hold."""
@@ -29,7 +29,7 @@ class NotReplayable(RooftraceError, ValueError):
 class Load:
     """Requests of a run, the limit of its clients, and how many of the first requests only warm the server up."""
 
-    workload: Trace | ClosedLoop
+    workload: Workload
     in_flight: int | None = None
     warm_requests: int = 0
 
@@ -40,6 +40,12 @@ def load_of(run: BenchRun, seed: int) -> Load:
     A recorded run is sent as it was, one with clients in a closed loop, one with a rate by gamma-distributed times, behind its
     clients' limit on requests in flight. `NotReplayable` names the facts that are missing.
     """
+    if run.protocol is not None:
+        prompt, output = (round(lengths.mean_tokens or 0.0) for lengths in (run.offered.prompt, run.offered.output))
+        clients = run.offered.concurrency or 1
+        return Load(
+            workload=run.protocol.workload(prompt_tokens=prompt, output_tokens=output, concurrency=clients, seed=seed)
+        )
     missing = run.missing
     if missing:
         either = {"rate_per_s", "concurrency"} <= set(missing)
@@ -85,18 +91,23 @@ def recorded_load(run: BenchRun) -> Load | None:
     rows = run.rows
     if rows is None or run.offered.concurrency is not None or run.offered.shared is not None:
         return None
-    usable = ~rows.failed & np.isfinite(rows.sent_s) & (rows.prompt_tokens >= 0) & (rows.output_tokens >= 1)
-    if not usable.any() or not np.isfinite(rows.sent_s[~rows.failed]).all():
+    order = sent_order(rows)
+    if not order.size or not np.isfinite(rows.sent_s[~rows.failed]).all():
         return None
-    order = np.argsort(rows.sent_s[usable], kind="stable")
-    sent_s = rows.sent_s[usable][order]
+    sent_s = rows.sent_s[order]
     trace = Trace(
         arrival_ns=np.rint((sent_s - sent_s[0]) * _NS).astype(np.int64),
-        prompt_tokens=rows.prompt_tokens[usable][order],
-        output_tokens=rows.output_tokens[usable][order],
+        prompt_tokens=rows.prompt_tokens[order],
+        output_tokens=rows.output_tokens[order],
         source=f"the requests of {run.name} as they were sent",
     )
     return Load(workload=trace)
+
+
+def sent_order(rows: RequestRows) -> np.ndarray:
+    """The rows that can be sent again, in the order in which they were."""
+    usable = ~rows.failed & np.isfinite(rows.sent_s) & (rows.prompt_tokens >= 0) & (rows.output_tokens >= 1)
+    return np.flatnonzero(usable)[np.argsort(rows.sent_s[usable], kind="stable")]
 
 
 def shortened(run: BenchRun, most: int) -> BenchRun:

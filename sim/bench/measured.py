@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sim.protocols import Protocol
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 MEDIAN = 0.5
@@ -247,6 +249,8 @@ class BenchRun:
     format: str
     """The format of the file: the tool and what it wrote, such as 'vllm bench serve'."""
     offered: Offered = field(default_factory=Offered)
+    protocol: Protocol | None = None
+    """The way in which its clients asked, and which requests its figures are over, where a benchmark is known for one."""
     duration_s: float | None = None
     """The time from the first request sent to the last answer."""
     completed: int | None = None

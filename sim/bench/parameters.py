@@ -100,9 +100,7 @@ def priors(profile: Profile | None) -> dict[str, Prior]:
             values = np.array([getattr(stack.overheads, parameter.name) for stack in releases])
             logs = np.log(values + parameter.scale) if parameter.kind == "time" else np.log(1.0 - values)
             width = float(logs.std(ddof=1))
-            source = (
-                f"spread of the term among {len(releases)} releases of {', '.join(_COMPILED)} (hwmodels/overheads.toml)"
-            )
+            source = f"spread of the term among {len(releases)} releases of {', '.join(_COMPILED)} (hwmodels/stacks)"
             if width == 0.0:
                 width, source = 1.0, "no release has the term: it may be some milliseconds or nothing"
             found[parameter.name] = Prior(width=width, source=source)

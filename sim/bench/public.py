@@ -5,30 +5,18 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from hwmodels.measured import read
 from hwmodels.overheads import serving_stack
-from sim.bench.cases import case_of
+from sim.bench.cases import case_of_run
 from sim.bench.fitting import Case
+from sim.bench.load import load_of
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, SharedPrompts
 from sim.bench.parameters import Setting
+from sim.bench.published.machines import Unmodelled
+from sim.bench.published.rows import DEPLOYMENT, experiment_of, rows_of, served_run, speculates
 from sim.scenario import Scenario
-from sim.validation.fit_stacks import DEPLOYMENT
-from sim.validation.runs import (
-    MEASURED_VLLM,
-    Unmodelled,
-    deployed,
-    experiment_of,
-    rows_of,
-    served_run,
-    speculates,
-)
-
-if TYPE_CHECKING:
-    from sim.engine.record.columns import Columns
 
 
 def deployments(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -40,25 +28,12 @@ def deployments(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def case_of_row(row: Mapping[str, Any], folder: Path) -> tuple[Case, Setting]:
+def case_of_row(row: Mapping[str, Any], folder: Path | None) -> tuple[Case, Setting]:
     """A row as a case, and the stack that its deployment has before any fit; `Unmodelled` where it cannot be simulated."""
-    run = served_run(row, folder)
-    stack = serving_stack(run.stack, run.release)
-    deployment = deployed(run, stack)
-    workload = run.protocol.workload(
-        prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=0
-    )
-    experiment = experiment_of(
-        deployment, stack, workload, settings=run.settings, concurrency=run.concurrency, release=MEASURED_VLLM
-    )
-
-    def figure(columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
-        counted = run.protocol.counted(columns.requests["arrival_ns"], run.concurrency)
-        return counted, run.protocol.figures(columns, run.concurrency)._asdict()
-
-    name = f"{run.prompt_tokens} + {run.output_tokens} tokens, {run.concurrency} clients"
-    measured_s = {"tpot_s": row["tpot_ms"] * 1e-3, "ttft_s": row["ttft_ms"] * 1e-3}
-    return case_of(name, measured_s, experiment, deployment, figure), Setting(stack=stack)
+    served = served_run(row, folder)
+    experiment, deployment = experiment_of(served)
+    case = case_of_run(served.run, load_of(served.run, seed=0), experiment, deployment)
+    return case, Setting(stack=serving_stack(served.stack, served.release))
 
 
 INFERENCE_PERF = "inference_perf_h100_llama3-8b.csv"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim import metrics
 from sim.bench.load import Load, NotReplayable, assumed, in_step, load_of
@@ -117,7 +118,7 @@ def figures_of(columns: Columns, load: Load, run: BenchRun) -> dict[str, float]:
         raise NotReplayable(
             f"{run.name}: warming the server up with {load.warm_requests} prompts takes more than an hour"
         )
-    counted = ~warm & (requests["status"] == 0)
+    counted = counted_of(columns, load, run)
     begin_ns = int(sent_ns[~warm].min())
     if not counted.any():
         raise NotReplayable(
@@ -155,6 +156,15 @@ def figures_of(columns: Columns, load: Load, run: BenchRun) -> dict[str, float]:
     found["prompt_tokens_mean"] = float(part["prompt_tokens"].mean())
     found["output_tokens_mean"] = float(part["output_tokens"].mean())
     return found
+
+
+def counted_of(columns: Columns, load: Load, run: BenchRun) -> NDArray[np.bool_]:
+    """The requests that ended and that a figure of *run* may be over."""
+    requests = columns.requests
+    counted = (np.arange(len(requests["status"])) >= load.warm_requests) & (requests["status"] == 0)
+    if run.protocol is not None:
+        counted &= run.protocol.counted(requests["arrival_ns"], run.offered.concurrency or 1)
+    return counted
 
 
 def measured_figures(run: BenchRun) -> dict[str, float]:

@@ -7,15 +7,19 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from hwmodels.stacks import stacks
 from sim.errors import RooftraceError
+from sim.launch.engines import FOLDER, launches
 from sim.text import nearest, shown
 
-ENGINES = ("vllm", "sglang", "trtllm")
-RELEASES: Mapping[str, str] = {"vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.2"}
-"""The engines whose lists of options are in `data/`."""
+ENGINES = tuple(launches())
+
+
+def release_of(engine: str) -> str:
+    """The release whose options are listed."""
+    return stacks()[engine].release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +59,13 @@ class _Gone(NamedTuple):
     def said(self, spelling: str, engine: str) -> str:
         when = f" ({self.gone})" if self.gone else ""
         read = f"; it is read as --{self.now}" if self.now else ""
-        return f"{spelling} was removed from {engine} before {RELEASES[engine]}{when}; it {self.did}{read}"
+        return f"{spelling} was removed from {engine} before {release_of(engine)}{when}; it {self.did}{read}"
 
 
 @functools.lru_cache(maxsize=len(ENGINES))
 def options_of(engine: str) -> Mapping[str, Option]:
     """Every option of an engine's command by each of its spellings, with underscores as the engines accept them too."""
-    text = (Path(__file__).parent / "data" / f"{engine}.csv").read_text(encoding="utf-8")
+    text = (FOLDER / engine / "options.csv").read_text(encoding="utf-8")
     found: dict[str, Option] = {}
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
         option = Option(
@@ -78,13 +82,10 @@ def options_of(engine: str) -> Mapping[str, Option]:
 @functools.lru_cache(maxsize=len(ENGINES))
 def _gone_from(engine: str) -> Mapping[str, _Gone]:
     """Options that older releases had, by their names."""
-    text = (Path(__file__).parent / "data" / "removed.csv").read_text(encoding="utf-8")
+    file = FOLDER / engine / "removed.csv"
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    return {
-        row["option"]: _Gone(row["takes"], row["gone"], row["now"], row["did"])
-        for row in rows
-        if row["engine"] == engine
-    }
+    return {row["option"]: _Gone(row["takes"], row["gone"], row["now"], row["did"]) for row in rows}
 
 
 def read_words(words: Sequence[str], *, strict: bool = False) -> Command:
@@ -97,42 +98,27 @@ def read_words(words: Sequence[str], *, strict: bool = False) -> Command:
     return _read(engine, tuple(words[:begin]), rest, strict)
 
 
-NO_SERVER = (
-    "the command starts no server that is known: vllm serve MODEL, python -m sglang.launch_server --model-path MODEL, or "
-    "trtllm-serve MODEL"
-)
+NO_SERVER = "the command starts no server that is known: " + " or ".join(each.example for each in launches().values())
 
 
 def server_in(words: Sequence[str]) -> tuple[str, int, Sequence[str]] | None:
     """The engine, how many words stand before its own, and the words after its name; None where they start no server."""
     for at, word in enumerate(words):
-        name = word.rpartition("/")[2]
-        if name == "vllm" and words[at + 1 : at + 2] == ["serve"]:
-            return "vllm", at, words[at + 2 :]
-        if name == "trtllm-serve":
-            rest = words[at + 1 :]
-            return "trtllm", at, rest[1:] if rest[:1] == ["serve"] else rest
-        if name == "sglang" and words[at + 1 : at + 2] == ["serve"]:
-            return "sglang", at, words[at + 2 :]
-        for module, engine in _MODULES.items():
-            if word == module or word.endswith(f"/{module.replace('.', '/')}.py"):
-                start = at - 2 if at >= 2 and words[at - 1] == "-m" else at
-                return engine, start, words[at + 1 :]
+        for engine, launch in launches().items():
+            for program in launch.programs:
+                if (word.rpartition("/")[2], *words[at + 1 : at + len(program)]) == program:
+                    return engine, at, words[at + len(program) :]
+            for module in launch.modules:
+                if word == module or word.endswith(f"/{module.replace('.', '/')}.py"):
+                    start = at - 2 if at >= 2 and words[at - 1] == "-m" else at
+                    return engine, start, words[at + 1 :]
     return None
-
-
-_MODULES: Mapping[str, str] = {
-    "vllm.entrypoints.openai.api_server": "vllm",
-    "sglang.launch_server": "sglang",
-    "dynamo.vllm": "vllm",
-    "dynamo.sglang": "sglang",
-}
 
 
 def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], strict: bool) -> Command:
     table, gone_from = options_of(engine), _gone_from(engine)
     strange: list[str] = []
-    words = [each for word in words for each in _levels(word)] if engine == "vllm" else words
+    words = [each for word in words for each in launches()[engine].respelt(word)]
     model: str | None = None
     options: dict[str, Any] = {}
     at = 0
@@ -204,19 +190,7 @@ def _values_end(words: Sequence[str], at: int, model: str | None, gone: _Gone | 
 def _unknown(engine: str, table: Mapping[str, Option], written: str, spelling: str) -> str:
     near = nearest(_plain(spelling), sorted(table))
     way_out = f"did you mean {near}?" if near else f"the release's --help lists its {len(set(table.values()))} options"
-    return f"{written} is no option of {engine} {RELEASES[engine]}; {way_out}"
-
-
-_ABBREVIATED = ("vllm", "sglang")
-"""The engines whose parser, Python's argparse, takes the beginning of an option's name for it where no other begins so."""
-
-
-def _levels(word: str) -> list[str]:
-    """vLLM's -O3, -O=3 and -O 3 as the option that they stand for (vllm/utils/argparse_utils.py)."""
-    if not word.startswith("-O"):
-        return [word]
-    level = word[2:].removeprefix("=")
-    return ["--optimization-level", level] if level else ["--optimization-level"]
+    return f"{written} is no option of {engine} {release_of(engine)}; {way_out}"
 
 
 def _is_option(word: str) -> bool:
@@ -232,7 +206,7 @@ def _option(engine: str, table: Mapping[str, Option], spelling: str) -> tuple[Op
     opposite = f"--{plain.removeprefix('--no-')}"
     if plain.startswith("--no-") and opposite in table and table[opposite].negated:
         return table[opposite], False
-    if engine in _ABBREVIATED and plain.startswith("--"):
+    if launches()[engine].abbreviates and plain.startswith("--"):
         meant = {option.name: option for name, option in table.items() if name.startswith(plain)}
         if len(meant) == 1:
             return next(iter(meant.values())), True

@@ -16,6 +16,7 @@ from typing import Any
 
 from sim.errors import RooftraceError
 from sim.launch.arguments import options_of
+from sim.launch.engines import launches
 from sim.launch.script import Script, read_container, read_script, split
 from sim.scenario.yaml import parse_yaml
 
@@ -31,6 +32,10 @@ _ROUTERS: Mapping[str, str] = {
     "kv": "dynamo",
 }
 """The scenario's routers by the names of the production stack and of Dynamo's frontend."""
+CHARTED = next(name for name, launch in launches().items() if launch.chart_command is not None)
+"""The engine that charts, Ray Serve and files of options alone start."""
+_CHART_COMMAND, _ENTRY = launches()[CHARTED].chart_command, launches()[CHARTED].entry
+_IMAGE = str(launches()[CHARTED].image).partition(":")[0]
 PREFIX = "rooftrace-"
 """The beginning of the names of what is exported, the pool's name behind it."""
 _WITHOUT_SERVERS = frozenset(
@@ -130,17 +135,17 @@ def _document(document: Mapping[str, Any]) -> Script:
     for key, read in _VALUES.items():
         if key in document:
             return read(document)
-    options = options_of("vllm")
+    options = options_of(CHARTED)
     if document and all(f"--{str(key).replace('_', '-')}" in options for key in document):
         words = [word for key, value in document.items() for word in _option(str(key), value)]
-        return read_script(shlex.join(["vllm", "serve", *words]))
+        return read_script(shlex.join([*_ENTRY, *words]))
     found = Script()
     found.not_read(f"keys {', '.join(map(str, list(document)[:8]))}")
     return found
 
 
 def _option(key: str, value: Any) -> list[str]:
-    """A key of a config as an option of vLLM; None is left to the server."""
+    """A key of a config as an option; None is left to the server."""
     name = "--" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", key).replace("_", "-").lower()
     if value is None or value is True:
         return [] if value is None else [name]
@@ -169,8 +174,8 @@ def _container(each: Mapping[str, Any], more: Sequence[str] = ()) -> Script:
     variables = _variables(each.get("env") or each.get("envs") or [])
     command, args = _words(each.get("command")), [*_words(each.get("args")), *more]
     extra = variables.pop("VLLM_ADDITIONAL_ARGS", "")
-    if not command and each.get("modelCommand") == "vllmServe":
-        command = ["vllm", "serve"]
+    if not command and each.get("modelCommand") == _CHART_COMMAND:
+        command = list(_ENTRY)
     if command[-1:] == ["-c"] and len(args) > 1 + len(more):
         args = args[:1]  # What follows a script are its own arguments.
     return read_container(str(each.get("image", "")), command or None, [*args, *_words(extra)], variables)
@@ -309,7 +314,7 @@ def _llm_service(document: Mapping[str, Any]) -> Script:
         more = [word for key, value in _map(side, "parallelism").items() for word in _parallel(str(key), value)]
         pod = _map(side, "template") or {"containers": [{"name": "main"}]}
         containers = [
-            {**each, "modelCommand": "vllmServe", "args": [uri, *_words(each.get("args"))]}
+            {**each, "modelCommand": _CHART_COMMAND, "args": [uri, *_words(each.get("args"))]}
             if i == 0 and not each.get("command")
             else each
             for i, each in enumerate(map(_map, _list(pod.get("containers"))))
@@ -338,7 +343,7 @@ def _modelservice(document: Mapping[str, Any]) -> Script:
         side = _map(document, role)
         more = [word for key, value in _map(side, "parallelism").items() for word in _parallel(str(key), value)]
         containers = [
-            {**each, "args": [model, *_words(each.get("args"))]} if each.get("modelCommand") == "vllmServe" else each
+            {**each, "args": [model, *_words(each.get("args"))]} if each.get("modelCommand") == _CHART_COMMAND else each
             for each in map(_map, _list(side.get("containers")))
         ]
         labels = _map(side, "acceleratorTypes")
@@ -363,8 +368,8 @@ def _production_stack(document: Mapping[str, Any]) -> Script:
             config.pop(key, None)
         words = [str(each.get("modelURL", "")), *(w for k, v in config.items() for w in _option(k, v)), *extra]
         variables = _variables(each.get("env"))
-        image = f"{each.get('repository', 'vllm/vllm-openai')}:{each.get('tag', 'latest')}"
-        part = read_container(image, ["vllm", "serve"], words, variables)
+        image = f"{each.get('repository', _IMAGE)}:{each.get('tag', 'latest')}"
+        part = read_container(image, _ENTRY, words, variables)
         hardware = _device_of({"nodeSelector": {
             str(_map(rule).get("key")): value
             for term in _list(each.get("nodeSelectorTerms")) for rule in _list(_map(term).get("matchExpressions"))
@@ -400,7 +405,7 @@ def _ray(document: Mapping[str, Any]) -> Script:
         loading = _map(each, "model_loading_config")
         words = [str(loading.get("model_source") or loading.get("model_id"))]
         words += [word for key, value in _map(each, "engine_kwargs").items() for word in _option(str(key), value)]
-        part = read_script(shlex.join(["vllm", "serve", *words]))
+        part = read_script(shlex.join([*_ENTRY, *words]))
         scaling = _map(each, "deployment_config", "autoscaling_config")
         fewest = _count(scaling.get("min_replicas"))
         if scaling.get("max_replicas", fewest) != fewest:
@@ -438,16 +443,8 @@ def _autoscaler(document: Mapping[str, Any], scaled: dict[str, Mapping[str, Any]
     scaled[name] = {"policy": policy, **limits, **{key: value for key, value in windows.items() if value is not None}}
 
 
-METRICS: Mapping[str, str] = {
-    "vllm:num_requests_waiting": "waiting",
-    "vllm:num_requests_running": "running",
-    "vllm:kv_cache_usage_perc": "kv_use",
-    "vllm:num_requests": "concurrency",
-    "sglang:num_queue_reqs": "waiting",
-    "sglang:num_running_reqs": "running",
-    "sglang:token_usage": "kv_use",
-}
-"""The quantities that target_tracking measures, by the servers' metrics; an adapter adds up running and waiting as num_requests."""
+METRICS: Mapping[str, str] = {name: of for launch in launches().values() for name, of in launch.metrics.items()}
+"""The quantities that target_tracking measures, by the servers' metrics."""
 
 
 def _hpa_policy(spec: Mapping[str, Any]) -> dict[str, Any] | None:

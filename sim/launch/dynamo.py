@@ -12,11 +12,12 @@ from typing import Any
 import yaml
 
 from sim.launch.chosen import Chosen, Export
+from sim.launch.engines import launches
 from sim.launch.writers import commands, of_the_whole
 from sim.launch.writing import Writing
 from sim.scenario import Scenario
 
-_MODULES = {"vllm": "dynamo.vllm", "sglang": "dynamo.sglang"}
+_MODULES = {name: launch.dynamo_module for name, launch in launches().items() if launch.dynamo_module is not None}
 _IMAGE = "nvcr.io/nvidia/ai-dynamo/{engine}-runtime:1.6.1"
 ROUTER_MODES: Mapping[str, str] = {
     "round_robin": "round-robin",
@@ -59,7 +60,7 @@ def manifest(chosen: Chosen) -> Export:
 
 def _frontend_of(scenario: Scenario) -> str:
     """In whose image the frontend runs, which all of them have."""
-    return scenario.serving_stack if scenario.serving_stack in _MODULES else "vllm"
+    return scenario.serving_stack if scenario.serving_stack in _MODULES else next(iter(_MODULES))
 
 
 def _router_left_out(scenario: Scenario) -> list[str]:
@@ -73,11 +74,11 @@ def _router_left_out(scenario: Scenario) -> list[str]:
 
 def _arguments(command: Writing) -> list[str]:
     """The words of a plain server without those that start it."""
-    words = command.words[1:]
-    if command.target == "vllm":
-        words = ["--model", *words]
-        if command.role != "both":
-            words += ["--disaggregation-mode", command.role]
+    launch, words = launches()[command.target], command.words[1:]
+    if launch.dynamo_model_option is not None:
+        words = [launch.dynamo_model_option, *words]
+    if launch.dynamo_role_option is not None and command.role != "both":
+        words += [launch.dynamo_role_option, command.role]
     return words
 
 

@@ -11,19 +11,20 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from hwmodels.stacks import stacks
 from sim.errors import RooftraceError
-from sim.launch.arguments import RELEASES
+from sim.launch.arguments import release_of
 from sim.launch.chosen import Chosen, Export
-from sim.launch.documents import METRICS, PREFIX
-from sim.launch.writers import commands, model_name, of_the_whole
-from sim.launch.writing import Writing
+from sim.launch.documents import CHARTED, METRICS, PREFIX
+from sim.launch.engines import launches
+from sim.launch.start import Launch
+from sim.launch.writers import commands, of_the_whole
+from sim.launch.writing import Writing, model_name
 from sim.scenario import Scenario
 
 _PORT = 8000
 _BEHIND_PROXY = 8200
 """Port of a server of llm-d that decodes, in front of which its proxy stands."""
-_IMAGES = {"vllm": f"vllm/vllm-openai:v{RELEASES['vllm']}", "sglang": f"lmsysorg/sglang:v{RELEASES['sglang']}"}
-_STARTS = {"vllm": ["vllm", "serve"], "sglang": ["python3", "-m", "sglang.launch_server"]}
 _PRODUCT = "nvidia.com/gpu.product"
 PRODUCTS: Mapping[str, str] = {
     "a100-40gb-sxm": "NVIDIA-A100-SXM4-40GB",
@@ -61,6 +62,10 @@ class _Pool(NamedTuple):
         return parallel.tensor * parallel.pipeline * parallel.data
 
     @property
+    def launch(self) -> Launch:
+        return launches()[self.command.target]
+
+    @property
     def called(self) -> str:
         return f"{PREFIX}{self.name.lower().replace('_', '-')}"
 
@@ -73,19 +78,19 @@ class _Pool(NamedTuple):
 
     @property
     def environment(self) -> list[dict[str, Any]]:
-        if self.command.role == "both" or self.command.target != "vllm":
+        if self.command.role == "both" or self.launch.address_variable is None:
             return []
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
-        return [{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address}]
+        return [{"name": self.launch.address_variable, "valueFrom": address}]
 
     @property
     def resources(self) -> dict[str, Any]:
         return {"limits": {"nvidia.com/gpu": str(self.devices)}}
 
     def container(self, name: str, port: int = _PORT) -> dict[str, Any]:
-        engine = self.command.target
-        args = [*self.args, "--port", str(port), *(["--host", "0.0.0.0"] if engine == "sglang" else [])]
-        found: dict[str, Any] = {"name": name, "image": _IMAGES[engine], "command": list(_STARTS[engine]), "args": args}
+        image = str(self.launch.image).format(release_of(self.command.target))
+        args = [*self.args, "--port", str(port), *self.launch.listens]
+        found: dict[str, Any] = {"name": name, "image": image, "command": list(self.launch.entry), "args": args}
         if self.environment:
             found["env"] = self.environment
         found["ports"] = [{"containerPort": port}]
@@ -110,10 +115,7 @@ class _Pool(NamedTuple):
 def _pools(scenario: Scenario) -> list[_Pool]:
     found = []
     for name, command in commands(scenario, None):
-        start, *args = command.words
-        if command.target == "sglang":
-            assert start.endswith("sglang.launch_server")
-        found.append(_Pool(name or "server", command.scenario, command, args))
+        found.append(_Pool(name or "server", command.scenario, command, command.words[1:]))
     names = [pool.called for pool in found]
     if len(set(names)) < len(names):
         raise RooftraceError(f"names of pools become names of Kubernetes, and two are alike there: {', '.join(names)}")
@@ -181,11 +183,10 @@ def _service(name: str) -> dict[str, Any]:
 
 def _proxy(pools: Sequence[_Pool]) -> list[dict[str, Any]]:
     """The proxy that sends a request to a server that prefills, and then to one that decodes."""
-    vllm = any(pool.command.target == "vllm" for pool in pools)
-    package, program, option = (
-        ("vllm-router", "vllm-router", "--vllm-pd-disaggregation")
-        if vllm
-        else ("sglang-router", "python3 -m sglang_router.launch_router", "--pd-disaggregation")
+    package, program, option = next(
+        launch.proxy
+        for name, launch in launches().items()
+        if launch.proxy is not None and any(pool.command.target == name for pool in pools)
     )
     sides = " ".join(
         f"--{pool.command.role} http://{pool.called}:{_PORT}" for pool in pools if pool.command.role != "both"
@@ -233,9 +234,11 @@ def _scaler(pool: _Pool) -> list[dict[str, Any]]:
         if autoscale.min == 0:
             rest.append("autoscale.min: 0; a HorizontalPodAutoscaler keeps one pod, KEDA does not")
         documents.append(_hpa(pool.called, max(autoscale.min, 1), autoscale.max, metric, target, behaviour))
-    elif policy == "concurrency" and engine in ("vllm", "sglang"):
+    elif policy == "concurrency" and pool.launch.total is not None:
         rest.append("the address of Prometheus in the ScaledObject: give your own")
-        documents.append(_scaled_object(pool.called, autoscale.min, autoscale.max, engine, target, behaviour))
+        documents.append(
+            _scaled_object(pool.called, autoscale.min, autoscale.max, pool.launch.total, target, behaviour)
+        )
     else:
         said = f" by {measure}" if measure else ""
         rest.append(f"autoscale: {policy}{said} has no counterpart here; set up what scales {pool.called}")
@@ -271,19 +274,12 @@ def _hpa(name: str, fewest: int, most: int, metric: str, target: float, behaviou
     }
 
 
-_TOTALS = {
-    "vllm": 'sum(vllm:num_requests_running{{service="{0}"}}) + sum(vllm:num_requests_waiting{{service="{0}"}})',
-    "sglang": 'sum(sglang:num_running_reqs{{service="{0}"}}) + sum(sglang:num_queue_reqs{{service="{0}"}})',
-}
-"""Requests that wait or run at all pods of a service, as Prometheus adds them up."""
-
-
 def _scaled_object(
-    name: str, fewest: int, most: int, engine: str, target: float, behaviour: Mapping[str, Any]
+    name: str, fewest: int, most: int, total: str, target: float, behaviour: Mapping[str, Any]
 ) -> dict[str, Any]:
     trigger = {
         "serverAddress": "http://prometheus-operated.monitoring:9090",
-        "query": _TOTALS[engine].format(name),
+        "query": total.format(name),
         "threshold": f"{target:g}",
     }
     return {
@@ -342,17 +338,17 @@ def llm_d(chosen: Chosen) -> Export:
             document[role] = {"create": False}
             continue
         container = pool.container(pool.command.target, _BEHIND_PROXY if role == "decode" and len(sides) > 1 else _PORT)
-        if pool.command.target == "vllm":
+        if pool.launch.chart_command is not None:
             # The chart itself puts the model, the tensor degree and the port before these.
             del container["command"]
             args = _without(_either_side(pool.args[1:]), "--tensor-parallel-size")
-            container |= {"modelCommand": "vllmServe", "args": args}
+            container |= {"modelCommand": pool.launch.chart_command, "args": args}
         else:
             container["modelCommand"] = "custom"
         pod = pool.pod(container)
         selector = pod.pop("nodeSelector", {})
         types = {"labelKey": _PRODUCT, "labelValues": list(selector.values())}
-        tensor = {"parallelism": {"tensor": pool.part.parallel.tensor}} if pool.command.target == "vllm" else {}
+        tensor = {"parallelism": {"tensor": pool.part.parallel.tensor}} if pool.launch.chart_command is not None else {}
         document[role] = {"create": True, "replicas": pool.part.replicas, **tensor}
         document[role] |= {**({"acceleratorTypes": types} if selector else {}), **pod}
         if pool.part.autoscale is not None:
@@ -376,9 +372,9 @@ def kserve(chosen: Chosen) -> Export:
     if all(pool.command.role == "both" for pool in pools):
         return _export(chosen, [_inference_service(pool) for pool in pools], pools, left)
     sides = _one_or_a_pair(pools, "kserve")
-    if any(pool.command.target != "vllm" for pool in pools):
+    if any(pool.launch.chart_command is None for pool in pools):
         raise RooftraceError(
-            "--for kserve starts pairs that prefill and decode with vLLM alone; --for kubernetes takes any"
+            f"--for kserve starts pairs that prefill and decode with {stacks()[CHARTED].title} alone; --for kubernetes takes any"
         )
     for pool in pools:
         if pool.part.autoscale is not None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sim.errors import RooftraceError
-from sim.launch.arguments import RELEASES, server_in
+from sim.launch.arguments import release_of, server_in
+from sim.launch.engines import launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,17 +164,20 @@ def read_container(
         found.not_read(f"image {image} starts {shlex.join(masked(words)) or 'what its own entry point is'}")
         return found
     engine = next((engine for part, engine in _OF_IMAGES.items() if part in name), None)
-    if engine and re.match(r"v?\d", tag) and RELEASES[engine].removesuffix(".0") not in tag:
-        found.notes.append(f"image {image} is of another release than the options that are known, {RELEASES[engine]}")
+    if engine and re.match(r"v?\d", tag) and release_of(engine).removesuffix(".0") not in tag:
+        found.notes.append(f"image {image} is of another release than the options that are known, {release_of(engine)}")
     return found
 
 
 _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
-    "vllm-openai": ("vllm", "serve"),
-    "huggingfaceserver": ("vllm", "serve"),
+    image: launch.entry for launch in launches().values() for image in launch.entry_images
 }
 """Entry points of images, by how their names begin; other servers' images have a command behind them."""
-_OF_IMAGES: Mapping[str, str] = {"vllm-openai": "vllm", "sglang": "sglang"}
+_OF_IMAGES: Mapping[str, str] = {
+    launch.image.partition(":")[0].rpartition("/")[2]: name
+    for name, launch in launches().items()
+    if launch.image is not None
+}
 
 
 def _in_shell(words: Sequence[str]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from hwmodels.device import load_device
 from hwmodels.model import load_model
 from sim.errors import RooftraceError, ScenarioError
-from sim.launch import sglang, trtllm, vllm
 from sim.launch.arguments import NO_SERVER, Command, read_words
 from sim.launch.documents import is_document, read_documents
+from sim.launch.engines import launches, reader_of
 from sim.launch.reading import Reading
 from sim.launch.script import Script, Server, masked, read_script
 from sim.launch.tiers import GIB
@@ -22,15 +22,6 @@ from sim.scenario import Scenario
 from sim.scenario.assembly.memory import memory_plan_of
 from sim.scenario.keys import BUILT_IN_TRACES
 from sim.scenario.yaml import parse_yaml
-
-_READERS: Mapping[str, Callable[..., None]] = {
-    "vllm": vllm.settings,
-    "sglang": sglang.settings,
-    "trtllm": trtllm.settings,
-}
-
-
-_MODEL_OPTIONS = {"vllm": "model", "sglang": "model-path"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +123,9 @@ def _command_of(server: Server, *, strict: bool) -> tuple[Reading, str | None]:
     """A command that is read as options, and the model that it names."""
     words, role = _of_dynamo(server)
     found = read_words(words, strict=strict)
-    if found.engine == "vllm":
-        found = _with_file(found, strict)
+    found = _with_file(found, strict)
     reading = Reading(found, role)
-    option = _MODEL_OPTIONS.get(found.engine)
+    option = launches()[found.engine].model_option
     return reading, (reading.text(option) if option else None) or found.model
 
 
@@ -154,7 +144,7 @@ def _read(server: Server, instead: str | None, strict: bool) -> Reading:
         raise RooftraceError(
             f"{error}; or set one in its place: --set model=NAME, or the folder of its config.json"
         ) from None
-    _READERS[found.engine](reading, experts=experts)
+    reader_of(found.engine)(reading, experts=experts)
     aside = [word for word in found.aside if not word.startswith("LMCACHE_")]
     if aside:
         reading.notes.append(f"not read, because it stands before the server's own words: {' '.join(masked(aside))}")
@@ -169,10 +159,13 @@ def _of_dynamo(server: Server) -> tuple[list[str], str | None]:
             if option in words:
                 words.remove(option)
                 role = meant
-        at = words.index("--disaggregation-mode") if "--disaggregation-mode" in words else None
-        if at is not None and "dynamo.vllm" in words and words[at + 1 : at + 2] in (["prefill"], ["decode"]):
-            role = words[at + 1]
-            del words[at : at + 2]
+        for launch in launches().values():
+            option = launch.dynamo_role_option
+            if option in words and launch.dynamo_module in words:
+                at = words.index(option)
+                if words[at + 1 : at + 2] in (["prefill"], ["decode"]):
+                    role = words[at + 1]
+                    del words[at : at + 2]
     return words, role
 
 
@@ -270,8 +263,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _with_file(command: Command, strict: bool) -> Command:
-    """vLLM's --config: a YAML file of options, over which the command's own go."""
-    path = command.options.get("config")
+    """The command with the options of its YAML file, over which its own go."""
+    launch = launches()[command.engine]
+    path = None if launch.file_option is None else command.options.get(launch.file_option)
     if path is None:
         return command
     try:
@@ -280,7 +274,7 @@ def _with_file(command: Command, strict: bool) -> Command:
         raise RooftraceError(f"--config {path} cannot be read: {error}") from None
     if not isinstance(given, Mapping):
         raise RooftraceError(f"--config {path} holds no options: keys with values are expected")
-    words = ["vllm", "serve"]
+    words = list(launch.entry)
     for key, value in given.items():
         name = f"--{str(key).replace('_', '-')}"
         if value is True:
@@ -292,7 +286,7 @@ def _with_file(command: Command, strict: bool) -> Command:
         else:
             words += [name, *map(str, value)] if isinstance(value, list) else [name, str(value)]
     from_file = read_words(words, strict=strict)
-    own = {name: value for name, value in command.options.items() if name != "config"}
+    own = {name: value for name, value in command.options.items() if name != launch.file_option}
     return Command(
         engine=command.engine,
         model=command.model or from_file.model,

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from hwmodels.model import hub_name
 from sim.scenario import Scenario
 
 _NOT_OF_A_SERVER = (
@@ -32,6 +33,18 @@ def beside(key: str, value: Any) -> str:
     """A section of `BESIDE` in one line."""
     flow = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False).strip()
     return f"{key}: {flow.removesuffix('...').strip()} ({BESIDE[key]})"
+
+
+def model_name(scenario: Scenario) -> str:
+    """The name that a server loads: the scenario's where it is the hub's or a folder, or else the hub's of the catalogue's."""
+    return to_load(scenario.model)
+
+
+def to_load(model: str) -> str:
+    return model if "/" in model else hub_name(model) or model
+
+
+_CACHES = {"fp8": "fp8", "bf16": "bfloat16", "fp16": "float16"}
 
 
 class Writing:
@@ -151,3 +164,18 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif not isinstance(value, Mapping):
             found[f"{prefix}{key}"] = value
     return found
+
+
+def formats(command: Writing, caches: Mapping[str, str] = _CACHES) -> None:
+    """Number formats, where the scenario changes what the checkpoint has; *caches*: the engine's own names of the cache's."""
+    scenario = command.scenario
+    command.carries("precision", "kv_precision")
+    if scenario.precision in ("bf16", "fp16", "fp32"):
+        command.flag("--dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[scenario.precision])
+    elif scenario.precision == "fp8":
+        command.flag("--quantization", "fp8")
+    elif scenario.precision is not None:
+        command.not_carried(f"precision {scenario.precision}: serve a checkpoint that has it")
+    if scenario.kv_precision is not None:
+        names = {**_CACHES, **caches}
+        command.flag("--kv-cache-dtype", names.get(scenario.kv_precision, scenario.kv_precision))

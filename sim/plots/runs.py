@@ -109,18 +109,13 @@ def _timeline_headline(result: Result) -> str:
         True: "Arrivals outrun the deployment: the queue still grows when they end",
         False: "The deployment keeps up with its arrivals",
     }.get(summary["saturated"], "Queue, batch and memory over the run")
-    if _clients_wait(result.manifest):
+    if result.manifest.get("workload", {}).get("closed_loop"):
         # Any deployment keeps up with clients that wait for an answer before they ask again.
         queue = "Clients ask again when they are answered"
     where = " of the fullest replica" if len(result.columns.meta["kv_blocks_total"]) > 1 else ""
     memory = "" if kv is None else f"; KV memory{where} peaks at {kv:.0%}"
     preempted = summary["preemptions"]
     return f"{queue}{memory}" + (f"; {preempted:,} preemption{'s' * (preempted != 1)}" if preempted else "")
-
-
-def _clients_wait(manifest: Mapping[str, Any]) -> bool:
-    workload = manifest.get("scenario", {}).get("workload", {})
-    return bool(workload.get("protocol")) or (workload.get("arrivals") or {}).get("process") == "closed_loop"
 
 
 def latency_figure(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodels.stacks import servers
 from sim.plots.style import OKABE_ITO, save, sheet
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
     from sim.validation.files import Comparison
 
-_COLOURS = {"vllm": "blue", "trtllm": "vermillion", "sglang": "green"}
-_MARKERS = {"vllm": "o", "trtllm": "s", "sglang": "^"}
+_COLOURS = dict(zip(servers(), ("blue", "vermillion", "green"), strict=False))
+_MARKERS = dict(zip(servers(), "os^", strict=False))
 _REACH = 100.0
 """Percent at which the horizontal axis ends; what lies beyond is drawn at the end."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from workloads import Fixed, Poisson, Uniform, closed_loop, synthesize
 
 if TYPE_CHECKING:
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 Statistic = Literal["mean", "median"]
 _STARTS = 0x73746172
@@ -104,9 +104,7 @@ class Protocol:
             return Uniform(min_tokens=least, max_tokens=nominal_tokens)
         return Fixed(tokens=nominal_tokens)
 
-    def workload(
-        self, *, prompt_tokens: int, output_tokens: int, concurrency: int, seed: int = 0
-    ) -> ClosedLoop | Trace:
+    def workload(self, *, prompt_tokens: int, output_tokens: int, concurrency: int, seed: int = 0) -> Workload:
         """What arrives: requests of these nominal lengths from *concurrency* clients (in an open loop: for so many times
         *requests_per_client* requests)."""
         prompt, output = self.lengths(prompt_tokens), self.lengths(output_tokens)

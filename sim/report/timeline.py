@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.engine.record.columns import BUBBLES
+from sim.metrics.columns import PLACES, TRANSFER_NAMES
 from sim.metrics.handover import STAGES
 from workloads.write import open_whole
 
@@ -20,7 +21,7 @@ MOST_EVENTS = 2_000_000
 _REQUESTS = 1_000_000
 """Process number of the rows of requests; replicas count from 0."""
 _LINKS = 2_000_000
-"""The threads of the rows of transfers, a thread for each machine that sends."""
+"""Process number of the rows of transfers."""
 
 
 def events(
@@ -33,8 +34,8 @@ def events(
     A replica is a process, a pipeline stage (or the replica itself) a thread; bubbles are slices of their own. Counters
     show requests running and waiting and KV blocks in use; each request is a pair of slices, queued and served, and,
     where there is no pipeline, an arrow through the iterations that begin it, give its first token and its last. Where prefill and
-    decode are apart a request has a slice for each stage of its life, transfers have rows of their own, and its arrow goes through
-    the iterations of the machine that decodes it.
+    decode are apart a request has a slice for each stage of its life, and its arrow goes through the iterations of the machine that
+    decodes it. Transfers of KV have rows of their own, one for each place that they come from.
     """
     begin_ns, end_ns = begin_s * 1e9, end_s * 1e9
     iterations = columns.iterations()
@@ -74,8 +75,9 @@ def events(
                 "args": {"used": table["kv_blocks_used"][i]},
             }  # fmt: skip
     yield from _request_events(columns, begin_ns, end_ns)
-    if "landed_ns" in columns.requests:
-        yield from _transfer_events(columns.requests, called, begin_ns, end_ns)
+    transfers = columns.transfers()
+    if transfers is not None:
+        yield from _transfer_events(transfers, called, begin_ns, end_ns)
     for index, replica in enumerate(columns.replicas):
         if not len(replica.stages):
             yield from _flow_events(index, columns.requests, iterations, begin_ns, end_ns)
@@ -144,20 +146,30 @@ def _request_events(columns: Columns, begin_ns: float, end_ns: float) -> Iterato
                 yield {"ph": "e", "ts": end / 1e3, **common}
 
 
-def _transfer_events(requests: Any, called: Sequence[str], begin_ns: float, end_ns: float) -> Iterator[dict[str, Any]]:
-    """Slices of transfers, from when they begin until their KV is laid out where it arrives; those of one machine may overlap."""
+def _transfer_events(transfers: Any, called: Sequence[str], begin_ns: float, end_ns: float) -> Iterator[dict[str, Any]]:
+    """Slices of transfers, from when they begin until their KV is laid out where it arrives; those from one place may overlap."""
     yield {"ph": "M", "pid": _LINKS, "name": "process_name", "args": {"name": "KV transfers"}}
-    went = (requests["landed_ns"] > begin_ns) & (requests["sent_ns"] < end_ns) & (requests["landed_ns"] >= 0)
-    for sender in np.unique(requests["prefill_replica"][went]).tolist():
-        name = f"from {called[sender]}"
-        yield {"ph": "M", "pid": _LINKS, "tid": sender, "name": "thread_name", "args": {"name": name}}
-    names = ("request_id", "sent_ns", "landed_ns", "prefill_replica", "replica", "sent_bytes")
-    for id_, sent, landed, sender, receiver, n_bytes in zip(
-        *(requests[name][went].tolist() for name in names), strict=True
-    ):
-        common = {"pid": _LINKS, "tid": sender, "cat": "transfer", "id": id_, "name": f"to {called[receiver]}"}
-        yield {"ph": "b", "ts": sent / 1e3, "args": {"request": id_, "bytes": n_bytes}, **common}
-        yield {"ph": "e", "ts": landed / 1e3, **common}
+
+    def place(kind: int, replica: int) -> str:
+        if replica < 0:
+            return PLACES[kind]
+        return called[replica] if PLACES[kind] == "device" else f"{PLACES[kind]} of {called[replica]}"
+
+    went = (transfers["arrived_ns"] > begin_ns) & (transfers["begin_ns"] < end_ns)
+    ends = ("source", "source_replica", "destination", "destination_replica")
+    names = (*ends, "what", "request", "bytes", "begin_ns", "arrived_ns")
+    threads: dict[str, int] = {}
+    for number, row in enumerate(zip(*(transfers[name][went].tolist() for name in names), strict=True)):
+        source, destination = place(*row[:2]), place(*row[2:4])
+        if source not in threads:
+            threads[source] = len(threads)
+            name = f"from {source}"
+            yield {"ph": "M", "pid": _LINKS, "tid": threads[source], "name": "thread_name", "args": {"name": name}}
+        what, request, n_bytes, begin, arrived = row[4:]
+        common = {"pid": _LINKS, "tid": threads[source], "cat": "transfer", "id": number, "name": f"to {destination}"}
+        args = {"what": TRANSFER_NAMES[what], "request": request, "bytes": n_bytes}
+        yield {"ph": "b", "ts": begin / 1e3, "args": args, **common}
+        yield {"ph": "e", "ts": arrived / 1e3, **common}
 
 
 def _flow_events(

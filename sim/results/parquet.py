@@ -23,6 +23,9 @@ _ABSENT_IS_NULL = (
     *("loaded_tokens", "loads_under_way", "stores_under_way"),  # of iterations, on replicas without tiers
 )
 _WIDE = ("start_ns", "duration_ns", "kv_tokens")  # iteration columns that need more than 32 bits
+_TEXTS = {"what": metrics.TRANSFER_NAMES, "source": metrics.PLACES, "destination": metrics.PLACES}
+"""Columns of transfers that are text."""
+_TRANSFERS = "kv_transfers.parquet"
 _STATUS_CODES = {name: code for code, name in enumerate(metrics.STATUS_NAMES)}
 
 
@@ -59,10 +62,9 @@ def transfer_table(transfers: Mapping[str, NDArray[Any]]) -> pa.Table:
     """Transfers of KV as an Arrow table: what they were, from where and to where as text."""
     import pyarrow as pa
 
-    texts = {"what": metrics.TRANSFER_NAMES, "source": metrics.PLACES, "destination": metrics.PLACES}
     return pa.table(
         {
-            name: _text_column(values, texts[name]) if name in texts else _number_column(values.astype(np.int64))
+            name: _text_column(values, _TEXTS[name]) if name in _TEXTS else _number_column(values.astype(np.int64))
             for name, values in transfers.items()
         }
     )
@@ -97,7 +99,8 @@ def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
 
 @dataclass(frozen=True)
 class StoredColumns:
-    """Columns read back from a results folder; gaps between tokens are not among them, and iterations are read when asked for."""
+    """Columns read back from a results folder; gaps between tokens are not among them, and iterations and transfers are read when
+    asked for."""
 
     requests: Mapping[str, NDArray[Any]]
     reasons: tuple[str, ...]
@@ -115,6 +118,19 @@ class StoredColumns:
             for row_group in range(file.num_row_groups):
                 part = file.read_row_group(row_group)
                 yield {name: part.column(name).fill_null(-1).to_numpy() for name in part.column_names}
+
+    def transfers(self) -> Mapping[str, NDArray[Any]] | None:
+        import pyarrow.parquet as pq
+
+        if not (self.folder / _TRANSFERS).is_file():
+            return None
+        table = pq.read_table(self.folder / _TRANSFERS)
+        return {
+            name: np.array([_TEXTS[name].index(text) for text in table.column(name).to_pylist()], np.int8)
+            if name in _TEXTS
+            else table.column(name).to_numpy()
+            for name in table.column_names
+        }
 
     def itl_blocks(self) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         return (self.itl(),)
@@ -142,7 +158,9 @@ def stored_columns(folder: Path, manifest: Mapping[str, Any], summary: Mapping[s
             requests[name] = np.array([codes[text] for text in texts], dtype=np.int64)
         else:
             requests[name] = column.fill_null(-1).to_numpy()
-    pq.read_metadata(folder / "iterations.parquet")  # a damaged file is found at once
+    for name in ("iterations.parquet", _TRANSFERS):
+        if (folder / name).is_file():
+            pq.read_metadata(folder / name)  # a damaged file is found at once
     meta = {"kv_blocks_total": manifest.get("kv_blocks_total", []), "wall_s": summary.get("wall_s")}
     return StoredColumns(requests=requests, reasons=reasons, meta=meta, folder=folder)
 

@@ -123,7 +123,7 @@ class Result:
     @functools.cached_property
     def kv_transfers(self) -> pd.DataFrame | None:
         """One row a transfer of KV between a device and a tier or from one machine to another, as in kv_transfers.parquet; None
-        where there are neither, and of a folder that was read back."""
+        where there are neither."""
         transfers = metrics.transfers_of(self.columns)
         return None if transfers is None else transfer_table(transfers).to_pandas()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from policies.classes import KeepSlo, Preempt, WeightedFair
 from policies.routers import Reserve, Shed
@@ -11,20 +11,12 @@ from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
-from workloads import ServiceClass, Trace, draw_classes, predict_outputs, with_classes
-
-if TYPE_CHECKING:
-    from workloads import ClosedLoop
+from workloads import ServiceClass, Workload, draw_classes, predict_outputs, with_classes
 
 
-def classed(scenario: Scenario, workload: Trace | ClosedLoop) -> Trace | ClosedLoop:
+def classed(scenario: Scenario, workload: Workload) -> Workload:
     """The same requests with the scenario's classes and its predictor's guesses; ScenarioError where these do not fit them."""
     predictor, asked = scenario.workload.predictor, scenario.classes
-    if not isinstance(workload, Trace):
-        if asked is not None or predictor is not None:
-            key = "classes" if asked is not None else "workload.predictor"
-            raise ScenarioError(f"{scenario.source}: {key} is for arrivals in time; closed-loop clients have none")
-        return workload
     if predictor is not None:
         with told_by(scenario, "workload.predictor"):
             workload = predict_outputs(workload, predictor.error, scenario.seed)
@@ -65,38 +57,38 @@ def terms_of(scenario: Scenario) -> list[ServiceClass]:
     ]
 
 
-def check_classes(scenario: Scenario, schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> None:
+def check_classes(scenario: Scenario, schedulers: Sequence[Any], workload: Workload) -> None:
     """ScenarioError where a scheduler sorts by a fact that the requests do not have."""
     for each in (layer for scheduler in schedulers for layer in named.layers(scheduler)):
         by = getattr(each, "by", None)
-        limits = [limit.ttft_s for limit in getattr(workload, "terms", ()) if limit.ttft_s is not None]
+        limits = [limit.ttft_s for limit in workload.terms if limit.ttft_s is not None]
         why = None
-        if isinstance(each, WeightedFair) and getattr(workload, "tenant_index", None) is None:
+        if isinstance(each, WeightedFair) and workload.tenant_index is None:
             why = "weighted_fair shares between tenants, and nobody says who sends a request; give classes, or a column tenant"
         elif (isinstance(each, KeepSlo) or by == "first_token") and not limits:
             name = "keep_slo" if isinstance(each, KeepSlo) else "order by first_token"
             why = f"{name} goes by a class's limit of the first token, and no class has one; give classes that have slo.ttft_s"
-        elif by == "shortest_predicted" and getattr(workload, "predicted_tokens", None) is None:
+        elif by == "shortest_predicted" and workload.predicted_tokens is None:
             why = "order by shortest_predicted needs a predictor; give workload.predictor, or a column predicted_tokens"
         if why is not None:
             raise ScenarioError(f"{scenario.source}: scheduler: {why}")
 
 
-def about_classes(schedulers: Sequence[Any], workload: Trace | ClosedLoop, router: Any, machines: int) -> Iterator[str]:
+def about_classes(schedulers: Sequence[Any], workload: Workload, router: Any, machines: int) -> Iterator[str]:
     """Notes where requests have classes or predictions, and what runs takes no heed of them."""
     layers = [layer for scheduler in schedulers for layer in named.layers(scheduler)]
-    if getattr(workload, "class_index", None) is not None and not getattr(workload, "terms", ()):
+    if workload.class_index is not None and not workload.terms:
         yield (
             "The trace says of which class a request is, and the scenario says nothing of classes: they are names in the figures; "
             "classes: {NAME: {priority: ..., weight: ..., slo: ...}} says what they mean."
         )
-    predicted = getattr(workload, "predicted_tokens", None) is not None
+    predicted = workload.predicted_tokens is not None
     if predicted and all(_ours(each) and getattr(each, "by", None) != "shortest_predicted" for each in layers):
         yield "Output lengths are predicted and no scheduler goes by it; {policy: order, by: shortest_predicted} does."
-    weights = {each.weight for each in getattr(workload, "terms", ())}
+    weights = {each.weight for each in workload.terms}
     if len(weights) > 1 and all(_ours(each) and not isinstance(each, WeightedFair) for each in layers):
         yield "Classes have weights and no scheduler goes by them, only the index of fairness does; {policy: weighted_fair} does."
-    given = getattr(workload, "priority", None)
+    given = workload.priority
     same = given is None or bool((given == given[0]).all())
     if same and any(isinstance(each, Preempt) for each in layers):
         yield "The scheduler preempts across priorities and all requests have the same, so that nobody gives way to another."

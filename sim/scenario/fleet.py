@@ -22,7 +22,8 @@ class Autoscale(Section):
     """Never fewer machines; a policy that asks for fewer gets these, and the summary counts how often."""
     max: Annotated[int, Field(ge=1, le=100_000)]
     """Never more."""
-    interval_s: _Mean = 15.0
+    interval_s: _Mean | None = None
+    """Where it is left out, 2 for knative and 15 for others."""
     start: Annotated[str, Field(min_length=1)] | dict[str, _Time] | None = None
     """The phases that a machine goes through until it is ready: in order, with their seconds ({image: 2, weights: 130}), or
     the name of a measured start (qwen3-32b-h100-cold, qwen3-32b-h100-restore); where it is left out, it is ready at once, which a
@@ -30,8 +31,8 @@ class Autoscale(Section):
     provision_s: _Time = 0.0
     """Getting the machine, a phase before those."""
     down_window_s: _Time | None = None
-    """Machines go when fewer were asked for throughout so long; where it is left out, 300 for target_tracking and concurrency, as
-    Kubernetes has it, and 0 for others."""
+    """Machines go when fewer were asked for throughout so long; where it is left out, 300 for target_tracking and concurrency, and
+    0 for others. Without either window these two have no `behavior`: the most that was asked for within 300 s counts, both ways."""
     up_window_s: _Time = 0.0
     """Machines come when more were asked for throughout so long."""
     drain_s: _Time | None = None

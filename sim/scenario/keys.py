@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import date
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,8 +21,9 @@ from pydantic_core import PydanticCustomError
 from hwmodels.experts import ExpertLayout
 from hwmodels.graphs import GraphSettings
 from hwmodels.precision import PRECISIONS
+from hwmodels.stacks import default_scheduler, default_stack, stacks
 from policies.ranks import PromptBalance
-from sim.scenario.chosen import Distribution, Eviction, Process, Router, Scheduler
+from sim.scenario.chosen import Distribution, Eviction, Own, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
@@ -34,9 +35,7 @@ from workloads.exports import MissingOutput
 TraceFormat = Annotated[str, OneOf("auto", *(name for name in FORMATS if not name.startswith("azure_functions")))]
 WeightPrecision = Annotated[str, OneOf(*PRECISIONS)]
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
-# Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
-ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
-_STACKS = get_args(ServingStack)
+_STACKS = tuple(stacks())
 BUILT_IN_TRACES = ("conversation",)
 
 
@@ -53,6 +52,7 @@ StackOrFile = Annotated[
     MayBeFile(names=_STACKS),
 ]
 """A stack by name, or a file that `rooftrace bench fit` wrote."""
+_LIKE = (*(name for name, stack in stacks().items() if stack.handover is not None), "dynamo", "splitwise")
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -174,6 +174,7 @@ _SOURCES = {
         "conversations already says what is sent", ("arrivals",), _WHEN.format(what="conversations"), ("limit",)
     ),
     "servegen": _Source("servegen already says what is sent", takes=("limit",)),
+    "generator": _Source("generator already says what is sent", takes=("limit",)),
     "sessions": _Source(
         "sessions already say what is sent",
         ("arrivals",),
@@ -219,6 +220,8 @@ class Workload(Section):
     """Conversations whose next prompt contains the last answer; `arrivals` says when they start."""
     servegen: ServeGen | None = None
     """Production traffic by client, its rate, burstiness and lengths by the hour."""
+    generator: Own | None = None
+    """A kind of workload of your own: package.module:Class or a class method (`batches:Batches.equal`), with its settings."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Prompt tokens that one of a session's block ids stands for; where it is left out, what the lengths say."""
     format: TraceFormat = "auto"
@@ -520,7 +523,7 @@ class KvLink(Section):
 class HandoverSettings(Section):
     """The way in which requests go from machines that prefill to machines that decode. What is left out is as in `like`."""
 
-    like: Literal["vllm", "sglang", "trtllm", "dynamo", "splitwise"] | None = None
+    like: Annotated[str, OneOf(*_LIKE)] | None = None
     """The stack or paper whose way it is (docs/pools.md has the releases); where it is left out, that of the decode pools' serving
     stack."""
     first_token: Literal["prefill", "arrival", "decode"] | None = None
@@ -549,7 +552,7 @@ class Settings(Section):
     """Format of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
     """Format of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
-    serving_stack: StackOrFile = "vllm"
+    serving_stack: StackOrFile = default_stack().name
     """The stack whose kernels and overheads are priced: host work of a step, sampling, launches, tokenisation. `ideal` has none. A
     file (.toml) that `rooftrace bench fit` wrote has those of a deployment that was measured."""
     serving_release: Annotated[str, Field(min_length=1)] | None = None
@@ -571,7 +574,7 @@ class Settings(Section):
     `trtllm_ranks`, or for the others `round_robin`."""
     prompt_balance: PromptBalance | None = None
     """Prompts of ranks start together; where it is left out, each when its rank's scheduler says so."""
-    scheduler: Scheduler = Scheduler(policy="vllm")
+    scheduler: Scheduler = Scheduler(policy=default_scheduler())
     """Where it is left out, the serving stack's own: `vllm`, `sglang` or `trtllm`; `vllm` for the stack `ideal`."""
     decoding: DecodingSettings = DecodingSettings()
     stream_interval: Annotated[int, Field(ge=1)] = 1

@@ -54,7 +54,7 @@ def _source(top: str) -> Path | None:
     return Path(spec.origin).resolve() if spec.has_location and spec.origin else None
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def _imports(source: bytes) -> list[str]:
     """The first parts of the names that *source* imports, in order."""
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from hwmodels.stacks import stacks
 from sim.errors import ScenarioError
 from sim.scenario.explain import describe, misspelt
 from sim.scenario.section import INNER
@@ -26,11 +27,7 @@ SCHEDULERS: Mapping[str, str] = {
     "fastertransformer": "policies.published:FasterTransformer",
     "orca": "policies.published:Orca",
     "orca_paged": "policies.published:OrcaPaged",
-    "vllm": "policies.vllm:Vllm",
-    "vllm-v0": "policies.vllm:VllmV0",
-    "sglang": "policies.sglang:Sglang",
     "sarathi": "policies.schedulers:Sarathi",
-    "trtllm": "policies.trtllm:TrtLlm",
     "decode_maximal": "policies.sarathi:DecodeMaximal",
     "chunked_only": "policies.sarathi:ChunkedOnly",
     "evict_newest": "policies.wrappers:EvictNewest",
@@ -41,8 +38,9 @@ SCHEDULERS: Mapping[str, str] = {
     "preempt": "policies.classes:Preempt",
     "weighted_fair": "policies.classes:WeightedFair",
     "keep_slo": "policies.classes:KeepSlo",
+    **{name: each.policy for stack in stacks().values() for name, each in stack.schedulers.items()},
 }
-SOUGHT: Mapping[str, str] = {"vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
+SOUGHT: Mapping[str, str] = {name: now for stack in stacks().values() for name, now in stack.renamed.items()}
 """Names that one may look for."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
@@ -63,10 +61,9 @@ ROUTERS: Mapping[str, str] = {
     "prefix": "policies.routers:Prefix",
     "llm_d": "policies.routers:LlmD",
     "dynamo": "policies.routers:Dynamo",
-    "vllm_ranks": "policies.routers:VllmRanks",
-    "trtllm_ranks": "policies.routers:TrtLlmRanks",
     "reserve": "policies.routers:Reserve",
     "shed": "policies.routers:Shed",
+    **{name: path for stack in stacks().values() for name, path in stack.routers.items()},
 }
 
 
@@ -166,14 +163,19 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     return make(factory, settings, key=key, name=name)
 
 
-def _imported(name: str, *, key: str, method: str) -> Any:
+def imported(name: str, *, key: str) -> Any:
+    """The object of the user's own that package.module:Name stands for; ScenarioError naming *key* where it is not there."""
     try:
-        found = load(name)
+        return load(name)
     except AttributeError:
         raise ScenarioError(f"{key}: {name.partition(':')[0]} has no {name.partition(':')[2]!r}") from None
     except Exception as error:
         # A module of the user's own may fail in any way while it is imported.
         raise ScenarioError(f"{key}: cannot import {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _imported(name: str, *, key: str, method: str) -> Any:
+    found = imported(name, key=key)
     if isinstance(found, type) and callable(getattr(found, method, None)):
         return found
     if inspect.isfunction(found) and method in _ARGUMENTS and _takes(found, _ARGUMENTS[method]):

@@ -7,7 +7,6 @@ import inspect
 import itertools
 from typing import Any, get_args
 
-from sim.scenario.chosen import OWN
 from sim.scenario.keys import Settings
 from sim.scenario.section import Section, is_section, settings_of
 
@@ -17,9 +16,8 @@ def json_schema() -> dict[str, Any]:
     schema = schema_of(Settings, "Rooftrace scenario")
     definitions = schema["$defs"]
     acceptance = definitions["AcceptanceSettings"]
-    del acceptance["properties"]["policy"], definitions["Policy"]
-    own = {"type": "object", "properties": {"policy": OWN}, "required": ["policy"]}
-    definitions["AcceptanceSettings"] = {"anyOf": [acceptance, own]}
+    del acceptance["properties"]["policy"]
+    definitions["AcceptanceSettings"] = {"anyOf": [acceptance, {"$ref": "#/$defs/Own"}]}
     rules = definitions["Window"]["properties"]["rule"]["enum"]
     definitions["Window"] = {
         "anyOf": [{"type": "string", "enum": [rule for rule in rules if rule != "arrivals"]}, definitions["Window"]]

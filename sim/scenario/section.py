@@ -79,7 +79,7 @@ def _plain(value: Any, info: core_schema.SerializationInfo) -> Any:
     """A dataclass as plain values; without its defaults where those of a section are left out."""
     if dataclasses.is_dataclass(value):
         short = info.exclude_unset or info.exclude_defaults
-        given = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
+        given = {field: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         return {
             field.name: _plain(each, info) for field, each in given.items() if not (short and each == field.default)
         }

@@ -16,12 +16,13 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from hwmodels.model import model_file
 from hwmodels.stack_files import load_stack_file
+from hwmodels.stacks import default_scheduler, stacks
+from hwmodels.stacks.description import Stack
 from sim.errors import ScenarioError
 from sim.scenario import explain
 from sim.scenario.chosen import Scheduler
 from sim.scenario.keys import Settings, Slo
 from sim.scenario.modules import source_digest
-from sim.scenario.named import SCHEDULERS
 from sim.scenario.placement_file import placed_groups
 from sim.scenario.section import Mark, MayBeFile, content_of
 from sim.scenario.yaml import parse_yaml
@@ -38,8 +39,6 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 
 _OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
-_SCHEDULER = "vllm"
-"""The scheduler of a serving stack that has none of its own."""
 
 
 class Scenario(Settings):
@@ -69,10 +68,9 @@ class Scenario(Settings):
 
     def _scheduler_of_the_stack(self) -> str:
         try:
-            name = self.stack_name
+            return default_scheduler(self.stack_name)
         except ScenarioError:  # which is raised again where the stack is read
-            return _SCHEDULER
-        return name if name in SCHEDULERS else _SCHEDULER
+            return default_scheduler()
 
     @classmethod
     def from_mapping(cls, settings: Any, *, source: str = "scenario", folder: Path | None = None) -> Scenario:
@@ -327,6 +325,11 @@ class Scenario(Settings):
 
         with explain.told_by(self, "serving_stack"):
             return load_stack_file(file).stack.name
+
+    @property
+    def stack(self) -> Stack:
+        """The description of the serving stack, that which a file was fitted over included."""
+        return stacks()[self.stack_name]
 
     def to_yaml(self) -> str:
         """The settings that were made, as YAML that `Scenario.load` reads back."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from sim.engine.tiers.links import Slowdown, not_at_once
+from sim.scenario.chosen import Eviction
 from sim.scenario.section import Section
 
 _Rate = Annotated[float, Field(gt=0)]
@@ -15,6 +16,7 @@ Degraded = Annotated[tuple[Slowdown, ...], AfterValidator(not_at_once)]
 
 _ONLY_OF = {
     "write": ("host", "disk", "remote"),
+    "eviction": ("host", "disk", "remote"),
     "write_gb_per_s": ("host", "disk", "remote"),
     "staged": ("disk", "remote", "peer"),
     "store": ("remote",),
@@ -51,6 +53,8 @@ class Tier(Section):
     write: Literal["through", "eviction"] = "through"
     """`through`: prompt blocks are written when they have been computed, as vLLM's offloading and LMCache do; `eviction`: when the
     device, or the tier before this one, gives them up."""
+    eviction: Eviction | None = None
+    """Which of its blocks go first when new ones are written; where it is left out, the least recently used ones."""
     min_load_tokens: Annotated[int, Field(ge=0)] = 0
     """A load that would gain fewer tokens is left out."""
     skip_when_slower: bool = False

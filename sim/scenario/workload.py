@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,11 @@ from sim.scenario import keys, named
 from sim.scenario.chosen import Process
 from sim.scenario.explain import told_by
 from sim.scenario.keys import BUILT_IN_TRACES, Workload
+from sim.scenario.section import Policy
 from sim.scenario.settings import Scenario
 from sim.text import shown, unknown
 from workloads import assign_models, azure_conversation_like, read_rates, read_sessions, read_trace
+from workloads.loops import think_times_ns
 
 if TYPE_CHECKING:
     from workloads import ClosedLoop, Trace
@@ -25,18 +28,20 @@ if TYPE_CHECKING:
 BUILT_IN_REQUESTS = 2500
 
 
-def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
+def workload_of(scenario: Scenario) -> workloads.Workload:
     """The requests that *scenario* replays or generates, its limit and rate scale applied."""
     with told_by(scenario, "workload"):
         settings = scenario.workload
         if settings.sessions is not None:
-            made: Trace | ClosedLoop | None = _sessions(scenario, settings)
+            made: workloads.Workload | None = _sessions(scenario, settings)
         elif settings.shared_prefix is not None:
             made = settings.shared_prefix.trace(scenario.seed)
         elif settings.conversations is not None:
             made = _conversations(scenario, settings.conversations)
         elif settings.servegen is not None:
             made = _servegen(scenario, settings.servegen)
+        elif settings.generator is not None:
+            made = _own(settings.generator, scenario.seed)
         elif settings.protocol is not None:
             made = _by_protocol(settings, scenario.seed)
         else:
@@ -44,22 +49,20 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
             made = source if settings.arrivals is None else _generate(scenario, source)
         assert made is not None
         if settings.limit is not None:
-            made = _first(made, settings.limit)
+            made = made.limit(settings.limit)
         if settings.rate_scale != 1.0:
-            if not hasattr(made, "scale_rate"):
+            if made.planned_ns is None:
                 raise ScenarioError(
                     "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
                     "change workload.arrivals.concurrency instead"
                 )
-            made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
+            made = made.scale_rate(settings.rate_scale)
         if settings.models is not None:
-            if not hasattr(made, "arrival_ns"):
-                raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
-            made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)  # type: ignore[arg-type]
+            made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)
         return made if settings.max_tokens is None else _allowing(made, settings.max_tokens)
 
 
-def _allowing(workload: Trace | ClosedLoop, max_tokens: int) -> Trace | ClosedLoop:
+def _allowing(workload: workloads.Workload, max_tokens: int) -> workloads.Workload:
     """The same requests, each allowed *max_tokens* by its client."""
     if workload.max_tokens is not None:
         raise ScenarioError("workload.max_tokens: the trace has a column max_tokens; leave out one of them")
@@ -69,7 +72,7 @@ def _allowing(workload: Trace | ClosedLoop, max_tokens: int) -> Trace | ClosedLo
     return replace(workload, max_tokens=np.full(len(workload), max_tokens, np.int64))
 
 
-def mean_context(workload: Trace | ClosedLoop) -> int:
+def mean_context(workload: workloads.Workload) -> int:
     """Tokens that a decode step of this workload attends to on average: steps weigh requests by their outputs. The mean prompt
     of a workload without outputs."""
     outputs = workload.output_tokens
@@ -116,6 +119,21 @@ def _servegen(scenario: Scenario, settings: workloads.ServeGen) -> Trace:
     return replace(settings, **files).trace(scenario.seed)
 
 
+def _own(asked: Policy, seed: int) -> workloads.Workload:
+    """The workload that a class or function makes of its settings, and of the seed where it takes one."""
+    key, name = "workload.generator", asked.policy
+    if ":" not in name:
+        raise ScenarioError(f"{key} is package.module:Class, or a function there; got {shown(name)}")
+    factory = named.imported(name, key=key)
+    if not callable(factory):
+        raise ScenarioError(f"{key}: {name} is {shown(factory)}, and neither a class nor a function")
+    seeded = {"seed": seed} if "seed" in named.parameters(factory) else {}
+    made = named.make(factory, {**seeded, **asked.settings}, key=key, name=name)
+    if not isinstance(made, workloads.Workload):
+        raise ScenarioError(f"{key}: {name} makes a Workload (`workloads.Workload`); got {shown(made)}")
+    return made
+
+
 def _missing(name: str) -> str:
     """The error about *name* where no file is found."""
     if Path(name).is_dir():
@@ -130,7 +148,7 @@ def _file(scenario: Scenario, name: str, key: str) -> Any:
     return file
 
 
-def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:
+def _by_protocol(settings: Workload, seed: int) -> workloads.Workload:
     assert settings.protocol is not None
     assert settings.concurrency is not None
     lengths = {}
@@ -202,7 +220,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
     )
 
 
-def _generate(scenario: Scenario, lengths: Trace | None) -> Trace | ClosedLoop:
+def _generate(scenario: Scenario, lengths: Trace | None) -> workloads.Workload:
     settings, seed = scenario.workload, scenario.seed
     assert settings.arrivals is not None
     process = _process(scenario, settings.arrivals)
@@ -250,45 +268,25 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
                 f"workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no {column}; leave "
                 f"the column {column} out of the trace or take other arrivals"
             )
-    think_ns = None
-    if clients.mean_think_s:
-        # The draws of workloads.closed_loop, so that both sources of lengths meet the same think times.
-        none = workloads.Fixed(tokens=1)
-        think_ns = workloads.closed_loop(
-            n_requests=len(lengths),
-            concurrency=clients.concurrency,
-            prompt=none,
-            output=none,
-            seed=seed,
-            mean_think_s=clients.mean_think_s,
-        ).think_ns
     return workloads.ClosedLoop(
         prompt_tokens=lengths.prompt_tokens,
         output_tokens=lengths.output_tokens,
         concurrency=clients.concurrency,
-        think_ns=think_ns,
+        think_ns=think_times_ns(len(lengths), clients.mean_think_s, seed),
         deadline_ns=lengths.deadline_ns,
         max_tokens=lengths.max_tokens,
-        left_out=tuple(
-            what
-            for what, said in (
-                ("which model a request asks for", len(lengths.models) > 1),
-                ("which requests belong to one conversation", lengths.session is not None),
-                ("which prompts share a beginning", lengths.prefix_blocks is not None),
-                ("which requests wait for others", lengths.follows is not None),
-            )
-            if said
-        ),
-        notes=lengths.notes,
+        notes=(*lengths.notes, *_left_out(lengths)),
         source=f"closed loop of {clients.concurrency} clients, lengths of {lengths.source}, seed {seed}",
     )
 
 
-def _first(workload: Trace | ClosedLoop, n: int) -> Trace | ClosedLoop:
-    if hasattr(workload, "limit"):
-        return workload.limit(n)  # type: ignore[union-attr]
-    if n >= len(workload):
-        return workload
-    columns = ("prompt_tokens", "output_tokens", "think_ns", "deadline_ns", "max_tokens")
-    told = {name: column for name in columns if (column := getattr(workload, name)) is not None}
-    return replace(workload, **{name: column[:n] for name, column in told.items()})
+def _left_out(lengths: Trace) -> Iterator[str]:
+    """A note on what a trace says of its requests that closed-loop clients do not take over."""
+    facts = {
+        "which model a request asks for": len(lengths.models) > 1,
+        "which requests belong to one conversation": lengths.session is not None,
+        "which prompts share a beginning": lengths.prefix_blocks is not None,
+        "which requests wait for others": lengths.follows is not None,
+    }
+    if any(facts.values()):
+        yield f"Closed-loop clients leave out what the trace says of {', '.join(fact for fact in facts if facts[fact])}."

@@ -17,12 +17,11 @@ from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.pools import pools_of
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
-from workloads import Trace
+from workloads import Trace, Workload
 
 if TYPE_CHECKING:
     from sim.engine import Experiment
     from sim.scenario.assembly.experiment import Built
-    from workloads import ClosedLoop
 
 ID_TOKENS = 16
 """Tokens whose content has one name, where the KV blocks allow it."""
@@ -128,10 +127,10 @@ def _chosen(scenario: Scenario, planned: Any) -> dict[str, int]:
     return {key: tokens for key, (tokens, _) in chosen_by_auto(scenario, deployment_of(scenario), planned).items()}
 
 
-def _planned(expected: Trace | ClosedLoop, names: tuple[str, ...]) -> Any:
+def _planned(expected: Workload, names: tuple[str, ...]) -> Workload:
     """The scenario's own requests as far as a deployment is planned for them: their lengths, in turn for each model."""
     n = len(expected)
-    if isinstance(expected, Trace) and (expected.models or not names):
+    if expected.models or not names:
         return expected
     return Trace(
         arrival_ns=np.arange(n),

@@ -30,7 +30,7 @@ from sim.study.rates import ATTAINMENT, REPLICATIONS, Judgement, Target, target_
 from sim.study.sweep import SweepResult, sweep
 from sim.study.table import HALF_WIDTH, flatten
 from sim.text import unknown
-from workloads import Trace
+from workloads import Workload
 from workloads.reuse import reuse
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class _Found:
     def __init__(self, base: Scenario, *, wide: bool) -> None:
         self.base, self.wide, self.group = base, wide, ""
         self.deployment: Deployment = deployment_of(base)
-        self.workload: Any = workload_of(base)
+        self.workload = workload_of(base)
         self.candidates: list[Candidate] = []
         self.refused: list[Refused] = []
         self.said: list[str] = []
@@ -316,7 +316,7 @@ class _Found:
     @property
     def names_blocks(self) -> bool:
         """Whether the workload says which prompts begin alike."""
-        return getattr(self.workload, "prefix_block_tokens", None) is not None
+        return self.workload.prefix_block_tokens is not None
 
 
 def _by_machines(found: _Found) -> None:
@@ -371,7 +371,7 @@ def _by_precision(found: _Found) -> None:
     model = found.deployment.model
     present = {model.base_precision, model.mlp_precision, model.expert_precision}
     for name, called in (("fp8", "FP8"), ("nvfp4", "FP4")):
-        if present & {name, f"{name}_block"}:
+        if present & {name, f"{name}_static", f"{name}_block"}:
             found.said.append(f"precision: the weights are in {name} already.")
         else:
             found.propose(f"{called} weights", precision=name)
@@ -389,8 +389,8 @@ def _by_prefix(found: _Found) -> None:
     found.propose(f"{'no ' if off else ''}prefix caching", memory__prefix_caching=not off)
 
 
-def _reused(workload: Any) -> str:
-    if not isinstance(workload, Trace) or workload.prefix_blocks is None:
+def _reused(workload: Workload) -> str:
+    if workload.prefix_blocks is None:
         return ""
     return f": a cache without limit would find {reuse(workload).best_hit_rate:.1%} of the prompt tokens"
 
@@ -431,7 +431,7 @@ def _by_pools(found: _Found) -> None:
     if found.base.autoscale is not None or found.base.failures is not None:
         found.said.append("pools: with autoscale or failures, give pools of your own in a scenario.")
         return
-    connector = {"vllm": "mooncake_vllm", "sglang": "mooncake_sglang"}.get(found.base.serving_stack)
+    connector = found.base.stack.connector
     links = {"net": {} if connector is None else {"connector": connector}}
     n = max(n, 2)
     for prefill in dict.fromkeys((n // 2, n // 4 or n // 2)):

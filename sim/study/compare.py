@@ -407,8 +407,7 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
 
 def _stretches(result: Result, order: np.ndarray) -> float:
     """The answer of `queue_stretches` for the requests *order*; clients that wait for answers keep no queue of their own."""
-    workload = result.manifest.get("scenario", {}).get("workload", {})
-    if (workload.get("arrivals") or {}).get("process") == "closed_loop":
+    if result.manifest.get("workload", {}).get("closed_loop"):
         return math.inf
     columns = result.columns.requests
     return queue_stretches(*(columns[name][order] for name in ("arrival_ns", "scheduled_ns", "replica")))

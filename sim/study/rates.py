@@ -258,7 +258,7 @@ def bisect(
 
 def own_rate_per_s(scenario: Scenario) -> float:
     """Requests a second that *scenario*'s workload brings by itself; RooftraceError where it has no rate."""
-    arrival_ns = getattr(workload_of(scenario), "arrival_ns", None)
+    arrival_ns = workload_of(scenario).planned_ns
     if arrival_ns is None:
         raise RooftraceError("closed-loop clients have no arrival rate to search; give other workload.arrivals")
     span_s = float(arrival_ns[-1] - arrival_ns[0]) * 1e-9

@@ -21,7 +21,7 @@ from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.theory.speculative import SPECDECODE_BENCH, LinearServer
-from workloads import ClosedLoop, Trace
+from workloads import ClosedLoop, Trace, Workload
 
 if TYPE_CHECKING:
     from sim.engine.batch.decoding import Decoding
@@ -242,7 +242,7 @@ def explain_gap(experiment: Experiment, *, alone_requests: int = 150) -> Gap:
     if not isinstance(spec, ReplicaSpec) or any(replica != spec for replica in experiment.replicas):
         raise ValueError("explain_gap takes an experiment on replicas that are alike, with one model each")
     decoding, draft = spec.decoding, spec.draft_cost
-    if not isinstance(decoding, Speculative) or not isinstance(experiment.workload, Trace):
+    if not isinstance(decoding, Speculative) or experiment.workload.planned_ns is None:
         raise ValueError("explain_gap takes an experiment that speculates, on a trace of arrivals")
     trace = experiment.workload
     prompts, outputs = trace.prompt_tokens[:alone_requests], trace.output_tokens[:alone_requests]
@@ -315,7 +315,7 @@ def _run(
     target: Any,
     decoding: Decoding | None,
     draft: Any,
-    workload: Trace | ClosedLoop,
+    workload: Workload,
     *,
     batch: int,
     seed: int,

@@ -12,30 +12,26 @@ import numpy as np
 from hwmodels.device import load_device
 from hwmodels.measured import catalogue_name, is_kernel_level, predict, survey
 from hwmodels.profiles import load_profile
-from sim.errors import RooftraceError
-from sim.protocols import protocol
-from sim.under_way import steps
-from sim.validation.apart import (
-    ApartRun,
-    apart_run,
-    apart_s,
+from sim import metrics
+from sim.bench.load import sent_order
+from sim.bench.published.machines import Unmodelled
+from sim.bench.published.rows import (
     concurrency_of,
     deployment_of,
-    half_of,
-    layout_of,
-    most_clients,
-)
-from sim.validation.runs import (
-    ServedRun,
-    Unmodelled,
     family_of,
+    half_of,
+    is_apart,
     iteration_s,
-    latencies_s,
+    most_clients,
     replayed,
+    requests_of,
     rows_of,
     served_run,
     served_s,
 )
+from sim.errors import RooftraceError
+from sim.protocols import protocol
+from sim.under_way import steps
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
@@ -310,18 +306,19 @@ def _silicon(
 ) -> Iterator[Comparison]:
     rows = rows_of(measurement)
     got = _Collected(len(measurement))
-    done: dict[ServedRun, tuple[float, float]] = {}
+    done: dict[str, tuple[float, float]] = {}
 
-    def price(row: Mapping[str, Any]) -> tuple[float, float]:
-        run = served_run(row, measurement.path.parent)
-        if run not in done:
-            own = hardware is not None and hardware.name == run.device
-            done[run] = served_s(run, profile=hardware.profile if own and hardware else None)
-        return done[run]
+    def price(row: Mapping[str, Any], clients: int) -> tuple[float, float]:
+        served = served_run(row, measurement.path.parent, clients=clients)
+        if served.asked not in done:
+            own = hardware is not None and hardware.name == served.device
+            done[served.asked] = served_s(served, profile=hardware.profile if own and hardware else None)
+        return done[served.asked]
 
-    for index, row in enumerate(rows):
-        got.put(index, lambda row=row: price(row))
-    yield from _served(measurement, rows, got, measurement.columns["concurrency"])
+    for index, (row, clients) in enumerate(zip(rows, most_clients(rows), strict=True)):
+        got.put(index, lambda row=row, clients=clients: price(row, clients))
+    load = [concurrency_of(row) if is_apart(row) else row["concurrency"] for row in rows]
+    yield from _served(measurement, rows, got, np.array(load, float))
 
 
 def _settings(
@@ -329,26 +326,6 @@ def _settings(
 ) -> Iterator[Comparison]:
     """The settings that servers were started with: no measurement, read where the rows beside it are."""
     yield from ()
-
-
-def _disaggregated(
-    measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
-) -> Iterator[Comparison]:
-    rows = rows_of(measurement)
-    clients = most_clients(rows)
-    done: dict[ApartRun, tuple[float, float]] = {}
-
-    def price(row: Mapping[str, Any]) -> tuple[float, float]:
-        run = apart_run(row, measurement.path.parent, clients=clients[layout_of(row)])
-        if run not in done:
-            own = hardware is not None and hardware.name == run.device
-            done[run] = apart_s(run, profile=hardware.profile if own and hardware else None)
-        return done[run]
-
-    got = _Collected(len(measurement))
-    for index, row in enumerate(rows):
-        got.put(index, lambda row=row: price(row))
-    yield from _served(measurement, rows, got, np.array([concurrency_of(row) for row in rows], float))
 
 
 def _served(
@@ -392,22 +369,17 @@ def _catalogue(name: str) -> str:
 def _requests(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    columns = measurement.columns
     n = len(measurement)
     predicted, reasons = np.full((2, n), np.nan), {}
+    requests = requests_of(measurement)
+    measured = {"ttft": requests.ttft_s, "tpot": requests.tpot_s}
     try:
-        run, order = replayed(measurement, profile=_own_profile(measurement, hardware))
+        simulated = replayed(measurement, profile=_own_profile(measurement, hardware)).requests
     except Unmodelled as error:
         reasons[str(error)] = n
     else:
-        predicted[:, order] = np.stack(latencies_s(run))
-    first, last, arrival = (columns[name] for name in ("first_token_s", "last_token_s", "arrival_s"))
-    tokens = columns["output_toks"]
-    measured = {
-        "ttft": first - arrival,
-        "tpot": np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan),
-    }
-    single = int((tokens <= 1).sum())
+        predicted[:, sent_order(requests)] = metrics.ttft_s(simulated), metrics.tpot_s(simulated)
+    single = int((measurement.columns["output_toks"] <= 1).sum())
     for values, (what, truth) in zip(predicted, measured.items(), strict=True):
         why = dict(reasons)
         if what == "tpot" and single and not reasons:
@@ -436,7 +408,7 @@ def _timeseries(
         reasons["the arrivals of the run (its e2e_requests file) are not in the folder"] = n
     else:
         try:
-            run, _ = replayed(same[0], profile=_own_profile(measurement, hardware))
+            run = replayed(same[0], profile=_own_profile(measurement, hardware))
         except Unmodelled as error:
             reasons[str(error)] = n
         else:
@@ -473,7 +445,7 @@ def _per_tick(run: Any, ticks: np.ndarray) -> dict[str, np.ndarray]:
 _HANDLERS: Mapping[str, Callable[..., Iterator[Comparison]]] = {
     "iteration": _iterations,
     "e2e_silicon_agg": _silicon,
-    "e2e_silicon_disagg": _disaggregated,
+    "e2e_silicon_disagg": _silicon,
     "e2e_settings": _settings,
     "e2e_requests": _requests,
     "e2e_timeseries": _timeseries,

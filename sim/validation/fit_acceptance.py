@@ -21,19 +21,18 @@ import numpy as np
 from hwmodels.measured import read
 from hwmodels.tables import read_toml
 from policies.acceptance import Iid
-from sim.validation.apart import (
-    ApartRun,
-    apart_run,
-    apart_s,
+from sim.bench.published.machines import Unmodelled
+from sim.bench.published.rows import (
+    Served,
     concurrency_of,
     deployment_of,
     half_of,
-    layout_of,
     most_clients,
+    rows_of,
+    served_run,
+    served_s,
 )
-from sim.validation.machines import Unmodelled
-from sim.validation.runs import ServedRun, rows_of, served_run, served_s
-from sim.validation.speculated import FILE as ACCEPTANCES
+from sim.bench.published.speculated import FILE as ACCEPTANCES
 from workloads.write import write_whole
 
 ALPHAS = (0.4, 0.65, 0.9)
@@ -46,8 +45,7 @@ SPECULATIVE = ("e2e_silicon_speculative_agg.csv", "e2e_silicon_speculative_disag
 class Row:
     """A row of a file, as it is run, and what it measured."""
 
-    run: ApartRun | ServedRun
-    stack: str
+    served: Served
     half: int
     tpot_s: float
 
@@ -55,38 +53,24 @@ class Row:
 def rows_to_fit(path: Path) -> list[Row]:
     """The rows of *path* that can be predicted and are not too long."""
     rows = rows_of(read(path))
-    clients = most_clients(rows) if "prefill_num_workers" in rows[0] else {}
     found = []
-    for row in rows:
+    for row, clients in zip(rows, most_clients(rows), strict=True):
         try:
-            if clients:
-                if concurrency_of(row) > MOST_CLIENTS:
-                    continue
-                run: ApartRun | ServedRun = apart_run(row, path.parent, clients=clients[layout_of(row)])
-            else:
-                run = served_run(row, path.parent)
-                # Ranks take every step one by one: long answers of many clients take minutes.
-                if run.concurrency > MOST_CLIENTS or (run.parallel.data > 1 and run.output_tokens > 1024):
-                    continue
+            served = served_run(row, path.parent, clients=clients)
         except Unmodelled:
             continue
-        found.append(
-            Row(
-                run=run,
-                stack=run.stack,
-                half=half_of(deployment_of(row)),
-                tpot_s=float(row["tpot_ms"]) * 1e-3,
-            )
-        )
+        # Ranks take every step one by one: long answers of many clients take minutes.
+        long = served.prefill is None and served.decode.parallel.data > 1 and row["osl"] > 1024
+        if concurrency_of(row) <= MOST_CLIENTS and not long:
+            found.append(Row(served=served, half=half_of(deployment_of(row)), tpot_s=float(row["tpot_ms"]) * 1e-3))
     return found
 
 
 def _tpot_ratio(row: Row, alpha: float) -> float:
-    run = row.run
-    assert run.speculation is not None
-    run = replace(run, speculation=replace(run.speculation, acceptance=Iid(alpha=alpha)))
+    speculation = row.served.speculation
+    assert speculation is not None
     try:
-        found = apart_s(run) if isinstance(run, ApartRun) else served_s(run)
+        found = served_s(replace(row.served, speculation=replace(speculation, acceptance=Iid(alpha=alpha))))
     except Unmodelled:
         return np.nan
     return found.tpot_s / row.tpot_s
@@ -119,7 +103,7 @@ def main(folder: Path, *, write: bool, jobs: int) -> None:
         known = read_toml(ACCEPTANCES)
         for model, table in known.items():
             for depth, entry in table.items():
-                mine = [r for r in rows if r.run.speculation is not None and r.run.speculation.k == int(depth)]
+                mine = [r for r in rows if r.served.speculation is not None and r.served.speculation.k == int(depth)]
                 if str(entry["source"]).startswith("published") or not mine:
                     continue
                 half = np.array([row.half for row in mine])

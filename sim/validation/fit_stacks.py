@@ -1,7 +1,7 @@
 """Fit serving stacks' overheads to measured serving runs and iterations, deployments and models held back.
 
 `python -m sim.validation.fit_stacks MEASURED [STACK ...]` prints, for each stack, the terms of a fit on all deployments as they
-stand in hwmodels/overheads.toml, and the errors on rows whose deployment, and on rows whose model, no fit of theirs saw; --out
+stand in its overheads.toml, and the errors on rows whose deployment, and on rows whose model, no fit of theirs saw; --out
 writes those errors row by row, and --intervals the widths of `hwmodels.serving_intervals`. Terms are of a stack; those of
 `RELEASED` are of each release that is listed, for releases differ in what asynchronous scheduling hides and in the front end. A
 term that the data put on zero is left out and the others fitted again; one that moves nothing is left out too; one that ends on
@@ -27,22 +27,25 @@ from hwmodels.kernels.parameters import bounds
 from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack, stack_releases
 from hwmodels.tables import read_toml
-from sim.validation.frozen import frozen
-from sim.validation.runs import (
-    Unmodelled,
-    deployed,
+from sim import metrics
+from sim.bench.descent import Lines, cauchy, descended, least
+from sim.bench.fitting import QUANTITIES, Replayed
+from sim.bench.load import NotReplayable, sent_order
+from sim.bench.parameters import Setting
+from sim.bench.public import case_of_row
+from sim.bench.published.machines import Unmodelled
+from sim.bench.published.rows import (
+    DEPLOYMENT,
     family_of,
     iteration_s,
-    latencies_s,
     release_of,
     replayed,
+    requests_of,
     rows_of,
-    served,
     served_run,
-    served_s,
     speculates,
 )
-from sim.validation.servers import GAP_ANALYSIS
+from sim.bench.published.servers import GAP_ANALYSIS
 from workloads.write import open_whole, write_whole
 
 SERVED = ("step_s", "sequence_s", "row_s", "expert_host_s", "latent_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
@@ -64,9 +67,6 @@ EAGER_START = {"step_s": 2e-3, "sequence_s": 1e-4, "row_s": 2e-5, "layer_host_s"
 _HIGH = {"step_s": 1e-2, "sequence_s": 2e-4, "row_s": 5e-5}
 MARGIN = 0.01
 """A fitted value this share of the range from a bound, or nearer, lies on it."""
-DEPLOYMENT = ("model_path", "system", "backend", "backend_version", "gemm_quant_mode", "moe_quant_mode", "tp_size",
-              "attention_dp_size", "moe_tp_size", "moe_ep_size")  # fmt: skip
-"""Columns that make a deployment, which is held back as a whole."""
 _SAME_MODEL = {
     "deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3",
     "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-V3",
@@ -160,11 +160,11 @@ def _recorded_points(folder: Path, stack: str) -> list[Point]:
     for path in sorted(folder.glob(RECORDED)):
         run = read(path)
         if run.source == stack:
-            tpot, ttft = (float(np.nanmedian(values)) for values in recorded_s(run))
+            requests = requests_of(run)
             points.append(
                 Point(
                     row={},
-                    measured_s=(tpot, ttft),
+                    measured_s=(float(np.nanmedian(requests.tpot_s)), float(np.nanmedian(requests.ttft_s))),
                     group=path.stem,
                     model=path.stem,
                     release=serving_stack(stack).release,
@@ -173,14 +173,6 @@ def _recorded_points(folder: Path, stack: str) -> list[Point]:
                 )
             )
     return points
-
-
-def recorded_s(run: Measurement) -> tuple[np.ndarray, np.ndarray]:
-    """Measured TPOT (NaN for one output token) and TTFT of each request."""
-    first, last, arrival, tokens = (
-        run.columns[name] for name in ("first_token_s", "last_token_s", "arrival_s", "output_toks")
-    )
-    return np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan), first - arrival
 
 
 def _eager_points(folder: Path) -> list[Point]:
@@ -197,21 +189,28 @@ def _eager_points(folder: Path) -> list[Point]:
 def predict(point: Point, stack: ServingStack) -> tuple[float, float]:
     """TPOT and TTFT of *point* in seconds under *stack*; NaN where it cannot be priced."""
     try:
-        if point.recorded is not None:
-            run, order = replayed(point.recorded, stack=stack)
-            ttft, tpot = latencies_s(run)
-            ratios = [
-                float(np.exp(np.nanmedian(np.log(mine / theirs[order]))))
-                for mine, theirs in zip((tpot, ttft), recorded_s(point.recorded), strict=True)
-            ]
-            return point.measured_s[0] * ratios[0], point.measured_s[1] * ratios[1]
-        if "prompt_size" in point.row:
-            prompt_s, token_s = iteration_s(point.row, stack=stack)
-            return token_s, prompt_s
-        found = served_s(served_run(point.row, point.folder), stack=stack)
-        return found.tpot_s, found.ttft_s
-    except Unmodelled:
+        figures = _replayed(point, stack).figures
+    except (Unmodelled, NotReplayable):
         return np.nan, np.nan
+    return figures["tpot_s"], figures["ttft_s"]
+
+
+def _replayed(point: Point, stack: ServingStack) -> Replayed:
+    if point.recorded is not None:
+        ratios = zip(QUANTITIES, point.measured_s, recorded_ratios(point.recorded, stack), strict=True)
+        return Replayed(figures={q: s * float(np.exp(np.nanmedian(np.log(each)))) for q, s, each in ratios})
+    if "prompt_size" in point.row:
+        prompt_s, token_s = iteration_s(point.row, stack=stack)
+        return Replayed(figures={"tpot_s": token_s, "ttft_s": prompt_s})
+    return case_of_row(point.row, point.folder)[0].replay(Setting(stack=stack))
+
+
+def recorded_ratios(run: Measurement, stack: ServingStack) -> list[np.ndarray]:
+    """Predicted over measured TPOT and TTFT of each request of a recorded run."""
+    requests, found = requests_of(run), replayed(run, stack=stack).requests
+    order = sent_order(requests)
+    pairs = ((metrics.tpot_s(found), requests.tpot_s), (metrics.ttft_s(found), requests.ttft_s))
+    return [mine / theirs[order] for mine, theirs in pairs]
 
 
 _STEPS = {"admission_s": 1e-2, "admission_s_per_token": 4e-6, "admission_serial_s": 1e-3}
@@ -220,34 +219,22 @@ _ADMISSION = ("admission_s", "admission_s_per_token", "admission_serial_s")
 
 def predict_and_slopes(point: Point, stack: ServingStack, steps: Mapping[str, float]) -> np.ndarray:
     """TPOT and TTFT of *point* in seconds, and in further rows how the logarithm of each moves where the terms of *steps* do, by
-    the schedule of this one replay (`sim.validation.frozen`), or by another replay where the front end's terms move it."""
+    the schedule of this one replay (`sim.bench.frozen`), or by another replay where the front end's terms move it."""
     found = np.full((1 + len(steps), 2), np.nan)
-
-    def moved(term: str) -> ServingStack:
-        own = stack.overheads
-        return replace(stack, overheads=replace(own, **{term: getattr(own, term) + steps[term]}))
-
-    if point.recorded is not None or "prompt_size" in point.row:
-        found[0] = predict(point, stack)
-        for i, term in enumerate(steps):
-            found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
-        return found
     try:
-        run = served_run(point.row, point.folder)
-        deployment, columns = served(run, stack=stack)
-        counted = run.protocol.counted(columns.requests["arrival_ns"], run.concurrency)
-        figures = run.protocol.figures(columns, run.concurrency)
-        schedule = frozen(columns, counted)
-        found[0] = figures.tpot_s, figures.ttft_s
-        for i, term in enumerate(steps):
-            if term in _ADMISSION:
-                # It changes which requests run when one arrives, so that the schedule is another.
-                found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
-                continue
-            ttft_s, tpot_s = schedule.moved_s(deployment.cost, deployed(run, moved(term)).cost)
-            found[1 + i] = np.log1p(tpot_s / figures.tpot_s), np.log1p(ttft_s / figures.ttft_s)
-    except Unmodelled:
-        pass
+        here = _replayed(point, stack)
+    except (Unmodelled, NotReplayable):
+        return found
+    found[0] = [here.figures[q] for q in QUANTITIES]
+    for i, (term, step) in enumerate(steps.items()):
+        own = stack.overheads
+        moved = replace(stack, overheads=replace(own, **{term: getattr(own, term) + step}))
+        if here.moved is None or term in _ADMISSION:
+            # It changes which requests run when one arrives, so that the schedule is another.
+            found[1 + i] = np.log(np.array(predict(point, moved)) / found[0])
+        else:
+            by = here.moved(Setting(stack=moved))
+            found[1 + i] = [by[q] for q in QUANTITIES]
     return found
 
 
@@ -306,8 +293,12 @@ def on_bound(name: str, value: float, low: float, high: float) -> str:
 def residuals(points: Sequence[Point], predicted: np.ndarray) -> np.ndarray:
     """The residuals that the fit makes small: weighted log ratios, two a point; nothing for what cannot be priced."""
     measured = np.log([p.measured_s for p in points])
-    weight = np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
-    return np.nan_to_num((np.log(predicted) - measured) * weight, nan=0.0).ravel()
+    return np.nan_to_num((np.log(predicted) - measured) * _weight(points), nan=0.0).ravel()
+
+
+def _weight(points: Sequence[Point]) -> np.ndarray:
+    """The weight of TPOT and TTFT of each point."""
+    return np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
 
 
 def behind(point: Point, versions: Versions) -> ServingStack:
@@ -315,49 +306,23 @@ def behind(point: Point, versions: Versions) -> ServingStack:
     return versions[point.release] if point.release in versions else next(iter(versions.values()))
 
 
-def _lines(
-    points: Sequence[Point], versions: Versions, names: Sequence[str], unit: np.ndarray, price: Price
-) -> tuple[np.ndarray, np.ndarray]:
-    """The residuals, and how they move with each term of *names* in units of *unit*."""
-    terms = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
-    # Wide steps, for tiles and batches make times a staircase.
-    steps = {term: _STEPS.get(term, 0.1 * (EAGER_START if tuple(names) == EAGER else START)[term]) for term in terms}
-    found = price(points, versions, steps)
-    weight = np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
-    slope = np.zeros((len(points), 2, len(names)))
-    newest = next(iter(versions))
-    for j, name in enumerate(names):
-        of, _, term = name.rpartition("/")
-        mine = np.array([(p.release or newest) == (of or newest) or (not of and term not in RELEASED) for p in points])
-        slope[mine, :, j] = (found[:, 1 + terms.index(term)] * weight)[mine] * (unit[j] / steps[term])
-    return residuals(points, found[:, 0]), np.nan_to_num(slope).reshape(2 * len(points), len(names))
-
-
-def _solved(here: np.ndarray, slope: np.ndarray, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Terms (in units) at which the linearised residuals are least, by robust least squares between *low* and *high*."""
-    from scipy.optimize import least_squares
-
-    span = np.maximum(high - low, 1e-9)
-    begin = np.clip(x, low + 1e-6 * span, high - 1e-6 * span)
-    best = least_squares(
-        lambda u: here + slope @ (u - x), begin, bounds=(low, low + span), loss="cauchy", f_scale=_SCATTER, x_scale=1.0
-    )
-    return best.x
-
-
-def _cost(residual: np.ndarray) -> float:
-    return float(np.log1p((residual / _SCATTER) ** 2).sum())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """Where a fit ended, and how its residuals move there."""
+    """The place where a fit ended, and how its residuals move there."""
 
     versions: dict[str, ServingStack]
     names: tuple[str, ...]
-    unit: np.ndarray
-    here: np.ndarray
-    slope: np.ndarray
+    lines: Lines
+    """In units of `unit`: weighted log ratios of predicted over measured, two a point; 0 for what cannot be priced."""
+
+    @property
+    def unit(self) -> np.ndarray:
+        return _unit(self.names)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values of the terms in these units."""
+        return np.array([value_of(self.versions, name) for name in self.names]) / self.unit
 
     def refit(self, keep: np.ndarray) -> dict[str, ServingStack]:
         """The fit to part of the points, a mask, on the straight lines of the whole one.
@@ -366,18 +331,11 @@ class Fitted:
         which the model is linear.
         """
         rows = np.repeat(keep, 2)
-        x = np.array([value_of(self.versions, name) for name in self.names]) / self.unit
-        high = np.array([limits(self.names)[name][1] for name in self.names]) / self.unit
-        moved = np.abs(self.slope[rows]).max(axis=0, initial=0.0) > 1e-6
-        best = x.copy()
+        moved = np.abs(self.lines.slope[rows]).max(axis=0, initial=0.0) > 1e-6
+        best = self.values
         if moved.any():
-            best[moved] = _solved(
-                self.here[rows],
-                self.slope[rows][:, moved],
-                x[moved],
-                np.zeros(moved.sum()),
-                np.minimum(high, 4 * x + 1)[moved],
-            )
+            part = Lines(at=best[moved], residual=self.lines.residual[rows], slope=self.lines.slope[rows][:, moved])
+            best[moved] = _least(part, np.minimum(_highest(self.names), 4 * best + 1)[moved])
         values = dict(zip(self.names, (best * self.unit).tolist(), strict=True))
         for name, some in zip(self.names, moved, strict=True):
             of, _, term = name.rpartition("/")
@@ -387,44 +345,72 @@ class Fitted:
         return with_terms(self.versions, values)
 
 
+def _starts(names: Sequence[str]) -> Mapping[str, float]:
+    return EAGER_START if tuple(names) == EAGER else START
+
+
+def _unit(names: Sequence[str]) -> np.ndarray:
+    return np.array([_starts(names)[name.rpartition("/")[2]] for name in names])
+
+
+def _highest(names: Sequence[str]) -> np.ndarray:
+    return np.array([high for _, high in limits(names).values()]) / _unit(names)
+
+
+def _least(lines: Lines, high: np.ndarray) -> np.ndarray:
+    """Terms (in units) up to *high* at which the linearised residuals are least."""
+    return least(lines, np.zeros(len(high)), np.maximum(high, 1e-9), cauchy, scale=_SCATTER)
+
+
 def fit_stack(
     points: Sequence[Point], versions: Versions, names: Sequence[str], price: Price, *, rounds: int, go_on: bool = False
 ) -> Fitted:
-    """*versions* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios.
+    """*versions* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios
+    (`sim.bench.descent`). Starts at `START`, or with *go_on* at the stacks' own values."""
+    unit, newest = _unit(names), next(iter(versions))
+    weight = _weight(points)
+    terms = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
+    # Wide steps, for tiles and batches make times a staircase.
+    steps = {term: _STEPS.get(term, 0.1 * _starts(names)[term]) for term in terms}
 
-    Each round works out how the residuals move with every term, and goes to where these straight lines are least, or half as far
-    and half again where that is no better. Starts at `START`, or with *go_on*
-    at the stacks' own values.
-    """
-    begin = EAGER_START if tuple(names) == EAGER else START
-    unit = np.array([begin[name.rpartition("/")[2]] for name in names])
-    x = np.array([value_of(versions, name) for name in names]) / unit if go_on else np.ones(len(names))
-    high = np.array([limits(names)[name][1] for name in names]) / unit
+    def built(x: np.ndarray) -> dict[str, ServingStack]:
+        return with_terms(versions, dict(zip(names, (x * unit).tolist(), strict=True)))
 
-    def built(u: np.ndarray) -> dict[str, ServingStack]:
-        return with_terms(versions, dict(zip(names, (u * unit).tolist(), strict=True)))
+    def lines_of(x: np.ndarray) -> Lines:
+        found = price(points, built(x), steps)
+        slope = np.zeros((len(points), 2, len(names)))
+        for j, name in enumerate(names):
+            of, _, term = name.rpartition("/")
+            mine = np.array(
+                [(p.release or newest) == (of or newest) or (not of and term not in RELEASED) for p in points]
+            )
+            slope[mine, :, j] = (found[:, 1 + terms.index(term)] * weight)[mine] * (unit[j] / steps[term])
+        lines = Lines(
+            at=x,
+            residual=residuals(points, found[:, 0]),
+            slope=np.nan_to_num(slope).reshape(2 * len(points), len(names)),
+        )
+        print(f"{versions[newest].name}: residuals of {cost_of(lines.residual, x):.1f}", flush=True)
+        return lines
 
-    here, slope = _lines(points, built(x), names, unit, price)
-    for _ in range(rounds):
-        goal, cost, step = _solved(here, slope, x, np.zeros(len(x)), np.minimum(high, 3 * x + 2)), _cost(here), 1.0
-        goal[goal < 2e-3] = 0.0
-        better, moved = False, np.zeros(len(x))
-        while not better and step > 0.2:
-            moved = step * (goal - x)
-            there = residuals(points, price(points, built(x + moved), {})[:, 0])
-            better = _cost(there) < cost
-            if not better:
-                # Broyden's update: the lines learn what the step has shown.
-                slope = slope + np.outer(there - here - slope @ moved, moved) / max(float(moved @ moved), 1e-12)
-            step /= 2
-        if not better:
-            break
-        x = x + moved
-        here, slope = _lines(points, built(x), names, unit, price)
-        print(f"{next(iter(versions.values())).name}: {cost:.1f} -> {_cost(here):.1f}", flush=True)
-        if cost - _cost(here) < 3e-3 * cost:
-            break
-    return Fitted(versions=built(x), names=tuple(names), unit=unit, here=here, slope=slope)
+    def goal_of(lines: Lines) -> np.ndarray:
+        goal = _least(lines, np.minimum(_highest(names), 3 * lines.at + 2))
+        return np.where(goal < 2e-3, 0.0, goal)
+
+    def cost_of(residual: np.ndarray, _x: np.ndarray) -> float:
+        return float(cauchy((residual / _SCATTER) ** 2)[0].sum())
+
+    lines = descended(
+        np.array([value_of(versions, name) for name in names]) / unit if go_on else np.ones(len(names)),
+        rounds,
+        lines_of=lines_of,
+        residual_of=lambda x: residuals(points, price(points, built(x), {})[:, 0]),
+        goal_of=goal_of,
+        cost_of=cost_of,
+        learns=True,
+        gain=3e-3,
+    )
+    return Fitted(versions=built(lines.at), names=tuple(names), lines=lines)
 
 
 def fit_what_matters(
@@ -438,9 +424,8 @@ def fit_what_matters(
         if high := [name for name in names if side[name] == "high"]:
             raise ValueError(f"{name_of_stack}: {high[0]} ends on its upper bound, {limits(names)[high[0]][1]:g}")
         zero = {name for name in names if side[name] == "low"}
-        values = np.array([value_of(fitted.versions, name) for name in names]) / fitted.unit
         # A tenth more or less changes no residual by 1e-4.
-        moves = np.abs(fitted.slope * values).max(axis=0, initial=0.0) * 0.1 > 1e-4
+        moves = np.abs(fitted.lines.slope * fitted.values).max(axis=0, initial=0.0) * 0.1 > 1e-4
         idle = {name for name, some in zip(names, moves, strict=True) if not some} - zero
         if not zero | idle:
             return fitted
@@ -450,7 +435,8 @@ def fit_what_matters(
         versions = with_terms(fitted.versions, dict.fromkeys(zero | idle, 0.0))
         names, begun = [name for name in names if name not in zero | idle], True
         if not names:
-            return replace(fitted, versions=versions, names=(), unit=np.ones(0), slope=np.zeros((len(fitted.here), 0)))
+            none = Lines(at=np.zeros(0), residual=fitted.lines.residual, slope=fitted.lines.slope[:, :0])
+            return Fitted(versions=versions, names=(), lines=none)
 
 
 def _hash(text: str) -> bytes:
@@ -521,16 +507,13 @@ def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, p
 
 def _on_lines(used: Sequence[Point], fitted: Fitted) -> np.ndarray:
     """Log of measured over predicted, TPOT and TTFT of each of *used*, by fits without its device, on straight lines."""
-    x = np.array([value_of(fitted.versions, name) for name in fitted.names]) / fitted.unit
-    off = fitted.here.copy()
+    off = fitted.lines.residual.copy()
     for device in sorted({p.device for p in used} - {""}):
         mine = np.array([p.device == device for p in used])
-        found = fitted.refit(~mine)
-        u = np.array([value_of(found, name) for name in fitted.names]) / fitted.unit
+        there = replace(fitted, versions=fitted.refit(~mine)).values
         rows = np.repeat(mine, 2)
-        off[rows] += fitted.slope[rows] @ (u - x)
-    weight = np.sqrt([p.weight for p in used])[:, None] * _WEIGHTS
-    return -off.reshape(-1, 2) / weight
+        off[rows] += fitted.lines.slope[rows] @ (there - fitted.values)
+    return -off.reshape(-1, 2) / _weight(used)
 
 
 def _factors(log_ratios: np.ndarray) -> list[float]:
@@ -697,11 +680,9 @@ def given(stack: str) -> tuple[str, ...]:
 
 def _recorded_errors(point: Point, stack: ServingStack) -> str:
     assert point.recorded is not None
-    run, order = replayed(point.recorded, stack=stack)
-    ttft, tpot = latencies_s(run)
     texts = []
-    for what, mine, theirs in zip(("TPOT", "TTFT"), (tpot, ttft), recorded_s(point.recorded), strict=True):
-        off = 100.0 * np.abs(mine / theirs[order] - 1.0)
+    for what, ratios in zip(("TPOT", "TTFT"), recorded_ratios(point.recorded, stack), strict=True):
+        off = 100.0 * np.abs(ratios - 1.0)
         texts.append(f"{what} median {np.nanmedian(off):.1f} % (mean {np.nanmean(off):.1f} %)")
     return ", ".join(texts)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from hwmodels.overheads import stack_releases
+from sim.bench.published import speculated
+from sim.bench.published.rows import ASSUMED
 from sim.protocols import protocols
-from sim.validation import apart, speculated
 from sim.validation.files import Comparison
 from workloads.write import open_whole
 
@@ -203,7 +204,7 @@ def _of_their_own(pairs: Mapping[str, Pair]) -> Iterator[str]:
         yield from (
             f"* {model}, {k} drafted: {100 * entry['alpha']:.0f} %, {entry['source']}" for k, entry in table.items()
         )
-    yield f"\n### Assumptions about separate pools\n\n{apart.ASSUMED}"
+    yield f"\n### Assumptions about separate pools\n\n{ASSUMED}"
     for file, title in OWN_FILES:
         if file not in pairs:
             continue

@@ -19,13 +19,19 @@ def rooftrace(*arguments):
     ("command", "names"), [("models", ["llama-3.1-8b", "gpt2-xl"]), ("hardware", ["h100-sxm", "l40s"])]
 )
 def test_a_catalogue_lists_names_with_sources(command, names):
-    text = rooftrace(command)
+    text = rooftrace(command, *(["--sources"] if command == "hardware" else []))
     assert text.exit_code == 0, text.output
     assert all(name in text.stdout for name in names)
     assert "Source" in text.stdout
     entries = json.loads(rooftrace(command, "--json").stdout)
     assert set(names) <= {entry["name"] for entry in entries}
     assert all(entry.get("source") or entry.get("sources") or entry.get("refused") for entry in entries)
+
+
+def test_the_list_of_devices_fits_a_hundred_columns():
+    lines = rooftrace("hardware").stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert not any("Source" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ from workloads import Trace
 
 @dataclass(frozen=True)
 class Watches:
-    """Keeps what it is shown, and asks for what there is."""
+    """Keeps what it is shown, and asks for what there is, or for *least*."""
 
     shown: list[Seen] = field(default_factory=list)
+    least: int = 0
 
     def wanted(self, seen: Seen, /) -> int:
         self.shown.append(seen)
-        return seen.mine.machines
+        return max(seen.mine.machines, self.least)
 
 
 def fleet_run(workload: Trace, scaling: Scaling, n: int, seconds: float = 1.0) -> Any:
@@ -121,3 +122,30 @@ def test_what_is_asked_above_the_most_is_counted_when_it_has_been_asked_for_thro
     assert above(Outage(machine=0, at_s=17.0, for_s=1.0)) == 1
     # One that has failed for good cannot be asked for: looks at 25 and 30 s.
     assert above(Outage(machine=0, at_s=17.0)) == 3
+
+
+def test_an_autoscaler_without_behavior_goes_on_to_a_peak_that_its_limit_cut() -> None:
+    """One machine; 12 asked for once, then one: 4, 8 and 12 are there, until the window ends."""
+    workload = Trace(arrival_ns=[0, 62 * S], prompt_tokens=[8] * 2, output_tokens=[1] * 2)
+    scaling = Scaling(
+        policy=Says((12, 1)), min_machines=1, initial=1, interval_s=5.0, down_window_s=30.0, hpa="default"
+    )
+    found = [(at_s, state) for at_s, _, state, _ in changes(fleet_run(workload, scaling, 12))]
+    counts = {at_s: sum(1 for each, _ in found if each == at_s) for at_s, _ in found}
+    assert counts == {5: 3, 10: 4, 15: 4, 35: 22}
+
+
+def test_with_behavior_at_most_four_more_come_in_fifteen_seconds() -> None:
+    workload = Trace(arrival_ns=[0, 42 * S], prompt_tokens=[8] * 2, output_tokens=[1] * 2)
+    scaling = Scaling(policy=Says((12,)), min_machines=1, initial=1, interval_s=5.0, hpa="behavior")
+    assert [at_s for at_s, _, _, _ in changes(fleet_run(workload, scaling, 12))] == [5] * 4 + [20] * 5 + [35] * 2
+
+
+def test_machines_are_pending_until_their_server_begins() -> None:
+    """Machine 1 gets its image from 1 to 5 s and loads its weights until 9 s."""
+    workload = Trace(arrival_ns=[0], prompt_tokens=[8], output_tokens=[12])
+    policy = Watches(least=2)
+    phases = (("image", 4.0), ("weights", 4.0))
+    fleet_run(workload, Scaling(policy=policy, min_machines=1, initial=1, interval_s=1.0, phases=phases), 2)
+    counted = [(seen.mine.machines, seen.mine.ready, seen.mine.pending) for seen in policy.shown[:11]]
+    assert counted == [(1, 1, 0)] + [(2, 1, 1)] * 3 + [(2, 1, 0)] * 4 + [(2, 2, 0)] * 3

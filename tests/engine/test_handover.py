@@ -260,8 +260,12 @@ def test_whose_transfers_wait_for_each_other(shared: Any, senders: int, receiver
         pools=(0,) * senders + (1,) * receivers,
     )
     machines = (experiment.replicas[0],) * (senders + receivers)
-    found = run(replace(experiment, replicas=machines, handover=handover)).requests
-    assert np.diff(found["landed_ns"]).tolist() == [4 * MS if shared in waits else 0]
+    columns = run(replace(experiment, replicas=machines, handover=handover))
+    assert np.diff(columns.requests["landed_ns"]).tolist() == [4 * MS if shared in waits else 0]
+    # The result says of which machines each link is; -1: of all of the pool.
+    ends = {(link["sender"] >= 0, link["receiver"] >= 0) for link in columns.meta["links"]}
+    assert ends == {(shared in ("sender", "pair"), shared in ("receiver", "pair"))}
+    assert {*map(int, (link[end] for link in columns.meta["links"] for end in ("sender", "receiver")))} <= {-1, 0, 1, 2}
 
 
 def test_who_goes_while_waiting_for_room_gives_back_what_was_computed_and_takes_no_room() -> None:

@@ -17,6 +17,7 @@ from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.engine.cache.block_cache import BlockCache
+from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.content import contents_of
 from sim.engine.kv.pool import KvPool, OutOfBlocks
 from sim.engine.spec.experiment import LeftBehind
@@ -395,3 +396,53 @@ def test_a_pool_without_a_cache_finds_and_shares_nothing() -> None:
     pool = KvPool(10, 4)
     assert (pool.found_blocks(0, 9), pool.unheld_blocks(0, 0), pool.shared_blocks(0), pool.found(0)) == (0, 0, 0, 0)
     assert (pool.full_blocks(0), pool.freed_by(0, {}), pool.held_again, pool.order(0)) == (0, 0, 0, 0)
+
+
+def a_pool(kind: type[BlockCache] | type[RadixCache], rows: list[list[int]], outputs: list[int]) -> Any:
+    """A cache of 20 blocks of four tokens, and requests whose prompts are whole blocks."""
+    ids = np.array([id_ for row in rows for id_ in row], np.int64)
+    prompts = np.array([4 * len(row) for row in rows]) - outputs
+    contents = contents_of(ids, np.cumsum([0, *map(len, rows)]), 4, prompts, np.array(outputs), 4)
+    return BlockCache(20, 4, contents) if kind is BlockCache else RadixCache(20, 4, contents, array("q", prompts))
+
+
+def holds(pool: Any, id_: int, blocks: int, new: int) -> None:
+    """A request finds *blocks* blocks, and computes *new*."""
+    pool.admit(id_, blocks)
+    pool.take(new)
+    (pool.cached if isinstance(pool, BlockCache) else pool.computed)(id_, 4 * (blocks + new))
+
+
+@pytest.mark.parametrize("kind", [BlockCache, RadixCache])
+def test_preempting_frees_what_no_other_holds_and_of_several_the_rest(kind: Any) -> None:
+    # Five blocks of both, three of the first alone and two of the second.
+    pool = a_pool(kind, [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 9, 10]], [0, 0])
+    holds(pool, 0, 0, 8)
+    holds(pool, 1, 5, 2)
+    for one, other, alone in ((0, 1, 3), (1, 0, 2)):
+        gone: dict[object, int] = {}
+        assert (pool.freed_by(one, gone), pool.freed_by(other, gone)) == (alone, 10 - alone)
+
+
+@pytest.mark.parametrize("kind", [BlockCache, RadixCache])
+def test_a_cache_that_is_lost_holds_nothing_and_finds_nothing(kind: Any) -> None:
+    pool = a_pool(kind, [[1, 2, 3], [1, 2, 4]], [0, 0])
+    for _ in range(2):
+        holds(pool, 0, 0, 3)
+        holds(pool, 1, 2, 1)
+        assert (pool.free, pool.full_blocks(0), pool.found(1)) == (16, 3, 2)
+        pool.reset()
+        assert (pool.free, pool.found_blocks(0, 99), pool.held_again, pool.fault()) == (20, 0, 0, None)
+
+
+def test_a_cache_says_while_what_the_workload_names_is_emitted() -> None:
+    # The prompts are two blocks, and the third is emitted.
+    pool = a_pool(BlockCache, [[1, 2, 3], [1, 2, 3]], [4, 4])
+    pool.progress = lambda id_: 8
+    for id_ in (0, 1):
+        holds(pool, id_, 0, 2)
+        pool.writes_on(id_, 8)
+    pool.release(0, 2, 8)
+    assert pool.writes
+    pool.release(1, 2, 8)
+    assert not pool.writes

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+import random
+from collections.abc import Callable
 
+import numpy as np
+import pytest
+
+from policies.eviction import CachedBlocks, Fifo, Lfu, Lru, Mru, Rank, RankFunction, Retention
 from sim.engine.kv.content import contents_of
-from sim.engine.kv.content_store import Key
+from sim.engine.kv.content_store import LOADED, WRITTEN_AGAIN, Key
 from sim.engine.record.columns import Recorder
 from sim.engine.tiers.stores import SharedStore, Store
 from sim.engine.tiers.tiers import SharedStores, Tiers, TierSpec
@@ -98,3 +103,77 @@ def test_what_another_machine_has_written_is_not_written_again_on_eviction() -> 
     second.evicted(0, 0, 3)
     # Two blocks, and then the third alone.
     assert [recorder.transfers.array()["bytes"].tolist() for recorder in recorders] == [[20], [10]]
+
+
+def first_blocks_first(blocks: CachedBlocks) -> Rank:
+    return blocks.first_token
+
+
+class BlockByBlock:
+    """A store that has each block by itself: (entry, uses, last use, byte of arrival) by chain and place."""
+
+    def __init__(self, capacity: int, rank: RankFunction) -> None:
+        self.capacity, self.rank, self.now = capacity, rank, 0
+        self.blocks: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+    def touch(self, pieces: list[tuple[Key, int, int]], *, uses: int, new: bool) -> None:
+        for (_, chain), lo, hi in reversed(pieces):
+            self.now += 1
+            for block in range(lo, hi):
+                if new or (chain, block) in self.blocks:
+                    entered, before, _ = self.blocks.get((chain, block), (self.now, 1, 0))
+                    self.blocks[chain, block] = entered, before + uses, self.now
+
+    def shrink(self) -> set[tuple[int, int]]:
+        gone: set[tuple[int, int]] = set()
+        while len(self.blocks) > self.capacity:
+            first = min(self.blocks, key=self.order)
+            gone.add(first)
+            del self.blocks[first]
+        return gone
+
+    def order(self, at: tuple[int, int]) -> tuple[Rank, int, int]:
+        entered, uses, used = self.blocks[at]
+        return self.rank(CachedBlocks(used, entered, uses, 4 * at[1])), used, -at[1]
+
+
+POLICIES: dict[str, Callable[[CachedBlocks], Rank]] = {
+    "lru": Lru().rank,
+    "mru": Mru().rank,
+    "lfu": Lfu().rank,
+    "fifo": Fifo().rank,
+    "retention": Retention(tokens=9).rank,
+    "first blocks": first_blocks_first,
+}
+
+
+@pytest.mark.parametrize("name", [None, *POLICIES])
+def test_a_store_evicts_what_a_store_of_single_blocks_would(name: str | None) -> None:
+    rng, evicted = random.Random(name), 0
+    for _ in range(40):
+        capacity = rng.randrange(3, 20)
+        store = Store(capacity, None if name is None else POLICIES[name])
+        plain = BlockByBlock(capacity, POLICIES[name or "lru"])
+        for now in range(30):
+            # A prompt of two chains, the second from where the first ends on.
+            fork, end = rng.randrange(1, 6), rng.randrange(6, 9)
+            pieces = [(((0, 4, 1), 0), rng.randrange(fork), fork), (((0, 4, 1), rng.randrange(1, 4)), fork, end)]
+            pieces = pieces[: rng.choice([1, 2, 2])]
+            what = rng.choice(["put", "put", "load", "again"])
+            if what == "put":
+                gone = {(key[1], block) for key, lo, hi in store.put(pieces, now, now) for block in range(lo, hi)}
+                plain.touch(pieces, uses=0, new=True)
+                assert gone == plain.shrink()
+                evicted += len(gone)
+            else:
+                store.use(pieces, LOADED if what == "load" else WRITTEN_AGAIN)
+                plain.touch(pieces, uses=what == "load", new=False)
+            here = {
+                (chain, at)
+                for chain in range(4)
+                for at in range(9)
+                if not store.missing([(((0, 4, 1), chain), at, at + 1)])
+            }
+            assert here == {*plain.blocks}
+            assert store.fault() is None
+    assert evicted > 500

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies.eviction import Belady, Eviction, Fifo, Lfu, Lru, Mru, Retention
 from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
@@ -22,7 +23,7 @@ from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, assert_same, with_tiers
 from tests.engine.test_prefix import S, a_trace
-from tests.engine.two_levels import found_by_level
+from tests.engine.two_levels import Key, found_by_level
 from tests.sample import some
 from workloads import Trace
 
@@ -408,10 +409,25 @@ def test_a_store_that_machines_share_counts_once() -> None:
     assert one == two
 
 
-@pytest.mark.parametrize("on_eviction", [False, True])
-def test_requests_one_at_a_time_find_what_a_plain_count_of_two_levels_finds(on_eviction: bool) -> None:
-    loaded = 0
-    for seed in range(12):
+KEYS: dict[Eviction | None, Key | None] = {
+    None: None,
+    Lru(): lambda used, entered, uses, place: used,
+    Lfu(): lambda used, entered, uses, place: (uses, used),
+    Fifo(): lambda used, entered, uses, place: entered,
+    Retention(tokens=10): lambda used, entered, uses, place: (place < 3, used),
+}
+
+
+# Blocks that a device evicts together enter a tier together, which a count of single blocks does not know.
+@pytest.mark.parametrize(
+    ("eviction", "on_eviction"),
+    [(each, late) for each in KEYS for late in (False, True) if not (late and each == Fifo())],
+)
+def test_requests_one_at_a_time_find_what_a_plain_count_of_two_levels_finds(
+    eviction: Eviction | None, on_eviction: bool
+) -> None:
+    loaded = differs = 0
+    for seed in range(12 if eviction is None else 4):
         rng = random.Random(seed)
         groups = [[100 * g + i for i in range(rng.randrange(1, 8))] for g in range(6)]
         requests = []
@@ -427,6 +443,7 @@ def test_requests_one_at_a_time_find_what_a_plain_count_of_two_levels_finds(on_e
             capacity_bytes=1000 * tier,
             read_bytes_per_s=1e6,
             write="eviction" if on_eviction else "through",
+            eviction=eviction,
         )
         replica = ReplicaSpec(
             cost=Linear(fixed_s=1.0), scheduler=ONE_SEAT, kv_blocks=device, block_tokens=4, prefix_cache="blocks",
@@ -436,14 +453,28 @@ def test_requests_one_at_a_time_find_what_a_plain_count_of_two_levels_finds(on_e
         hits = list(
             zip((found["prefix_hit_tokens"] // 4).tolist(), (found["host_hit_tokens"] // 4).tolist(), strict=True)
         )
-        assert hits == found_by_level(trace, device, tier, on_eviction=on_eviction)
+        assert hits == found_by_level(trace, device, tier, on_eviction=on_eviction, key=KEYS[eviction])
+        differs += hits != found_by_level(trace, device, tier, on_eviction=on_eviction)
         loaded += sum(in_tier for _, in_tier in hits)
-    assert loaded > 500
+    assert loaded > (500 if eviction is None else 100)
+    assert (differs > 0) == (eviction not in (None, Lru()))
+
+
+def with_evictions(experiment: Experiment, seed: int) -> Experiment:
+    """The same with an eviction policy for each kind of tier."""
+    rng = random.Random(f"evictions of {seed}")
+    chosen = {kind: rng.choice([*KEYS, Mru()]) for kind in ("host", "disk", "remote")}
+
+    def evicting(spec: ReplicaSpec) -> ReplicaSpec:
+        return replace(spec, tiers=tuple(replace(tier, eviction=chosen.get(tier.kind)) for tier in spec.tiers))
+
+    machines = (replace(spec, hosted=tuple(evicting(each) for each in spec.hosted)) for spec in experiment.machines)
+    return replace(experiment, replicas=tuple(machines))
 
 
 def assert_spans_equal_stepping(seeds: range) -> None:
     for seed in seeds:
-        experiment = with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed)
+        experiment = with_evictions(with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed), seed)
         fast = run(experiment)
         stepped = run(experiment, fast_forward=False)
         assert_same(fast, stepped)
@@ -462,7 +493,7 @@ def test_spans_equal_stepping_with_tiers_over_many_runs(seed: int) -> None:
 
 def test_the_books_hold_at_every_event_with_tiers() -> None:
     for seed in range(100, 110):
-        experiment = with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed)
+        experiment = with_evictions(with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed), seed)
         checked, plain = run(experiment, check_invariants=True), run(experiment)
         np.testing.assert_array_equal(checked.requests["finish_ns"], plain.requests["finish_ns"])
 
@@ -561,3 +592,33 @@ def test_some_that_were_moved_do_not_drive_each_other_out_for_ever(seed: int, co
     assert found["swap_hit_tokens"].any() != computed_again
     assert found["recomputed_tokens"].any() == computed_again
     assert UNFINISHED not in found["status"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({"eviction": Belady()}, "a tier is not told which request looks for its blocks next"),
+        (
+            {"kind": "peer", "capacity_bytes": 0, "eviction": Lfu()},
+            "reads the host memory of other machines, which evicts",
+        ),
+    ],
+)
+def test_an_eviction_policy_that_a_tier_cannot_follow_is_refused(spec: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        replace(HOST, **spec)
+
+
+def test_machines_that_share_a_store_share_its_eviction_policy() -> None:
+    remote = TierSpec(kind="remote", capacity_bytes=5000, read_bytes_per_s=4000.0, store="s", eviction=Lfu())
+    specs = [
+        ReplicaSpec(
+            cost=Linear(), scheduler=ONE_SEAT, kv_blocks=4, block_tokens=4, prefix_cache="blocks", block_bytes=1000,
+            tiers=(replace(remote, eviction=policy),),
+        )
+        for policy in (Lfu(), Fifo())
+    ]  # fmt: skip
+    trace = a_trace((0.0, 13, 1, A))
+    run(Experiment(workload=trace, replicas=(specs[0], specs[0]), router=RoundRobin()))
+    with pytest.raises(ValueError, match="share the store 's' and give it eviction Lfu"):
+        run(Experiment(workload=trace, replicas=tuple(specs), router=RoundRobin()))

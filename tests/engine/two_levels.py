@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from workloads import Trace
+
+Key = Callable[[int, int, int, int], object]
+"""(number of the last use, number of the entry, uses, place in the prompt) of a block -> what orders those that go."""
 
 
 class _Lru:
@@ -27,15 +31,48 @@ class _Lru:
             self.blocks.popitem(last=False)
 
 
-def found_by_level(trace: Trace, device_blocks: int, tier_blocks: int, *, on_eviction: bool) -> list[tuple[int, int]]:
+class _Ordered(_Lru):
+    """Blocks in the order of a key; a use is the write that brought them, and each load."""
+
+    def __init__(self, capacity: int, key: Key, places: dict[int, int]) -> None:
+        super().__init__(capacity)
+        self.key, self.places = key, places
+        self.now = 0
+        self.known: dict[int, tuple[int, int, int]] = {}
+        """(last use, entry, uses) by block."""
+
+    def use(self, id_: int) -> None:
+        if id_ in self.blocks:
+            _, entered, uses = self.known[id_]
+            self.now += 1
+            self.known[id_] = self.now, entered, uses + 1
+
+    def put(self, id_: int) -> None:
+        self.now += 1
+        _, entered, uses = self.known[id_] if id_ in self.blocks else (0, self.now, 1)
+        self.blocks[id_] = None
+        self.known[id_] = self.now, entered, uses
+
+    def shrink(self) -> None:
+        while len(self.blocks) > self.capacity:
+            del self.blocks[
+                min(self.blocks, key=lambda id_: (self.key(*self.known[id_], self.places[id_]), self.known[id_]))
+            ]
+
+
+def found_by_level(
+    trace: Trace, device_blocks: int, tier_blocks: int, *, on_eviction: bool, key: Key | None = None
+) -> list[tuple[int, int]]:
     """Blocks that each request finds on the device, and behind these in the tier. A block is one of the trace's.
 
     What is loaded is on the device afterwards, and stays in the tier. The tier is written when a prompt has been computed, or
-    (*on_eviction*) when the device gives a block up. Of a request's blocks the last is forgotten first, on both levels.
+    (*on_eviction*) when the device gives a block up. Of a request's blocks the last is forgotten first, on both levels; of
+    the tier's in the order of *key*, without it the least recently used.
     """
     tokens = trace.prefix_block_tokens
     assert tokens is not None
-    device, tier = _Lru(device_blocks), _Lru(tier_blocks)
+    places = {id_: i for row in range(len(trace.prompt_tokens)) for i, id_ in enumerate(trace.prefix_of(row).tolist())}
+    device, tier = _Lru(device_blocks), _Lru(tier_blocks) if key is None else _Ordered(tier_blocks, key, places)
     found: list[tuple[int, int]] = []
     for row, prompt in enumerate(trace.prompt_tokens.tolist()):
         ids = trace.prefix_of(row).tolist()[: prompt // tokens]

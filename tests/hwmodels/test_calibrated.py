@@ -2,7 +2,6 @@
 
 import dataclasses
 import pickle
-import typing
 
 import numpy as np
 import pytest
@@ -361,12 +360,6 @@ def test_a_deployment_knows_its_front_end_and_what_prices_other_models_alike():
 def test_unknown_stacks_are_answered_with_the_nearest():
     with pytest.raises(ValueError, match="'vlm' is not a serving stack; valid here: vllm"):
         serving_stack("vlm")
-
-
-def test_the_scenario_knows_the_same_stacks():
-    from sim.scenario.keys import ServingStack
-
-    assert set(typing.get_args(ServingStack)) == set(serving_stacks())
 
 
 def test_models_survive_pickling():

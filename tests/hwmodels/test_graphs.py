@@ -125,7 +125,7 @@ def test_settings_that_cannot_be(settings, message):
 
 def test_stacks_without_lists_are_refused():
     with pytest.raises(
-        ValueError, match="CUDA graphs of given sizes are of vllm, sglang, trtllm on GPUs; ideal on h100-sxm has none"
+        ValueError, match="CUDA graphs of given sizes are of vllm, trtllm, sglang on GPUs; ideal on h100-sxm has none"
     ):
         cost_of("ideal", largest=8)
     assert cost_of("ideal").kernels.captured is None

@@ -80,7 +80,7 @@ def test_a_model_in_the_cache_of_huggingface_is_known_by_its_name(tmp_path):
     spec = load_model(NAME)
     assert (spec.name, spec.n_layers, spec.source) == (NAME, 3, LLAMA["rooftrace"]["source"])
     (folder / "hf_quant_config.json").write_text(json.dumps(FP8))
-    assert (load_model(NAME).mlp_precision, load_model(NAME).kv_precision) == ("fp8", "fp8")
+    assert (load_model(NAME).mlp_precision, load_model(NAME).kv_precision) == ("fp8_static", "fp8")
 
 
 def test_the_snapshot_of_the_main_branch_counts(tmp_path):
@@ -101,7 +101,7 @@ def test_config_json_is_fetched_and_kept(hub):
     put(hub, side=FP8)
     fetch_unknown(NAME)
     spec = load_model(NAME)
-    assert (spec.params, spec.mlp_precision) == (load_model("llama-3.2-1b").params, "fp8")
+    assert (spec.params, spec.mlp_precision) == (load_model("llama-3.2-1b").params, "fp8_static")
     assert [path.rpartition("/")[2] for path, _ in hub.asked] == ["config.json", "hf_quant_config.json"]
     fetch_unknown(NAME)
     assert len(hub.asked) == 2

@@ -60,7 +60,7 @@ NAMES = {
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": ("deepseek-r1-distill-qwen-32b", "bf16", ""),
     "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": ("qwen3-8b", "bf16", ""),
     "deepseek-ai/DeepSeek-V2-Lite-Chat": ("deepseek-v2-lite", "bf16", ""),
-    "nvidia/Llama-3.1-8B-Instruct-FP8": ("llama-3.1-8b", "fp8", "fp8"),
+    "nvidia/Llama-3.1-8B-Instruct-FP8": ("llama-3.1-8b", "fp8_static", "fp8"),
     "nvidia/Llama-3.3-70B-Instruct-FP4": ("llama-3.1-70b", "nvfp4", "fp8"),
     "nvidia/Llama-3.3-70B-Instruct-NVFP4": ("llama-3.1-70b", "nvfp4", "fp8"),
     "nvidia/DeepSeek-R1-FP4": ("deepseek-r1", "nvfp4", "fp8"),
@@ -107,7 +107,7 @@ NAMES = {
     "microsoft/Phi-3.5-mini-instruct": ("phi-3.5-mini", "bf16", ""),
     "microsoft/phi-4": ("phi-4", "bf16", ""),
     "RedHatAI/phi-4-FP8-dynamic": ("phi-4", "fp8", ""),
-    "nvidia/Phi-4-reasoning-plus-FP8": ("phi-4-reasoning", "fp8", "fp8"),
+    "nvidia/Phi-4-reasoning-plus-FP8": ("phi-4-reasoning", "fp8_static", "fp8"),
     "ibm-granite/granite-3.3-8b-instruct": ("granite-3.3-8b", "bf16", ""),
     "RedHatAI/granite-3.1-8b-instruct-quantized.w8a8": ("granite-3.1-8b", "int8", ""),
     "01-ai/Yi-34B-Chat": ("yi-34b", "bf16", ""),
@@ -214,8 +214,8 @@ def test_a_name_of_another_shape_is_no_model_of_the_catalogue(name):
 def test_a_reading_is_said_in_a_note():
     (note,) = load_model("nvidia/Llama-3.1-8B-Instruct-FP8").notes
     assert note == (
-        "The model nvidia/Llama-3.1-8B-Instruct-FP8 is read as llama-3.1-8b of the catalogue; its weights are in fp8, and its KV "
-        "cache in fp8, from 'fp8' in its name. A path to its own config.json takes the place of this reading."
+        "The model nvidia/Llama-3.1-8B-Instruct-FP8 is read as llama-3.1-8b of the catalogue; its weights are in fp8_static, "
+        "and its KV cache in fp8, from 'fp8' in its name. A path to its own config.json takes the place of this reading."
     )
     assert "'sft' in its name is taken to leave the shape as it is" in load_model("me/Qwen3-8B-SFT").notes[-1]
     assert load_model("llama-3.1-8b").notes == ()

@@ -39,10 +39,16 @@ def formats(spec):
     return spec.attention_precision, spec.mlp_precision, spec.expert_precision
 
 
+@pytest.mark.parametrize(("scheme", "fmt"), [("static", "fp8_static"), ("dynamic", "fp8")])
+def test_a_checkpoint_says_whether_scales_of_activations_are_stated(scheme, fmt):
+    assert read(DENSE, {"quant_method": "fp8", "activation_scheme": scheme}).mlp_precision == fmt
+
+
 @pytest.mark.parametrize(
     ("weights", "activations", "fmt"),
     [
-        (number("float", 8, strategy="channel"), number("float", 8), "fp8"),
+        (number("float", 8, strategy="channel"), number("float", 8, dynamic=True), "fp8"),
+        (number("float", 8, strategy="tensor"), number("float", 8, dynamic=False), "fp8_static"),
         (number("float", 8, strategy="block", block_structure=[128, 128]), number("float", 8), "fp8_block"),
         (number("int", 8), number("int", 8), "int8"),
         (number("int", 4, group_size=128), None, "int4"),
@@ -78,7 +84,7 @@ def test_schemes_whose_arithmetic_is_not_modelled_are_refused(weights, activatio
     ("algorithm", "fmt"),
     [
         ("NVFP4", "nvfp4"),
-        ("FP8", "fp8"),
+        ("FP8", "fp8_static"),
         ("FP8_PB_WO", "fp8_block"),
         ("fp8_pb_wo", "fp8_block"),
         ("W4A8_AWQ", "int4_fp8"),
@@ -102,7 +108,7 @@ def test_modelopt_may_state_a_format_for_each_module():
     }
     mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     spec = read(DENSE, mixed)
-    assert (spec.attention_precision, spec.mlp_precision) == ("fp8", "nvfp4_a16")
+    assert (spec.attention_precision, spec.mlp_precision) == ("fp8_static", "nvfp4_a16")
     for wrong in ({}, {"model.layers.0.mlp.up_proj": {"quant_algo": "FP7"}}, {"model.layers.0.mlp.up_proj": None}):
         with pytest.raises(ValueError, match=r"of ModelOpt.* is not modelled; set another format in its place"):
             read(DENSE, {**mixed, "quantized_layers": wrong})

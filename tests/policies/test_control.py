@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import random
+from collections.abc import Sequence
 from math import exp
 
 import pytest
@@ -20,6 +22,7 @@ from policies.control import (
     TargetTracking,
     stabilised,
 )
+from policies.control.hpa import Hpa, highest, most_at_once
 from policies.control.rates import waits_longer
 
 
@@ -37,11 +40,16 @@ def seen(now_s: float = 60.0, interval_s: float = 15.0, past: tuple[PoolSeen, ..
         ({"machines": 4, "ready": 4, "running": 30, "waiting": 5}, 4),
         ({"machines": 4, "ready": 4, "running": 11}, 2),
         ({"machines": 4, "ready": 4}, 0),
-        ({"machines": 2, "ready": 2, "running": 500}, 6),  # four more at most
-        ({"machines": 10, "ready": 10, "running": 500}, 20),  # twice as many at most
+        ({"machines": 2, "ready": 2, "running": 500}, 50),  # what it wishes, before any limit
         # Two start: with nothing of their own, 60 requests are 15 each of 4, and 30 are 7.5, which turns the answer round.
         ({"machines": 4, "ready": 2, "running": 60}, 6),
         ({"machines": 4, "ready": 2, "running": 30}, 4),
+        # Pending ones count as machines without requests where more are wanted, and not at all where fewer are.
+        ({"machines": 8, "ready": 4, "pending": 4, "running": 100}, 10),
+        ({"machines": 8, "ready": 4, "pending": 4, "running": 15}, 2),
+        # Four that load weights would be at the target: 55 requests are 6.9 each of 8.
+        ({"machines": 8, "ready": 4, "pending": 0, "running": 15}, 6),
+        ({"machines": 8, "ready": 4, "pending": 1, "running": 15}, 5),
         ({"machines": 3, "ready": 0, "waiting": 9}, 3),
         ({"machines": 0, "ready": 0, "waiting": 9}, 1),
         ({"machines": 0, "ready": 0}, 0),
@@ -68,17 +76,65 @@ def test_concurrency_divides_the_total(current: int, total: int, wanted: int) ->
     assert Concurrency(target=10.0).wanted(seen(machines=current, ready=current, running=total)) == wanted
 
 
+def looks(policy: Knative, shown: Sequence[PoolSeen], interval_s: float, began_s: float) -> list[int]:
+    """What it wants after each look, if the first is at *began_s*; it is shown what it remembers."""
+    kept = int(policy.remembers_s / interval_s)
+    return [
+        policy.wanted(
+            Seen(
+                now_s=began_s + i * interval_s,
+                interval_s=interval_s,
+                mine=pool,
+                past=shown[max(i + 1 - kept, 0) : i + 1],
+            )
+        )
+        for i, pool in enumerate(shown)
+    ]
+
+
 def test_knative_takes_the_mean_of_its_window_and_panics_when_the_last_seconds_ask_for_twice_the_machines() -> None:
-    policy = Knative(target=10.0, stable_s=60.0, panic_s=6.0)
-    calm = tuple(PoolSeen(machines=2, ready=2, running=15) for _ in range(10))
-    assert policy.wanted(Seen(interval_s=6.0, mine=calm[-1], past=calm)) == 2
-    burst = (*calm[1:], PoolSeen(machines=2, ready=2, running=45))
-    assert policy.wanted(Seen(interval_s=6.0, mine=burst[-1], past=burst)) == 5
-    # It does not shrink while the panic lasts, a stable window long.
-    after = (*burst, *(PoolSeen(machines=5, ready=5, running=1) for _ in range(9)))
-    assert policy.wanted(Seen(interval_s=6.0, mine=after[-1], past=after)) == 5
-    over = (*after, PoolSeen(machines=5, ready=5, running=1))
-    assert policy.wanted(Seen(interval_s=6.0, mine=over[-1], past=over)) == 1
+    policy = Knative(target=10.0, utilization=1.0, stable_s=60.0, panic_s=6.0)
+    calm = [PoolSeen(machines=2, ready=2, running=15)] * 10
+    burst = PoolSeen(machines=2, ready=2, running=45)
+    # It does not shrink while the panic lasts, a stable window long; then it halves at most.
+    after = [PoolSeen(machines=5, ready=5, running=1)] * 10
+    assert looks(policy, [*calm, burst, *after], 6.0, 600.0) == [2] * 10 + [5] + [5] * 9 + [2]
+
+
+def test_knative_aims_at_seven_tenths_of_the_target() -> None:
+    seventy = [PoolSeen(machines=10, ready=10, running=70)] * 30
+    assert looks(Knative(target=10.0), seventy, 2.0, 600.0)[-1] == 10
+
+
+def test_knative_follows_the_mean_down_and_gives_up_the_last_after_thirty_seconds_more() -> None:
+    policy, machines, found = Knative(target=10.0), 9, list[tuple[float, int]]()
+    shown = [PoolSeen(machines=9, ready=9, running=63)] * 30
+    for step in range(1, 61):
+        shown.append(PoolSeen(machines=machines, ready=machines))
+        wanted = looks(policy, shown, 2.0, 600.0)[-1]
+        if wanted != machines:
+            found.append((step * 2.0, wanted))
+            machines = wanted
+    # The mean of 60 s falls by 2.1 requests, or 0.3 machines, every 2 s, and is 0 at 60 s.
+    assert found[:2] == [(8.0, 8), (14.0, 7)]
+    assert found[-1] == (90.0, 0)
+
+
+def test_knative_halves_at_most_in_each_decision() -> None:
+    """Where the limit and the mean ask for different numbers: 9 machines, of which 1 would do."""
+    shown = [PoolSeen(machines=n, ready=n, running=1) for n in (9, 4, 2, 1)]
+    calm = [PoolSeen(machines=9, ready=9, running=1)] * 30
+    assert looks(Knative(target=10.0), [*calm, *shown], 2.0, 600.0)[-4:] == [4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("machines", "kept_s"), [(4, 58.0), (1, 0.0)])
+def test_knative_starts_in_a_panic_where_more_than_one_machine_is_there(machines: int, kept_s: float) -> None:
+    """Ten requests are one machine's: four stay for the first 60 s."""
+    shown = [PoolSeen(machines=machines, ready=machines, running=7)] * 40
+    found = looks(Knative(target=10.0), shown, 2.0, 2.0)
+    kept = [2.0 * (i + 1) for i, wanted in enumerate(found) if wanted == 4]
+    assert max(kept, default=0.0) == kept_s
+    assert found[-1] == max(machines // 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +154,8 @@ def test_knative_takes_the_mean_of_its_window_and_panics_when_the_last_seconds_a
 )
 def test_knative_panics_at_twice_the_machines_that_are_ready(pool: dict[str, int], stable: int, wanted: int) -> None:
     """Ten looks, of which the last is all of the panic window; those before saw *stable* requests, by many machines."""
-    policy = Knative(target=10.0, stable_s=60.0, panic_s=6.0)
-    past = (*(PoolSeen(machines=50, ready=50, running=stable) for _ in range(9)), PoolSeen(**pool))  # type: ignore[arg-type]
-    assert policy.wanted(Seen(interval_s=6.0, mine=past[-1], past=past)) == wanted
+    past = [*[PoolSeen(machines=50, ready=50, running=stable)] * 9, PoolSeen(**pool)]
+    assert looks(Knative(target=10.0, utilization=1.0), past, 6.0, 600.0)[-1] == wanted
 
 
 def test_one_machine_waits_as_in_an_m_m_1_queue_and_two_as_erlang_c_says() -> None:
@@ -175,6 +230,73 @@ def test_fewer_are_wanted_only_when_they_were_for_the_whole_window() -> None:
     assert stabilised(rising, 30.0, 1, down_window_s=300.0) == 6
     for window_s, wanted in ((15.0, 6), (15.1, 4), (20.0, 4), (30.0, 4), (30.1, 1)):
         assert stabilised(rising, 30.0, 1, down_window_s=0.0, up_window_s=window_s) == wanted
+
+
+class KubernetesHpa:
+    """A HorizontalPodAutoscaler of one metric in whole steps, written from the rules and not from the code: 15 s a sync."""
+
+    def __init__(self, replicas: int, most: int, *, behaviour: bool) -> None:
+        self.replicas, self.most, self.behaviour = replicas, most, behaviour
+        self.wishes, self.had = [replicas], [replicas]
+
+    def sync(self, wish: int) -> int:
+        self.wishes.append(wish)
+        window = self.wishes[-20:]  # 300 s
+        if self.behaviour:
+            wanted = wish if wish >= self.replicas else min(max(window), self.replicas)
+            limit = max(2 * self.had[-1], self.had[-1] + 4)
+        else:
+            wanted = max(window)
+            limit = max(2 * self.replicas, 4)
+        self.replicas = max(min(wanted, limit, self.most), 1)
+        self.had.append(self.replicas)
+        return self.replicas
+
+
+def steps(hpa: Hpa, wishes: Sequence[int], replicas: int, most: int) -> list[int]:
+    """What our rules make of the same."""
+    asked, changes, found = [(0.0, replicas)], list[tuple[float, int]](), list[int]()
+    for i, wish in enumerate(wishes):
+        now_s = 15.0 * (i + 1)
+        asked.append((now_s, wish))
+        either = {
+            "default": highest(asked, now_s, 300.0),
+            "behavior": stabilised(asked, now_s, replicas, down_window_s=300.0),
+        }
+        wanted = either[hpa]
+        wanted = max(min(wanted, most_at_once(hpa, replicas, changes, now_s), most), 1)
+        changes.append((now_s, wanted - replicas))
+        replicas = wanted
+        found.append(replicas)
+    return found
+
+
+@pytest.mark.parametrize("hpa", ["default", "behavior"])
+def test_a_horizontal_pod_autoscaler_takes_the_steps_of_an_independent_one(hpa: Hpa) -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        replicas, most = rng.randrange(1, 6), rng.randrange(6, 60)
+        wishes = [rng.choice([0, 1, 3, 5, 8, 20, 40]) for _ in range(rng.randrange(1, 60))]
+        theirs = KubernetesHpa(replicas, most, behaviour=hpa == "behavior")
+        assert steps(hpa, wishes, replicas, most) == [theirs.sync(wish) for wish in wishes], (replicas, most, wishes)
+
+
+def test_without_behavior_a_burst_that_the_limit_cut_is_followed_afterwards() -> None:
+    assert steps("default", [20, 5, 5, 5], 4, 100) == [8, 16, 20, 20]
+    assert steps("behavior", [20, 5, 5, 5], 4, 100) == [8, 8, 8, 8]
+    # KEDA's autoscaler from 1 to 12, and limits below 4 machines.
+    assert steps("default", [12] * 4, 1, 100) == [4, 8, 12, 12]
+    assert [most_at_once("default", n, (), 0.0) for n in (1, 2, 3, 4, 10)] == [4, 4, 6, 8, 20]
+    assert [most_at_once("behavior", n, (), 0.0) for n in (1, 2, 3, 4, 10)] == [5, 6, 7, 8, 20]
+
+
+def test_with_behavior_the_limit_is_of_what_there_was_fifteen_seconds_ago() -> None:
+    """From 4 at 0 s to 6 at 5 s: 8 until 20 s, then 12. What went within the period counts as there."""
+    changes = [(5.0, 2)]
+    assert [most_at_once("behavior", 6, changes, now_s) for now_s in (10.0, 19.9, 20.0)] == [8, 8, 12]
+    assert most_at_once("behavior", 2, [(5.0, -6)], 10.0) == 16
+    # Never fewer than there are.
+    assert most_at_once("behavior", 30, [(5.0, 26)], 10.0) == 30
 
 
 def test_every_control_policy_is_at_most_fifty_lines() -> None:

@@ -21,7 +21,6 @@ from policies.routers import (
     SessionAffinity,
     TrtLlmRanks,
     VllmRanks,
-    rank_router_of,
 )
 
 BUSY, CALM, IDLE = Load(waiting=5, running=3), Load(running=2), Load()
@@ -193,8 +192,3 @@ def test_trtllm_spreads_requests_evenly_before_it_looks_at_tokens() -> None:
         TrtLlmRanks().route(RoutedRequest(0), (Load(running=2, kv_blocks_used=5), Load(running=2, kv_blocks_used=4)))
         == 1
     )
-
-
-def test_each_stack_has_its_own_way_between_ranks() -> None:
-    found = [rank_router_of(stack) for stack in ("vllm", "trtllm", "sglang", "eager")]
-    assert found == [VllmRanks(), TrtLlmRanks(), RoundRobin(), RoundRobin()]

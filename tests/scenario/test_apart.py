@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sim import simulate
@@ -144,17 +145,24 @@ def test_the_stages_of_a_life_are_all_of_its_time(tmp_path: Any) -> None:
     result.save(tmp_path / "out")
     assert (tmp_path / "out" / "kv_transfers.parquet").is_file()
     again = Result.load(tmp_path / "out")
+    assert again.kv_transfers is not None
+    pd.testing.assert_frame_equal(again.kv_transfers, moved)
     np.testing.assert_array_equal(again.columns.requests["landed_ns"], result.columns.requests["landed_ns"])
     assert again.summary == json.loads(json.dumps(result.summary))
 
 
-def test_timelines_show_transfers() -> None:
+def test_timelines_show_each_transfer_of_the_record() -> None:
     result = simulate(apart())
     found = list(events(result.columns))
-    transfers = [event for event in found if event.get("cat") == "transfer" and event["ph"] == "b"]
-    assert len(transfers) == 60
-    requests = result.columns.requests
-    assert {event["args"]["bytes"] for event in transfers} == set(requests["sent_bytes"].tolist())
+    shown = {event["id"]: event for event in found if event.get("cat") == "transfer" and event["ph"] == "b"}
+    ends = {event["id"]: event["ts"] for event in found if event.get("cat") == "transfer" and event["ph"] == "e"}
+    moved = result.kv_transfers
+    assert moved is not None
+    assert [(event["args"]["request"], event["args"]["bytes"]) for event in shown.values()] == [
+        *zip(moved["request"], moved["bytes"], strict=True)
+    ]
+    assert [event["ts"] for event in shown.values()] == (moved["begin_ns"] / 1e3).tolist()
+    assert [ends[number] for number in shown] == (moved["arrived_ns"] / 1e3).tolist()
     assert {event["name"] for event in found if event.get("cat") == "request" and event["ph"] == "b"} >= {
         "queue", "prefill", "transfer", "decode",
     }  # fmt: skip

@@ -188,9 +188,22 @@ def test_a_class_without_a_share_needs_a_trace_that_says_who_is_of_it() -> None:
         ScenarioError, match="weighted_fair shares between tenants, and nobody says who sends a request"
     ):
         resolve(scenario(scheduler={"policy": "weighted_fair", "inner": "vllm"}))
-    loop = {"arrivals": {"process": "closed_loop", "concurrency": 2}}
-    with pytest.raises(ScenarioError, match="classes is for arrivals in time; closed-loop clients have none"):
-        resolve(scenario(classes=MIX, workload=loop))
+
+
+def test_requests_of_closed_loop_clients_have_classes_and_predictions() -> None:
+    loop = {"trace": "conversation", "limit": 40, "arrivals": {"process": "closed_loop", "concurrency": 2}}
+    asked = scenario(
+        classes=MIX,
+        workload=loop | {"predictor": {"error": 0.5}},
+        scheduler={"policy": "weighted_fair", "inner": "vllm"},
+    )
+    columns, timed = (
+        simulate(asked).columns.requests,
+        scenario(classes=MIX, workload={"trace": "conversation", "limit": 40}),
+    )
+    assert (columns["finish_ns"] > 0).all()
+    assert columns["class_index"].tolist() == resolve(timed).experiment.workload.class_index.tolist()  # type: ignore[union-attr]
+    assert len(set((columns["predicted_tokens"] / columns["output_tokens"]).tolist())) > 5
 
 
 def test_notes_say_what_of_classes_nobody_heeds(tmp_path: Path) -> None:

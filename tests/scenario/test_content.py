@@ -17,6 +17,7 @@ from sim.study.points import content_key
 POOLED = {"links": {"a": {}}}
 PARTED = {**POOLED, "pools": {"a": {"role": "prefill"}, "b": {"role": "decode"}}}
 ARRIVALS = {"process": "poisson", "rate_per_s": 1.0}
+TIER = {"kind": "host", "gib": 1}
 DRAFTED = {"method": "draft_model", "num_speculative_tokens": 2}
 
 
@@ -71,8 +72,11 @@ POLICIES = {
     "handover.router": lambda behind: {**PARTED, "handover": {"router": behind}},
     "autoscale.policy": lambda behind: {"autoscale": {"policy": behind, "max": 2}},
     "decoding.acceptance.policy": lambda behind: {"decoding": _decoding("policy", behind)},
+    "workload.generator": lambda behind: {"workload": {"generator": behind}},
     "memory.eviction": lambda behind: {"memory": {"eviction": behind}},
     "pools.a.memory.eviction": lambda behind: _pool(memory={"eviction": behind}),
+    "memory.tiers.eviction": lambda behind: {"memory": {"tiers": [{**TIER, "eviction": behind}]}},
+    "pools.a.memory.tiers.eviction": lambda behind: _pool(memory={"tiers": [{**TIER, "eviction": behind}]}),
     "pools.a.decoding_by_model.a.acceptance.policy": lambda behind: _pool(
         models=["a", "b"], decoding_by_model={"a": _decoding("policy", behind)}
     ),

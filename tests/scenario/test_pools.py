@@ -254,7 +254,7 @@ def test_closed_loop_clients_keep_deadlines_of_a_trace_and_say_what_they_leave_o
                     "requests": 4,
                 }
             },
-            "closed-loop clients do not say which of the pools' models",
+            "the workload does not say which of them a request asks for; give",
         ),
         (
             {"pools": {**TWO, "large": {"serving_stack": "ideal"}}},

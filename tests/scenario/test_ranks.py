@@ -16,6 +16,7 @@ from sim.metrics.ranks import rank_figures
 from sim.results import Result
 from sim.scenario.assembly import build, resolve
 from sim.scenario.assembly.memory import memory_plan_of
+from sim.scenario.assembly.ranks import rank_router_of
 from sim.study.records import gpus
 
 RANKS = """\
@@ -311,3 +312,8 @@ def test_what_is_between_ranks_needs_some(key: str) -> None:
         ScenarioError, match=f"{key.partition('=')[0]}: this is between the ranks of a machine, and it has one"
     ):
         build(Scenario.default().with_set(key))
+
+
+def test_each_stack_has_its_own_way_between_ranks() -> None:
+    found = [rank_router_of(stack) for stack in ("vllm", "trtllm", "sglang", "eager")]
+    assert found == [VllmRanks(), TrtLlmRanks(), RoundRobin(), RoundRobin()]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from policies.eviction import Lfu, Mru, Retention
 from sim.errors import ScenarioError
+from sim.report.timeline import events
 from sim.results import Result
 from sim.run import simulate
 from sim.scenario import Scenario
@@ -49,6 +52,9 @@ def test_what_is_loaded_is_in_the_summary_the_requests_and_a_file(tmp_path: Path
     assert tier["loads"] == len(result.kv_transfers.query("what == 'load'"))
     found = Result.load(result.save(tmp_path / "run"))
     assert found.summary["kv_tiers"] == result.summary["kv_tiers"]
+    # What was read back has its transfers, and writes them again.
+    pd.testing.assert_frame_equal(found.kv_transfers, result.kv_transfers)
+    assert Result.load(found.save(tmp_path / "again")).kv_transfers.equals(result.kv_transfers)
     assert (tmp_path / "run" / "kv_transfers.parquet").is_file()
     assert {"loads_under_way", "stores_under_way"} <= set(found.iterations.columns)
     computed = result.requests.eval("prompt_tokens - prefix_hit_tokens - host_hit_tokens")
@@ -202,6 +208,56 @@ def test_replicas_that_disagree_about_the_size_of_their_store_are_refused_in_a_s
         for name, gib in (("one", 10.0), ("other", 20.0))
     }
     with pytest.raises(ScenarioError, match="replicas share the store shared, and say that it has 10 and 20 GiB"):
+        build(scenario({}, pools=pools))
+
+
+def test_timelines_show_loads_and_stores_by_where_they_come_from() -> None:
+    memory = {"kv_blocks": 120, "tiers": [{"kind": "host", "gib": 2.0}, REMOTE]}
+    result = simulate(build(scenario(memory)))
+    found = [event for event in events(result.columns) if event["pid"] == 2_000_000]
+    named = {event["tid"]: event["args"]["name"] for event in found if event["ph"] == "M" and "tid" in event}
+    assert {*named.values()} == {"from replica 0", "from host of replica 0"}
+    shown = [(named[event["tid"]], event["name"], event["args"]["what"]) for event in found if event["ph"] == "b"]
+    assert {*shown} == {
+        ("from replica 0", "to host of replica 0", "store"),
+        ("from replica 0", "to remote", "store"),
+        ("from host of replica 0", "to replica 0", "load"),
+    }
+    assert len(shown) == len(result.kv_transfers)
+
+
+def test_a_tier_evicts_by_the_policy_that_it_names() -> None:
+    evictions = ["lfu", {"policy": "retention", "tokens": 800}, "policies.eviction:Mru"]
+    tiers = [{"kind": "disk", "gib": 9.0, "read_gb_per_s": 6.0, "eviction": each} for each in evictions]
+    built = build(scenario({"tiers": [HOST, *tiers]})).hosted[0].tiers
+    assert [tier.eviction for tier in built] == [None, Lfu(), Retention(tokens=800), Mru()]
+
+
+@pytest.mark.parametrize(
+    ("tier", "sentence"),
+    [
+        ({**HOST, "eviction": "belady"}, "memory.tiers.0: a tier is not told which request looks for its blocks next"),
+        ({**HOST, "eviction": "lfru"}, "memory.tiers.0.eviction: 'lfru' is not a policy; did you mean lru"),
+        (
+            {**HOST, "eviction": {"policy": "lfu", "tokens": 1}},
+            "memory.tiers.0.eviction.tokens is not a setting of lfu",
+        ),
+        ({**PEER, "eviction": "lfu"}, "eviction is a setting of tiers of kind host and disk and remote"),
+    ],
+)
+def test_an_eviction_policy_that_a_tier_does_not_have_is_refused_in_a_sentence(
+    tier: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ScenarioError, match=sentence):
+        build(scenario({"tiers": [tier]}))
+
+
+def test_replicas_that_disagree_about_the_eviction_of_their_store_are_refused_in_a_sentence() -> None:
+    pools = {
+        name: {"model": "llama-3.1-8b", "replicas": 1, "memory": {"tiers": [{**REMOTE, "eviction": eviction}]}}
+        for name, eviction in (("one", "lfu"), ("other", "fifo"))
+    }
+    with pytest.raises(ScenarioError, match="replicas share the store shared, and do not say the same of its eviction"):
         build(scenario({}, pools=pools))
 
 

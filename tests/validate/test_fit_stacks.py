@@ -11,6 +11,7 @@ import pytest
 from hwmodels.measured import read
 from hwmodels.overheads import serving_stack, serving_stacks, stack_releases
 from hwmodels.serving_intervals import QUANTITIES, serving_interval
+from sim.bench.published.rows import rows_of
 from sim.validation.fit_stacks import (
     EAGER,
     NOT_OFFERED,
@@ -34,7 +35,6 @@ from sim.validation.fit_stacks import (
     with_terms,
     write_intervals,
 )
-from sim.validation.runs import rows_of
 from tests.validate.test_validate import DENSE, row_of
 
 STACKS = [name for name in serving_stacks() if name != "ideal"]

@@ -10,8 +10,8 @@ from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
 from policies.vllm import Vllm
 from policies.wrappers import Cap
-from sim.validation.runs import protocol_of, rows_of, served_run, served_s
-from sim.validation.servers import EXACT, SETTINGS, ServerSettings, settings_of
+from sim.bench.published.rows import protocol_of, rows_of, served_run, served_s
+from sim.bench.published.servers import EXACT, SETTINGS, ServerSettings, settings_of
 
 TOLD = ("script", "warmup_per_client", "token_budget", "max_prefill_tokens", "max_sequences", "cuda_graph_batch",
         "receive_interval", "stream_interval", "wait_iterations", "wait_tokens_share", "kv_dtype", "prefix_cache",

@@ -15,15 +15,16 @@ from hwmodels.overheads import serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.profiles import load_profile
 from policies.acceptance import Iid
+from sim.bench.measured import Lengths
+from sim.bench.published.machines import Speculation, Unmodelled, devices_of
+from sim.bench.published.rows import concurrency_of, experiment_of, half_of, rows_of, seats_of, served_run, served_s
+from sim.bench.published.speculated import NOT_KNOWN, speculation_of
 from sim.cli import build_app
 from sim.errors import OutputError, RooftraceError
 from sim.plots.served import draw_served
 from sim.protocols import Protocol
-from sim.validation.apart import apart_run, apart_s, concurrency_of, experiment_of, half_of, seats_of
 from sim.validation.files import Comparison, compare, validate
 from sim.validation.fit_acceptance import best_of
-from sim.validation.machines import Speculation, devices_of
-from sim.validation.runs import Unmodelled, latencies_s, rows_of, served_run, served_s
 from sim.validation.served import (
     GROUP_COLUMNS,
     errors_by,
@@ -33,7 +34,6 @@ from sim.validation.served import (
     unexplained,
     write_groups,
 )
-from sim.validation.speculated import NOT_KNOWN, speculation_of
 from sim.validation.tables import COLUMNS, to_markdown, write_csv
 from tests.sample import with_all
 
@@ -164,7 +164,7 @@ def row_of(text):
 def test_a_row_says_its_deployment():
     run = served_run(row_of(DENSE))
     assert (run.device, run.stack, run.concurrency) == ("b200", "vllm", 4)
-    assert run.parallel == ParallelConfig(tensor=2)
+    assert run.decode.parallel == ParallelConfig(tensor=2)
     assert run.model.mlp_precision == "fp8"
     # 8-bit weights do not imply an 8-bit cache.
     assert run.kv_precision == "bf16"
@@ -186,7 +186,7 @@ def test_degrees_of_parallelism_are_those_of_the_devices(degrees, expected):
         zip(("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"), degrees.split(","), strict=True)
     )
     row = row_of(DENSE.replace("meta-llama/Llama-3.1-70B", "deepseek-ai/DeepSeek-V3")) | cells
-    assert served_run(row).parallel == expected
+    assert served_run(row).decode.parallel == expected
 
 
 def test_a_model_that_does_not_fit_is_unmodelled():
@@ -195,8 +195,13 @@ def test_a_model_that_does_not_fit_is_unmodelled():
         served_s(run)
 
 
+def asking(served, **offered):
+    return replace(served, run=replace(served.run, offered=replace(served.run.offered, **offered)))
+
+
 def test_tokenisation_reaches_the_first_token_and_no_other():
-    run = replace(served_run(row_of(DENSE)), output_tokens=8, concurrency=1, protocol=Protocol(requests_per_client=3))
+    run = asking(served_run(row_of(DENSE)), output=Lengths(mean_tokens=8), concurrency=1)
+    run = replace(run, run=replace(run.run, protocol=Protocol(requests_per_client=3)))
     ideal = serving_stack("ideal")
     slow = replace(ideal, overheads=replace(ideal.overheads, admission_s=0.5, admission_s_per_token=1e-4))
     before, after = served_s(run, stack=ideal), served_s(run, stack=slow)
@@ -206,7 +211,7 @@ def test_tokenisation_reaches_the_first_token_and_no_other():
 
 def test_more_clients_wait_longer():
     run = served_run(row_of(DENSE))
-    few, many = served_s(run), served_s(replace(run, concurrency=32))
+    few, many = served_s(run), served_s(asking(run, concurrency=32))
     assert few[0] < many[0]
     assert few[1] < many[1]
 
@@ -223,14 +228,14 @@ def test_rows_that_state_their_layout_are_all_read(shared):
     said = [row for row in rows_apart(shared) if row["decode_num_workers"] > 0]
     assert len(said) == 112
     for row in said:
-        apart_run(row, shared / "measured2")
+        served_run(row, shared / "measured2")
     with pytest.raises(Unmodelled, match="numbers of prefill and decode workers are not known"):
-        apart_run(next(row for row in rows_apart(shared) if not row["decode_num_workers"] > 0))
+        served_run(next(row for row in rows_apart(shared) if not row["decode_num_workers"] > 0))
 
 
 def test_a_run_of_separate_pools_is_near_what_was_measured(shared):
     (row,) = rows_apart(shared, backend="trtllm", precision="fp4", isl=1024, concurrency=10)
-    run = apart_run(row, shared / "measured2", clients=180)
+    run = served_run(row, shared / "measured2", clients=180)
     assert (run.prefill.number, run.prefill.parallel.data, run.decode.number, run.decode.parallel.tensor) == (
         1,
         4,
@@ -239,24 +244,24 @@ def test_a_run_of_separate_pools_is_near_what_was_measured(shared):
     )
     assert run.decode.settings.max_sequences == 32
     assert run.concurrency == 10
-    found = apart_s(run)
+    found = served_s(run)
     assert found.tpot_s * 1e3 == pytest.approx(row["tpot_ms"], rel=0.25)
     assert found.ttft_s * 1e3 == pytest.approx(row["ttft_ms"], rel=0.3)
     # Who waits for room in the decode workers waits for his first token.
     seats = replace(run.decode, settings=replace(run.decode.settings, max_sequences=1))
-    assert apart_s(replace(run, decode=seats)).ttft_s > 5 * found.ttft_s
+    assert served_s(replace(run, decode=seats)).ttft_s > 5 * found.ttft_s
 
 
 def test_pools_of_a_row_draft_where_they_decode_and_send_over_a_card_for_each_rank(shared):
     (row,) = rows_apart(shared, backend="trtllm", precision="fp4", isl=1024, concurrency=10)
-    run = replace(apart_run(row, shared / "measured2"), speculation=Speculation(k=3, acceptance=Iid(alpha=0.5)))
-    made = experiment_of(run)
+    run = replace(served_run(row, shared / "measured2"), speculation=Speculation(k=3, acceptance=Iid(alpha=0.5)))
+    made, _ = experiment_of(run)
     prefill, *decode = made.machines
     assert prefill.hosted[0].decoding is None
     assert {machine.hosted[0].decoding.num_speculative_tokens for machine in decode} == {3}
     assert {machine.hosted[0].lookahead_tokens for machine in decode} == {3}
     # Drafts are loaded and cached beside the target, which leaves less.
-    plain = experiment_of(replace(run, speculation=None)).machines[1].hosted[0].kv_blocks
+    plain = experiment_of(replace(run, speculation=None))[0].machines[1].hosted[0].kv_blocks
     assert decode[0].hosted[0].kv_blocks < 0.99 * plain
     path = made.handover.paths[0, 1]
     assert (path.link.concurrent_transfers, path.link.bandwidth_bytes_per_s) == (run.prefill.parallel.data, 50e9)
@@ -552,14 +557,6 @@ def test_the_page_shows_the_least_the_median_and_the_largest_error_of_a_kind(tmp
         write(tmp_path, f"gemm_{device}_bf16_vllm0.24.csv", gemm_rows(name, SHAPES, off=off))
     page = to_markdown([one.line for one in validate(tmp_path)])
     assert "| gemm | 3 | 9 | 0.0 | 25.0 | 100.0 | gemm_h200_bf16_vllm0.24.csv |" in page
-
-
-def test_latencies_are_missing_where_a_request_did_not_end():
-    columns = {"arrival_ns": [0, 0], "first_token_ns": [10, -1], "finish_ns": [40, -1], "output_tokens": [4, 4]}
-    ttft, tpot = latencies_s(type("Columns", (), {"requests": {k: np.array(v) for k, v in columns.items()}}))
-    assert ttft[0] == pytest.approx(1e-8)
-    assert tpot[0] == pytest.approx(1e-8)
-    assert np.isnan([ttft[1], tpot[1]]).all()
 
 
 def test_the_page_has_a_part_for_separate_pools_with_fitted_and_held_back_apart():

@@ -203,3 +203,26 @@ def _prompts_only(trace: Trace) -> Trace:
     pieces = [trace.prefix_of(row)[: trace.prompt_tokens[row] // 64] for row in range(len(trace))]
     offsets = np.cumsum([0, *(len(piece) for piece in pieces)])
     return replace(trace, prefix_blocks=np.concatenate(pieces), prefix_offsets=offsets)
+
+
+@pytest.mark.parametrize(
+    ("kind", "last", "held"), [("int32", 2**31 - 1, 4), ("int64", 2**31 - 1, 4), ("int64", 2**31, 8)]
+)
+def test_ids_that_fit_in_32_bits_are_kept_in_them_and_longer_ones_are_not(tmp_path, kind, last, held):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"session_id": [1, 2], "input_length": [128, 64], "output_length": [5, 5]}
+    ids = pa.array([[1, last], [3]], pa.list_(getattr(pa, kind)()))
+    pq.write_table(pa.table({**columns, "hash_ids": ids}), tmp_path / "s")
+    trace = read_sessions(tmp_path / "s", starts=STARTS, block_tokens=64)
+    assert trace.prefix_blocks.itemsize == held
+    assert trace.prefix_blocks.tolist() == [1, last, 3]
+
+
+def test_the_row_of_a_wrong_id_is_named_however_far_behind_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("workloads.sessions._ROWS", 2)
+    rows = [row(number, 64, [number]) for number in range(7)]
+    rows[5]["hash_ids"] = [-1]
+    with pytest.raises(ValueError, match="row 6, column hash_ids: expected whole numbers from 0"):
+        read_sessions(parquet(tmp_path / "s", rows), starts=STARTS)

@@ -13,19 +13,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from sim.bench.fields import (
     Fields,
     Unreadable,
     checked,
     config,
-    latencies_of,
     latency,
+    lengths,
     number,
     of_values,
     rate,
     rows_of,
+    run_of_rows,
 )
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered
 
@@ -158,39 +157,8 @@ def read_lines(documents: Sequence[Any], name: str, file: str) -> list[BenchRun]
         output_tokens=columns["output"],
         failed=failed,
     )
-    good = ~rows.failed
-    if not good.any():
-        raise Unreadable("no request completed, so that nothing was measured")
-
-    ends = (rows.sent_s + rows.e2el_s)[good]
-    duration = float(np.nanmax(ends) - np.nanmin(rows.sent_s[good])) if np.isfinite(ends).any() else None
-    totals = {
-        side: int(tokens[good & (tokens > 0)].sum())
-        for side, tokens in (("prompt", rows.prompt_tokens), ("output", rows.output_tokens))
-    }
-    run = BenchRun(
-        name=name,
-        file=file,
-        format=f"{FORMAT} JSON lines",
-        offered=Offered(
-            warmup_requests=warmup or None,
-            requests=len(rows),
-            prompt=Lengths(each_tokens=tuple(int(v) for v in rows.prompt_tokens if v > 0)),
-            output=Lengths(each_tokens=tuple(int(v) for v in rows.output_tokens if v > 0)),
-        ),
-        duration_s=duration,
-        completed=int(good.sum()),
-        failed=int((~good).sum()),
-        input_tokens=totals["prompt"] or None,
-        output_tokens=totals["output"] or None,
-        requests_per_s=float(good.sum()) / duration if duration else None,
-        output_tokens_per_s=totals["output"] / duration if duration and totals["output"] else None,
-        itl=of_values(chunks),
-        rows=rows,
-        notes=tuple(notes),
-        **latencies_of(rows),
-    )
-    return [checked(run)]
+    known = {"offered": {"warmup_requests": warmup or None}, "itl": of_values(chunks)}
+    return [run_of_rows(rows, notes, name=name, file=file, format=f"{FORMAT} JSON lines", **known)]
 
 
 def _of_request(found: Fields, tags: Sequence[str], *, seconds: bool) -> float:
@@ -224,32 +192,12 @@ def _latency(figures: Mapping[str, Fields], tag: str) -> Latency | None:
     figure = figures.get(tag)
     if figure is None:
         return None
-    scale = _unit(figure)
-    found = {}
-    for key in figure.values:
-        statistic = _STATISTICS.get(key, key if re.fullmatch(r"p\d+(\.\d+)?", key) else None)
-        value = figure.number(key, scale=scale) if statistic else None
-        if statistic and value is not None:
-            found[statistic] = value
+    found = figure.statistics(_STATISTICS, scale=_unit(figure))
     return latency(found, count=figure.count("count") if "count" in figure.values else None)
 
 
 def _lengths(figures: Mapping[str, Fields], tag: str) -> Lengths:
-    figure = figures.get(tag)
-    if figure is None:
-        return Lengths()
-    quantiles = {
-        float(key[1:]) / 100: value
-        for key in figure.values
-        if re.fullmatch(r"p\d+(\.\d+)?", key) and (value := figure.number(key)) is not None
-    }
-    return Lengths(
-        mean_tokens=figure.number("avg"),
-        std_tokens=figure.number("std"),
-        min_tokens=figure.number("min"),
-        max_tokens=figure.number("max"),
-        quantiles_tokens=dict(sorted(quantiles.items())),
-    )
+    return lengths(figures[tag].statistics(_STATISTICS)) if tag in figures else Lengths()
 
 
 def _amount(figures: Mapping[str, Fields], tag: str) -> float | None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sim.bench.fields import Fields, Unreadable, checked, config, latencies_of, latency, number, rate, rows_of
+from sim.bench.fields import Fields, Unreadable, checked, config, latencies_of, latency, lengths, number, rate, rows_of
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, RequestRows, SharedPrompts
 
 FORMAT = "GuideLLM"
@@ -162,10 +162,8 @@ def _named(found: Fields, scale: float) -> dict[str, float]:
     """Statistics by name; none where there were no values."""
     if found.number("count") == 0:
         return {}
-    values = {statistic: found.number(key, scale=scale) for key, statistic in _STATISTICS.items()}
-    percentiles = found.inner("percentiles")
-    values |= {statistic: percentiles.number(key, scale=scale) for key, statistic in _PERCENTILES.items()}
-    return {name: value for name, value in values.items() if value is not None}
+    percentiles = found.inner("percentiles").statistics(_PERCENTILES, scale=scale)
+    return {**found.statistics(_STATISTICS, scale=scale), **percentiles}
 
 
 def _latency(metrics: Fields, key: str, scale: float) -> Latency | None:
@@ -176,18 +174,8 @@ def _latency(metrics: Fields, key: str, scale: float) -> Latency | None:
 
 def _lengths(metrics: Fields, key: str) -> Lengths:
     values = _named(_successful(metrics, key), 1.0)
-    quantiles = {float(name[1:]) / 100: value for name, value in values.items() if name[0] == "p"}
-    if values.get("median") is not None:
-        quantiles[0.5] = values["median"]
-    std = values.get("std")
-    return Lengths(
-        mean_tokens=values.get("mean"),
-        # Sums of squares leave 1e-14 where all are equal.
-        std_tokens=None if std is None else 0.0 if std < 1e-6 else std,
-        min_tokens=values.get("min"),
-        max_tokens=values.get("max"),
-        quantiles_tokens=dict(sorted(quantiles.items())),
-    )
+    # Sums of squares leave 1e-14 where all are equal.
+    return lengths({**values, "std": 0.0} if values.get("std", 1.0) < 1e-6 else values)
 
 
 def _load(strategy: Fields, asked: Fields) -> tuple[float | None, int | None, float | None]:

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from sim.bench.fields import Fields, Unreadable, checked, column, latencies_of, latency, of_values, rows_of
-from sim.bench.measured import BenchRun, Latency, Lengths, Offered, ServerSide
+from sim.bench.fields import (
+    Fields,
+    Unreadable,
+    checked,
+    column,
+    latency,
+    lengths,
+    of_values,
+    rows_of,
+    run_of_rows,
+)
+from sim.bench.measured import BenchRun, Latency, Offered, ServerSide
 
 FORMAT = "inference-perf"
 _STATISTICS = ("mean", "median", "std", "min", "max")
@@ -57,7 +64,7 @@ def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
     if not any(taken.values()):
         raise Unreadable("successes.latency has none of the latencies of inference-perf")
     throughput = successes.inner("throughput")
-    prompt, output = _lengths(successes, "prompt_len"), _lengths(successes, "output_len")
+    prompt, output = (lengths(successes.inner(f"{side}_len").statistics()) for side in ("prompt", "output"))
     requests_per_s = throughput.number("requests_per_sec")
     duration = fields.number("benchmark_time_seconds")
     if duration is None and completed and requests_per_s:
@@ -130,32 +137,9 @@ def read_requests(document: list[Any], name: str, file: str) -> list[BenchRun]:
         output_tokens=columns["output"],
         failed=failed,
     )
-    good = ~rows.failed
-    if not good.any():
-        raise Unreadable("no request completed, so that nothing was measured")
     if blank:
         notes.append(f"{blank} requests have a time for each blank line too, as before April 2026; gaps leave them out")
-
-    duration = float(np.nanmax((rows.sent_s + rows.e2el_s)[good]))
-    run = BenchRun(
-        name=name,
-        file=file,
-        format=f"{FORMAT} requests",
-        offered=Offered(
-            requests=len(rows),
-            prompt=Lengths(each_tokens=tuple(int(v) for v in rows.prompt_tokens if v > 0)),
-            output=Lengths(each_tokens=tuple(int(v) for v in rows.output_tokens if v > 0)),
-        ),
-        duration_s=duration,
-        completed=int(good.sum()),
-        failed=int((~good).sum()),
-        requests_per_s=float(good.sum()) / duration if duration > 0 else None,
-        rows=rows,
-        itl=of_values(gaps),
-        notes=tuple(notes),
-        **latencies_of(rows),
-    )
-    return [checked(run)]
+    return [run_of_rows(rows, notes, name=name, file=file, format=f"{FORMAT} requests", itl=of_values(gaps))]
 
 
 def _or_nan(value: float | None) -> float:
@@ -196,29 +180,7 @@ def _times(of: Latency, factor: float) -> Latency:
 
 
 def _latency(fields: Fields, key: str) -> Latency | None:
-    found = fields.inner(key)
-    names = [name for name in found.values if name in _STATISTICS or re.fullmatch(r"p\d+(\.\d+)?", str(name))]
-    values = {name: found.number(name) for name in names}
-    return latency({name: value for name, value in values.items() if value is not None})
-
-
-def _lengths(fields: Fields, key: str) -> Lengths:
-    found = fields.inner(key)
-    quantiles = {
-        float(name[1:]) / 100: value
-        for name in found.values
-        if re.fullmatch(r"p\d+(\.\d+)?", str(name)) and (value := found.number(name)) is not None
-    }
-    median = found.number("median")
-    if median is not None:
-        quantiles[0.5] = median
-    return Lengths(
-        mean_tokens=found.number("mean"),
-        std_tokens=found.number("std"),
-        min_tokens=found.number("min"),
-        max_tokens=found.number("max"),
-        quantiles_tokens=dict(sorted(quantiles.items())),
-    )
+    return latency(fields.inner(key).statistics())
 
 
 def _server(successes: Fields, name: str, file: str) -> BenchRun:

@@ -7,17 +7,15 @@ semaphore limits requests in flight. A random data set draws lengths evenly from
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sim.bench.fields import Fields, Unreadable, checked, config, latencies_of, latency, rate
+from sim.bench.fields import Fields, Unreadable, checked, config, latencies_of, rate
 from sim.bench.formats import vllm_bench
 from sim.bench.measured import BenchRun, Lengths, Offered, ServerSide
 
 FORMAT = "sglang.bench_serving"
-_FIGURE = re.compile(r"^(mean|median|std|p\d+(?:\.\d+)?)_(ttft|tpot|itl|e2e_latency)_ms$")
 
 
 def is_one(document: Any) -> bool:
@@ -32,20 +30,14 @@ def is_one(document: Any) -> bool:
 def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
     """The run in *document*."""
     fields = Fields(document)
-    found: dict[str, dict[str, float]] = {}
-    for key in document:
-        match = _FIGURE.match(key)
-        value = fields.number(key, scale=1e-3) if match else None
-        if match and value is not None:
-            found.setdefault(match[2].replace("e2e_latency", "e2el"), {})[match[1]] = value
+    found = vllm_bench.figures(fields)
     if not found:
         raise Unreadable("it has no latencies: no mean_ttft_ms, p99_itl_ms or the like")
     completed = fields.count("completed")
     if completed is None:
         raise Unreadable("completed, the number of requests that were answered, is missing")
     rows, notes = vllm_bench.single_requests(fields)
-    of_rows: dict[str, Any] = {} if rows is None else latencies_of(rows)
-    of_rows |= {key: latency(values) for key, values in found.items()}
+    taken: dict[str, Any] = {**({} if rows is None else latencies_of(rows)), **found}
     requests = len(rows) if rows is not None else completed
     offered_rate = document.get("request_rate")
     if offered_rate == "trace":
@@ -83,7 +75,7 @@ def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
         )
         | _server(fields),
         notes=tuple(notes),
-        **{key: of_rows.get(key) for key in ("ttft", "tpot", "itl", "e2el")},
+        **taken,
     )
     return [checked(run)]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.bench.fields import LARGEST, Unreadable, checked, latencies_of, latency, number, rate, rows_of
+from sim.bench.fields import LARGEST, Unreadable, checked, latency, number, rate, rows_of, run_of_rows
 from sim.bench.measured import BenchRun, Lengths, Offered, ServerSide
 
 FORMAT = "table of runs"
@@ -285,40 +285,10 @@ def read_log(text: str, name: str, file: str) -> list[BenchRun]:
         output_tokens=columns["output"],
         failed=[one or other for one, other in zip(bad, lacking, strict=True)],
     )
-
-    good = ~found.failed
-    if not good.any():
-        raise Unreadable("no request completed, so that nothing was measured")
     sent_again = found.sent_s[np.isfinite(found.sent_s)]
     if (np.diff(sent_again) < 0).any():
         notes.append("rows are not in order of arrival, and are put in order")
-    span = float(np.nanmax((found.sent_s + found.e2el_s)[good]))
-    n = len(found)
-    prompt, output = (values[good & (values > 0)] for values in (found.prompt_tokens, found.output_tokens))
-    return [
-        checked(
-            BenchRun(
-                name=name,
-                file=file,
-                format=LOG,
-                offered=Offered(
-                    requests=n,
-                    prompt=Lengths(each_tokens=tuple(prompt.tolist())),
-                    output=Lengths(each_tokens=tuple(output.tolist())),
-                ),
-                duration_s=span if span > 0 else None,
-                completed=int(good.sum()),
-                failed=int((~good).sum()),
-                input_tokens=int(prompt.sum()),
-                output_tokens=int(output.sum()),
-                requests_per_s=float(good.sum()) / span if span > 0 else None,
-                output_tokens_per_s=float(output.sum()) / span if span > 0 else None,
-                rows=found,
-                notes=(*notes, *more),
-                **latencies_of(found),
-            )
-        )
-    ]
+    return [run_of_rows(found, [*notes, *more], name=name, file=file, format=LOG)]
 
 
 def _times(rows: list[dict[str, str]], of: Any, *, since: list[float] | None = None) -> list[float]:

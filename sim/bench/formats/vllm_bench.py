@@ -29,7 +29,7 @@ from sim.bench.fields import (
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, RequestRows, ServerSide
 
 FORMAT = "vllm bench serve"
-_FIGURE = re.compile(r"^(mean|median|std|p\d+(?:\.\d+)?)_(ttft|tpot|itl|e2el)(_ms)?$")
+_FIGURE = re.compile(r"^(mean|median|std|p\d+(?:\.\d+)?)_(ttft|tpot|itl|e2el|e2e_latency)(_ms)?$")
 _DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
 _KNOWN = {
     *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness"),
@@ -54,7 +54,7 @@ def is_one(document: Any) -> bool:
 def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
     """The run in *document*."""
     fields = Fields(document)
-    found = _figures(fields)
+    found = figures(fields)
     if not found and not fields.items("ttfts"):
         raise Unreadable(
             "it has no latencies: no mean_ttft_ms, p99_tpot_ms or the like, and no ttfts of single requests"
@@ -116,15 +116,14 @@ def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
     return [checked(run)]
 
 
-def _figures(fields: Fields) -> dict[str, Latency | None]:
+def figures(fields: Fields) -> dict[str, Latency | None]:
+    """The latencies by quantity, of names such as p99_ttft_ms."""
     found: dict[str, dict[str, float]] = {}
     for key in fields.values:
         match = _FIGURE.match(key)
-        if match is None:
-            continue
-        value = fields.number(key, scale=1e-3 if match[3] else 1.0)
-        if value is not None:
-            found.setdefault(match[2], {})[match[1]] = value
+        value = fields.number(key, scale=1e-3 if match[3] else 1.0) if match else None
+        if match and value is not None:
+            found.setdefault(match[2].replace("e2e_latency", "e2el"), {})[match[1]] = value
     return {name: latency(values) for name, values in found.items()}
 
 

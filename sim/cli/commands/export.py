@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hwmodels.stacks import default_stack, servers
+
 
 def register(app: typer.Typer) -> None:
     app.command()(export)
@@ -17,8 +19,8 @@ def export(
         Path, typer.Argument(help="Results folder of a run or of rooftrace optimize --out, or a scenario file.")
     ],
     target: Annotated[
-        str, typer.Option("--for", help="vllm, sglang, trtllm, dynamo, kubernetes, llm-d or kserve.")
-    ] = "vllm",
+        str, typer.Option("--for", help=f"{', '.join(servers())}, dynamo, kubernetes, llm-d or kserve.")
+    ] = default_stack().name,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File for it, in place of standard output.")] = None,
 ) -> None:
     """Write the commands, or the manifest, that start a simulated deployment; what they do not carry goes to standard error."""

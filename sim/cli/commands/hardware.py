@@ -23,9 +23,10 @@ def register(app: typer.Typer) -> None:
 
 def hardware(
     ctx: typer.Context,
+    sources: Annotated[bool, typer.Option("--sources", help="Also where the peaks are from.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the devices of the catalogue with the source of their peaks (dense, not sparse)."""
+    """List the devices of the catalogue with their peaks (dense, not sparse)."""
     if ctx.invoked_subcommand is not None:
         return
     from hwmodels.device import device_catalogue
@@ -45,12 +46,15 @@ def hardware(
             f"{device.link.bytes_per_s / 1e9:,.0f}",
             f"{device.tdp_w:,.0f}",
             "-" if device.price_usd_per_hour is None else f"{device.price_usd_per_hour:.2f}",
-            device.sources.get("peak.bf16") or device.sources.get("peak.fp16") or device.sources.get("peak.fp32", "-"),
+            *([_peak_source(device)] if sources else ()),
         )
         for device in devices
     ]
-    heads = ("Device", "16-bit, TFLOP/s", "fp8", "GiB", "TB/s", "link GB/s", "W", "$/h", "Source of the peaks")
-    print_table(heads, rows, fold=1)
+    heads = ("Device", "16-bit, TFLOP/s", "fp8", "GiB", "TB/s", "link GB/s", "W", "$/h")
+    if sources:
+        print_table((*heads, "Source of the peaks"), rows, fold=1)
+    else:
+        print_table(heads, rows)
 
 
 def show(
@@ -162,6 +166,10 @@ def _facts(device: Any) -> dict[str, Any]:
         numbers[f"{head}.latency_s"] = None if link is None else link.latency_s
         numbers[f"{head}.bytes_per_s"] = None if link is None else link.bytes_per_s
     return {"name": device.name, "title": device.title, "numbers": numbers, "sources": dict(device.sources)}
+
+
+def _peak_source(device: Any) -> str:
+    return device.sources.get("peak.bf16") or device.sources.get("peak.fp16") or device.sources.get("peak.fp32", "-")
 
 
 def _tera(device: Any, *choices: str) -> str:

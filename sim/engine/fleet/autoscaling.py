@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
-from policies.control import PoolSeen, Seen, remembers_s, stabilised
+from policies.control import PoolSeen, Seen, highest, most_at_once, remembers_s, stabilised
 from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, Scaling
 from sim.engine.time.errors import PolicyError
@@ -38,6 +38,10 @@ class Steered(Protocol):
         """The state of each pool, as policies see it."""
         ...
 
+    def pending(self, index: int) -> bool:
+        """Whether a machine starts and has no server yet."""
+        ...
+
     def start(self, index: int) -> None: ...
 
     def call_back(self, index: int) -> None: ...
@@ -65,6 +69,8 @@ class Pool:
         self.firsts_ns: list[int] = []
         self.past: deque[tuple[int, PoolSeen]] = deque()
         self.asked: deque[tuple[float, int]] = deque()
+        self.changes: list[tuple[float, int]] = []
+        """When machines were started or drained, and how many more there were then."""
         self.at_least = self.at_most = 0
         """Intervals after which the policy wanted fewer than the pool's least, or more than there can be."""
 
@@ -89,6 +95,7 @@ class Pool:
         return PoolSeen(
             machines=sum(self.counted(fleet, index) for index in self.machines),
             ready=len(ready),
+            pending=sum(fleet.pending(index) for index in self.machines),
             waiting=sum(map(_waiting, serving)) + fleet.held_for(fleet.machines[self.machines[0]]),
             running=sum(machine.running for machine in serving),
             kv_use=sum(machine.kv_use for machine in ready) / len(ready) if ready else 0.0,
@@ -131,6 +138,8 @@ class Controller:
         most = sum(fleet.states[index] != FAILED or fleet.returns[index] for index in pool.machines)
         pool.at_least += wanted < scaling.min_machines
         pool.at_most += wanted > most
+        if scaling.hpa is not None:
+            wanted = min(wanted, most_at_once(scaling.hpa, mine.machines, pool.changes, now_ns * 1e-9))
         wanted = min(max(wanted, scaling.min_machines), most)
         self._go_to(wanted, mine.machines)
         self._check_that_somebody_comes(wanted, most)
@@ -154,6 +163,8 @@ class Controller:
         longest_s = max(scaling.down_window_s, scaling.up_window_s)
         while pool.asked[0][0] <= now_s - longest_s and len(pool.asked) > 1:
             pool.asked.popleft()
+        if scaling.hpa == "default":
+            return highest(pool.asked, now_s, scaling.down_window_s)
         return stabilised(
             pool.asked, now_s, mine.machines, down_window_s=scaling.down_window_s, up_window_s=scaling.up_window_s
         )
@@ -187,6 +198,7 @@ class Controller:
             counted = (index for index in pool.machines if pool.counted(fleet, index))
             fleet.drain(min(counted, key=self._cost_of_going), within_ns)
         if wanted != have:
+            pool.changes.append((self._clock.now_ns * 1e-9, wanted - have))
             fleet.sweep()
 
     def _cost_of_going(self, index: int) -> tuple[int, int, int]:

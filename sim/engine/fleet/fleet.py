@@ -19,7 +19,7 @@ from sim.engine.fleet.autoscaling import Controller, Pool
 from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
-from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
+from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, PENDING, READY, STARTING, FleetSpec
 from sim.engine.tiers.stores import Store
 from sim.engine.time.errors import UnservedError
 from sim.engine.time.events import ARRIVALS, CONTROL, Alarm, Clock
@@ -353,6 +353,13 @@ class Fleet:
                 self.again.discard(id_)
 
     # Called by controllers.
+
+    def pending(self, index: int) -> bool:
+        """Whether a machine starts and has no server yet."""
+        scaling = self.pools[self._spec.pools[index]].scaling
+        return (
+            self.states[index] == STARTING and scaling is not None and scaling.phases[self._phase[index]][0] in PENDING
+        )
 
     def start(self, index: int) -> None:
         """A machine begins with the first of its phases."""

@@ -13,24 +13,23 @@ from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.requests.state import RequestState
 from sim.engine.time.errors import PolicyError
 from sim.engine.time.events import Clock
-from workloads import ClosedLoop, Trace
+from workloads import Workload
 
 Rejects = Callable[[int, str], None]
 
 
-def eligible(machines: Sequence[M], workload: Trace | ClosedLoop) -> list[list[M]] | None:
+def eligible(machines: Sequence[M], workload: Workload) -> list[list[M]] | None:
     """For each model the machines that host it; None where every machine serves every request."""
     if all(core.spec.model is None for machine in machines for core in machine.cores):
         return None
-    n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
-    return [[machine for machine in machines if machine.hosts(model)] for model in range(n_models)]
+    return [[machine for machine in machines if machine.hosts(model)] for model in range(max(len(workload.models), 1))]
 
 
 class Gateway(Generic[M]):
     """Routes each request by its router."""
 
     def __init__(
-        self, router: Router, machines: Sequence[M], everybody: Sequence[AnyMachine], workload: Trace | ClosedLoop,
+        self, router: Router, machines: Sequence[M], everybody: Sequence[AnyMachine], workload: Workload,
         state: RequestState, clock: Clock, draw_stream: Sequence[int], rejects: Rejects,
     ) -> None:  # fmt: skip
         """*machines*: its choice, out of *everybody*."""

@@ -46,7 +46,7 @@ class SentTo(ContentStore):
         sent, oldest = self._sent, self._oldest
         while sent and sent[0][1] < now_ns - self._max_age_ns:
             stamp, _ = sent.popleft()
-            while oldest and oldest[0][0] <= stamp:
+            while oldest and oldest[0][1] <= stamp:
                 self._evict(self.used_bytes, [])
 
 

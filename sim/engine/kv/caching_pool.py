@@ -118,10 +118,7 @@ class CachingPool(KvPool, Generic[H]):
 
     def _end_of_rank(self, part: Blocks, upto: int, next_use: float) -> int:
         """The block of *part* up to which all have the rank of its first, *upto* at most."""
-        first = self._rank(part, part.lo, next_use)
-        if self._rank(part, upto - 1, next_use) == first:
-            return upto
-        return bisect_left(range(upto), True, part.lo, key=lambda block: self._rank(part, block, next_use) != first)
+        return end_of_rank(lambda block: self._rank(part, block, next_use), part.lo, upto)
 
     # Trial of a plan.
 
@@ -136,3 +133,11 @@ class CachingPool(KvPool, Generic[H]):
         while log:
             undo, *given = log.pop()
             undo(*given)
+
+
+def end_of_rank(rank: Callable[[int], Rank], first: int, upto: int) -> int:
+    """The block up to which all have the rank of block *first*, *upto* at most."""
+    of_first = rank(first)
+    if rank(upto - 1) == of_first:
+        return upto
+    return bisect_left(range(upto), True, first, key=lambda block: rank(block) != of_first)

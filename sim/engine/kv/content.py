@@ -193,8 +193,11 @@ def contents_of(
     """
     forks = GrowingContents(id_tokens)
     contents = forks.contents_in(block_tokens)
-    view = np.ascontiguousarray(ids, np.int64).data
-    rows = zip(offsets[:-1].tolist(), offsets[1:].tolist(), prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
-    for first, end, prompt, output in rows:
-        forks.add(array("q", view[first:end].tobytes()), prompt, output)
+    code = "i" if ids.dtype == np.int32 else "q"
+    ends = (offsets * np.dtype(code).itemsize).tolist()
+    view = np.ascontiguousarray(ids, code).view(np.uint8).data
+    for first, end, prompt, output in zip(ends, ends[1:], prompt_tokens.tolist(), output_tokens.tolist(), strict=False):
+        digests = array(code)
+        digests.frombytes(view[first:end])
+        forks.add(digests, prompt, output)
     return contents

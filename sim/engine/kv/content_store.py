@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
+
+from policies.eviction import CachedBlocks, Rank, RankFunction
+from sim.engine.kv.caching_pool import end_of_rank
 
 Space = tuple[int, int, int]
 """A space in which contents compare: model, tokens and bytes of a block."""
@@ -20,36 +23,51 @@ Key = tuple[Space, int]
 Piece = tuple[Key, int, int]
 """A chain, and which of its blocks, counted from the beginning of the prompt."""
 
+LOADED: Final = -1
+"""In place of *ready_ns*: blocks are loaded."""
+
+WRITTEN_AGAIN: Final = -2
+"""In place of *ready_ns*: blocks that are here are computed again, or found before they are looked up here."""
+
 
 class _Kept:
     """Blocks *lo* to *hi* of a chain that were used together."""
 
-    __slots__ = ("hi", "key", "lo", "ready_ns", "stamp")
+    __slots__ = ("entered", "hi", "key", "lo", "ready_ns", "stamp", "uses")
 
-    def __init__(self, key: Key, lo: int, hi: int, ready_ns: int, stamp: int) -> None:
+    def __init__(self, key: Key, lo: int, hi: int, ready_ns: int, stamp: int, entered: int, uses: int) -> None:
         self.key = key
         self.lo = lo
         self.hi = hi
         self.ready_ns = ready_ns
         """The instant of their last byte; look-ups miss before."""
         self.stamp = stamp
+        self.entered = entered
+        """The stamp of their entry. This and what follows is kept for an eviction policy alone."""
+        self.uses = uses
+        """One for the entry, and one for each load."""
+
+    def part(self, lo: int, hi: int) -> _Kept:
+        return _Kept(self.key, lo, hi, self.ready_ns, self.stamp, self.entered, self.uses)
 
 
 class ContentStore:
-    """Blocks by content, the least recently used evicted first. Its methods are called in order of time."""
+    """Blocks by content, evicted in the order of an eviction policy. Its methods are called in order of time."""
 
     first_block_first: ClassVar[bool] = False
     """Whether the first of blocks that were used together is evicted first, and not the last."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, eviction: RankFunction | None = None) -> None:
+        """*eviction*: None for the least recently used first. Each block goes by its own rank, others behind it kept or not."""
         self.capacity_bytes = capacity_bytes
+        self.eviction = eviction
         self.used_bytes: int = 0
         """Bytes of contents, and of whatever else takes room here."""
         self.evicted = 0
         """Evicted blocks."""
         self._kept: dict[Key, list[_Kept]] = {}
-        self._oldest: list[tuple[int, int, int, _Kept]] = []
-        """A heap in order of eviction, outdated entries included: (stamp, order in it, number, blocks)."""
+        self._oldest: list[tuple[Rank, int, int, int, _Kept]] = []
+        """A heap in order of eviction, blocks that are gone included: (rank, stamp, order in it, number, blocks)."""
         self._n = self._stamp = 0
 
     def covered(self, pieces: Sequence[Piece], at: int, now_ns: int) -> int:
@@ -75,10 +93,10 @@ class ContentStore:
                 found -= max(min(kept.hi, hi) - max(kept.lo, lo), 0)
         return found
 
-    def use(self, pieces: Sequence[Piece]) -> None:
+    def use(self, pieces: Sequence[Piece], how: int = LOADED) -> None:
         """Marks blocks of *pieces* that are here as used now."""
         for key, lo, hi in reversed(pieces):
-            self._renew(key, lo, hi, -1, 0)
+            self._renew(key, lo, hi, how, 0)
 
     def put(self, pieces: Sequence[Piece], now_ns: int, ready_ns: int) -> list[Piece]:
         """Keeps *pieces* from now on, to be found from *ready_ns* on; returns what they evict."""
@@ -99,18 +117,19 @@ class ContentStore:
             begin, end = max(kept.lo, lo), min(kept.hi, hi)
             if ready_ns >= 0 and at < begin:
                 mine.append(self._new(key, at, begin, ready_ns, stamp))
-            mine.append(_Kept(key, begin, end, kept.ready_ns, stamp))
+            uses = kept.uses + (ready_ns == LOADED)
+            mine.append(_Kept(key, begin, end, kept.ready_ns, stamp, kept.entered, uses))
             at = end
             if kept.hi > end:
-                after = _Kept(key, end, kept.hi, kept.ready_ns, kept.stamp)
-                self._enlist(after)
-                rest.append(after)
+                rest.append(self._rest(kept, end))
             kept.hi = begin
             if kept.lo < begin:
                 rest.append(kept)
         if ready_ns >= 0 and at < hi:
             mine.append(self._new(key, at, hi, ready_ns, stamp))
-        joined = _joined(mine, now_ns)
+        joined = _joined(mine, now_ns, apart=self.eviction is not None)
+        if self.eviction is not None:
+            joined = [part for kept in joined for part in self._of_one_rank(kept)]
         for kept in joined:
             self._enlist(kept)
         if rest or joined:
@@ -118,11 +137,33 @@ class ContentStore:
 
     def _new(self, key: Key, lo: int, hi: int, ready_ns: int, stamp: int) -> _Kept:
         self.used_bytes += (hi - lo) * key[0][2]
-        return _Kept(key, lo, hi, ready_ns, stamp)
+        return _Kept(key, lo, hi, ready_ns, stamp, stamp, 1)
+
+    def _rest(self, kept: _Kept, at: int) -> _Kept:
+        """The blocks of *kept* from *at* on, which go in the order that they had."""
+        rest = kept.part(at, kept.hi)
+        self._enlist(rest)
+        return rest
+
+    def _rank(self, kept: _Kept, block: int) -> Rank:
+        if self.eviction is None:
+            return kept.stamp
+        return self.eviction(CachedBlocks(kept.stamp, kept.entered, kept.uses, block * kept.key[0][1]))
+
+    def _of_one_rank(self, kept: _Kept) -> list[_Kept]:
+        """*kept* in parts of which each has one rank."""
+        parts: list[_Kept] = []
+        at = kept.lo
+        while at < kept.hi:
+            end = end_of_rank(lambda block: self._rank(kept, block), at, kept.hi)
+            parts.append(kept.part(at, end))
+            at = end
+        return parts
 
     def _enlist(self, kept: _Kept) -> None:
         self._n += 1
-        heapq.heappush(self._oldest, (kept.stamp, kept.lo if self.first_block_first else -kept.lo, self._n, kept))
+        order = kept.lo if self.first_block_first else -kept.lo
+        heapq.heappush(self._oldest, (self._rank(kept, kept.lo), kept.stamp, order, self._n, kept))
 
     def _make_room(self) -> list[Piece]:
         gone: list[Piece] = []
@@ -132,8 +173,8 @@ class ContentStore:
 
     def _evict(self, n_bytes: int, gone: list[Piece]) -> None:
         """Evicts blocks of *n_bytes* or more, or all, of those that come first."""
-        stamp, _, _, kept = self._oldest[0]
-        if kept.stamp != stamp or kept.hi <= kept.lo:
+        kept = self._oldest[0][4]
+        if kept.hi <= kept.lo:
             heapq.heappop(self._oldest)
             return
         size = kept.key[0][2]
@@ -168,11 +209,7 @@ class ContentStore:
                 left.append(kept)
                 continue
             self.used_bytes -= (end - begin) * key[0][2]
-            if kept.hi > end:
-                after = _Kept(key, end, kept.hi, kept.ready_ns, kept.stamp)
-                self._enlist(after)
-            else:
-                after = None
+            after = self._rest(kept, end) if kept.hi > end else None
             kept.hi = begin
             if kept.lo < begin:
                 left.append(kept)
@@ -200,12 +237,18 @@ class ContentStore:
         return None
 
 
-def _joined(pieces: list[_Kept], now_ns: int) -> list[_Kept]:
-    """*pieces* with consecutive ones as one, where both can be found from the same instant on."""
+def _joined(pieces: list[_Kept], now_ns: int, *, apart: bool) -> list[_Kept]:
+    """*pieces* with consecutive ones as one, where both can be found from the same instant on; *apart*: and where they have one
+    entry and as many uses."""
     joined: list[_Kept] = []
     for kept in pieces:
         last = joined[-1] if joined else None
-        if last is not None and last.hi == kept.lo and max(last.ready_ns, now_ns) == max(kept.ready_ns, now_ns):
+        if (
+            last is not None
+            and last.hi == kept.lo
+            and max(last.ready_ns, now_ns) == max(kept.ready_ns, now_ns)
+            and not (apart and (last.entered, last.uses) != (kept.entered, kept.uses))
+        ):
             last.hi = kept.hi
         else:
             joined.append(kept)

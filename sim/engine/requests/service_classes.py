@@ -8,13 +8,11 @@ import numpy as np
 
 from policies.view import NO_TERMS, Terms
 from sim.engine.record.columns import IntArray
-from workloads import ClosedLoop, Trace, token_costs
+from workloads import Workload, token_costs
 
 
-def terms_of(workload: Trace | ClosedLoop) -> Terms:
+def terms_of(workload: Workload) -> Terms:
     """Terms of the workload's classes, tenants and predictions; `NO_TERMS` where it has none."""
-    if not isinstance(workload, Trace):
-        return NO_TERMS
     found: dict[str, array[int]] = {}
     if workload.tenant_index is not None:
         found["tenant"] = _as_array(workload.tenant_index)
@@ -27,10 +25,8 @@ def terms_of(workload: Trace | ClosedLoop) -> Terms:
     return Terms(**found) if found else NO_TERMS
 
 
-def class_columns(workload: Trace | ClosedLoop) -> dict[str, IntArray]:
+def class_columns(workload: Workload) -> dict[str, IntArray]:
     """Class, tenant and prediction of each request, where the workload says them."""
-    if not isinstance(workload, Trace):
-        return {}
     columns = {
         "class_index": workload.class_index,
         "tenant_index": workload.tenant_index,

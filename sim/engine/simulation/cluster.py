@@ -6,7 +6,7 @@ import gc
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
@@ -30,16 +30,15 @@ from sim.engine.record.spill import Spill
 from sim.engine.requests.service_classes import terms_of
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore, InCommon
-from sim.engine.simulation.followers import Followers
 from sim.engine.simulation.front_end import FrontEnd
 from sim.engine.simulation.invariants import Watch
 from sim.engine.simulation.result_columns import as_column, bubble_columns, request_columns, tier_columns, tier_facts
 from sim.engine.spec.experiment import Experiment, MachineSpec
 from sim.engine.tiers.links import Links
 from sim.engine.tiers.tiers import SharedStores
-from sim.engine.time.errors import UnservedError
+from sim.engine.time.errors import PolicyError, UnservedError
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
-from workloads import ClosedLoop, Trace
+from workloads import Workload
 
 _ROUTING_STREAM = 0x726F7574
 """Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
@@ -118,20 +117,6 @@ def _stores(specs: Sequence[MachineSpec]) -> SharedStores:
     return SharedStores(peers=any(tier.kind == "peer" for spec in specs for core in spec.hosted for tier in core.tiers))
 
 
-def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
-    """Think times before requests of clients that wait for answers (ns), and due times by the trace's own plan.
-
-    With a limit on requests in flight a free client takes the trace's next request and waits until it is due: a closed loop of
-    clients that have a plan. None where no client waits, and where there is no plan.
-    """
-    workload = experiment.workload
-    if isinstance(workload, ClosedLoop):
-        return [0] * len(workload) if workload.think_ns is None else workload.think_ns.tolist(), None
-    if experiment.in_flight is None:
-        return None, None
-    return [0] * len(workload), _as_array(workload.arrival_ns)
-
-
 def _turns(models: array[int]) -> array[int]:
     """For each request, the number of earlier ones for the same model."""
     turns, seen = array("q"), Counter[int]()
@@ -146,14 +131,11 @@ def _kept(state: RequestState, column: IntArray | None) -> array[int] | None:
     return None if column is None else state.keep(_as_array(column), -1)
 
 
-def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | None) -> RequestState:
+def _state_of(
+    experiment: Experiment, workload: Workload, contents_in: Callable[[int], Contents] | None
+) -> RequestState:
     """The columns of the workload's requests, of which nothing has happened yet."""
-    workload = experiment.workload
-    n = len(workload)
-    arrival = array("q", [-1]) * n
-    if isinstance(workload, Trace) and experiment.in_flight is None:
-        follows, known = workload.follows, workload.arrival_ns
-        arrival = _as_array(known if follows is None else np.where(follows.counts > 0, -1, known))
+    sent_ns = workload.sent_ns
     pipelined = any(
         len(spec.hosted) > 1 or core.cost.n_stages > 1 or (core.micro_batches or 1) > 1
         for spec in experiment.machines
@@ -162,17 +144,16 @@ def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | N
     state = RequestState(
         _as_array(workload.prompt_tokens),
         _as_array(workload.output_tokens),
-        arrival,
+        array("q", [-1]) * len(workload) if sent_ns is None else _as_array(sent_ns),
         pipelined=pipelined,
         # A workload without limits allows each answer its actual length: the best that a scheduler could know.
         max_tokens=None if workload.max_tokens is None else _as_array(workload.max_tokens),
         contents_in=contents_in,
     )
-    if isinstance(workload, Trace):
-        state.model = _kept(state, workload.model_index)
-        state.turn = None if state.model is None else state.keep(_turns(state.model))
-        state.priority = _kept(state, workload.priority)
-        state.session = _kept(state, workload.session)
+    state.model = _kept(state, workload.model_index)
+    state.turn = None if state.model is None else state.keep(_turns(state.model))
+    state.priority = _kept(state, workload.priority)
+    state.session = _kept(state, workload.session)
     state.deadline = _kept(state, workload.deadline_ns)
     state.terms = terms_of(workload)
     if experiment.fleet is not None and experiment.handover is not None:
@@ -181,19 +162,19 @@ def _state_of(experiment: Experiment, contents_in: Callable[[int], Contents] | N
 
 
 class Cluster:
-    """Arrivals, the router between machines, closed-loop clients, and the end of the run."""
+    """Arrivals, the router between machines, clients that wait for answers, and the end of the run."""
 
     def __init__(
         self, experiment: Experiment, fast_forward: bool, check_invariants: bool, spill_to: Path | None = None
     ) -> None:
-        workload = experiment.workload
+        limit = experiment.in_flight
+        self._workload = workload = experiment.workload if limit is None else experiment.workload.behind(limit)
         self._experiment = experiment
         self._n = len(workload)
         self._contents: dict[int, Contents] = {}
-        shares = isinstance(workload, Trace) and workload.prefix_blocks is not None
-        contents_in = self._contents_in if shares else None
+        contents_in = None if workload.prefix_blocks is None else self._contents_in
         specs = experiment.machines
-        self._state = _state_of(experiment, contents_in)
+        self._state = _state_of(experiment, workload, contents_in)
         self._prompt = self._state.prompt
         self._clock = Clock()
         self._serving: list[Machine] = []
@@ -228,11 +209,8 @@ class Cluster:
             else None
         )
         self._reasons: dict[str, int] = {}
-        self._sent = 0
         self._front_end = FrontEnd(experiment)
-        self._think, self._due_ns = _waiting_clients(experiment)
-        follows = workload.follows if isinstance(workload, Trace) else None
-        self._followers = None if follows is None else Followers(follows)
+        self._clients = workload.clients()
 
     def _course_of(self, experiment: Experiment, links: Links) -> tuple[Course[Any], Handovers | None]:
         """The stages of requests, with a router for each; and what is between machines where prefill and decode are apart."""
@@ -256,15 +234,14 @@ class Cluster:
     def _gate_to(self, router: Router, machines: Sequence[M], stream: int) -> Gateway[M]:
         experiment = self._experiment
         stream_of_draws = [experiment.seed, _ROUTING_STREAM, *([stream] if stream else [])]
-        given = experiment.workload, self._state, self._clock, stream_of_draws, self.rejected
+        given = self._workload, self._state, self._clock, stream_of_draws, self.rejected
         return Gateway(router, machines, self._machines, *given)
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """Named contents of the workload in blocks of *block_tokens* tokens."""
         found = self._contents.get(block_tokens)
         if found is None:
-            trace = self._experiment.workload
-            assert isinstance(trace, Trace)
+            trace = self._workload
             assert trace.prefix_blocks is not None
             assert trace.prefix_offsets is not None
             assert trace.prefix_block_tokens is not None
@@ -315,6 +292,13 @@ class Cluster:
             and state.replica[id_] not in jammed
         ]
         if not left:
+            unsent = [id_ for id_ in range(len(state.status)) if state.status[id_] == UNFINISHED]
+            if unsent and all(state.arrival[id_] < 0 for id_ in unsent):
+                named = ", ".join(map(str, unsent[:5]))
+                raise PolicyError(
+                    f"clients of {self._workload!r} have not sent {len(unsent):,} requests ({named}), and nothing is left to "
+                    "happen; send them at a start or when another has ended"
+                )
             return
         ongoing = {} if handovers is None else handovers.ongoing
         machine_of = [machine.index for machine in self._machines for _ in machine.cores]
@@ -334,31 +318,30 @@ class Cluster:
 
     def _begin(self) -> None:
         """Send the first requests, and set the clock for known arrivals."""
-        workload = self._experiment.workload
-        if isinstance(workload, ClosedLoop):
-            if workload.start_ns is None:
-                for _ in range(min(workload.concurrency, self._n)):
-                    self._send_next(None)
-                return
-            # A client that starts late may find that others have sent all requests.
-            for start_ns in workload.start_ns.tolist():
-                Alarm(self._clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
-        elif self._due_ns is not None:
-            for _ in range(min(self._experiment.in_flight or 0, self._n)):
-                self._send_next(None)
-        elif self._n:
-            self._expect(workload)
+        if self._clients is not None:
+            for start_ns in self._clients.starts_ns:
+                if start_ns > self._clock.now_ns:
+                    Alarm(self._clock, ARRIVALS, self._on_start).set(start_ns)
+                else:
+                    self._on_start(None)
+        sent_ns = self._workload.sent_ns
+        if sent_ns is not None:
+            self._expect(sent_ns)
 
-    def _expect(self, workload: Trace) -> None:
-        """Set the clock for the requests of a trace that wait for no answer."""
-        follows = workload.follows
-        first = np.arange(self._n) if follows is None else np.flatnonzero(follows.counts == 0)
-        if self._front_end.serial_ns and follows is not None:
+    def _on_start(self, _event: object) -> None:
+        """A client sends without having waited for an answer."""
+        assert self._clients is not None
+        self._send_all(self._clients.start(self._clock.now_ns), self._clock.now_ns, None)
+
+    def _expect(self, sent_ns: IntArray) -> None:
+        """Set the clock for the requests that are sent whatever the machines do, at *sent_ns*; -1: others."""
+        first = np.flatnonzero(sent_ns >= 0)
+        if self._front_end.serial_ns and self._clients is not None:
             # Requests that follow an answer enter the front end among these, at times that are not known yet.
             for id_ in first.tolist():
-                self._send(id_, int(workload.arrival_ns[id_]), None)
-        else:
-            visible = self._front_end.visible_ns(workload.arrival_ns, workload.prompt_tokens)
+                self._send(id_, int(sent_ns[id_]), None)
+        elif len(first):
+            visible = self._front_end.visible_ns(sent_ns, self._workload.prompt_tokens)
             order = first[np.argsort(visible[first], kind="stable")]
             self._visible, self._order = _as_array(visible[order]), _as_array(order)
             self._next = 0
@@ -366,14 +349,14 @@ class Cluster:
                 self._routing.expect(self._order, self._visible)
             self._arrivals = Alarm(self._clock, ARRIVALS, self._on_trace)
             self._arrivals.set(self._visible[0])
-        self._expect_aborts(workload)
+        abort_ns = self._workload.abort_ns
+        if abort_ns is not None and (abort_ns >= 0).any():
+            self._expect_aborts(sent_ns, abort_ns)
 
-    def _expect_aborts(self, workload: Trace) -> None:
-        """Set the clock for the requests that their clients abort."""
-        if workload.abort_ns is None or not (workload.abort_ns >= 0).any():
-            return
-        ids = np.flatnonzero(workload.abort_ns >= 0)
-        at_ns = (workload.arrival_ns + workload.abort_ns)[ids]
+    def _expect_aborts(self, sent_ns: IntArray, abort_ns: IntArray) -> None:
+        """Set the clock for the requests that their clients abort, *abort_ns* after they were sent; -1: others."""
+        ids = np.flatnonzero(abort_ns >= 0)
+        at_ns = (sent_ns + abort_ns)[ids]
         order = np.argsort(at_ns, kind="stable")
         self._aborts: deque[tuple[int, int]] = deque(zip(at_ns[order].tolist(), ids[order].tolist(), strict=True))
         self._giving_up = Alarm(self._clock, ARRIVALS, self._on_abort)
@@ -419,16 +402,15 @@ class Cluster:
         elif self._only is not None:
             self._only.deliver(id_)
 
-    def _send_next(self, ended_ns: int | None) -> None:
-        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a
-        limit on requests in flight the next of the trace, when it is due."""
-        id_ = self._sent
-        if id_ >= self._n:
-            return
-        self._sent += 1
-        assert self._think is not None
-        sent_ns = self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]
-        self._send(id_, sent_ns if self._due_ns is None else max(sent_ns, self._due_ns[id_]), ended_ns)
+    def _send_all(self, requests: Iterable[tuple[int, int]], now_ns: int, ended_ns: int | None) -> None:
+        """Clients send *requests*, each with its instant."""
+        for id_, sent_ns in requests:
+            if not 0 <= id_ < self._n or self._state.arrival[id_] >= 0 or sent_ns < now_ns:
+                raise PolicyError(
+                    f"clients of {self._workload!r} send request {id_} at {sent_ns} ns; expected one of {self._n} that has not "
+                    f"been sent, and an instant from {now_ns} ns"
+                )
+            self._send(id_, sent_ns, ended_ns)
 
     def _send(self, id_: int, sent_ns: int, ended_ns: int | None) -> None:
         """A client sends a request: felt 1 ns after the end that it waited for, if any, at the earliest (see `FELT_AFTER_NS`)."""
@@ -453,11 +435,8 @@ class Cluster:
             self._course.ended(id_, now_ns)
         if self._fleet is not None:
             self._fleet.ended(id_, now_ns)
-        if self._think is not None:
-            self._send_next(now_ns)
-        elif self._followers is not None:
-            for follower, sent_ns in self._followers.ended(id_, now_ns):
-                self._send(follower, sent_ns, now_ns)
+        if self._clients is not None:
+            self._send_all(self._clients.ended(id_, now_ns), now_ns, now_ns)
 
     def prefilled(self, id_: int, end_ns: int) -> None:
         assert self._handovers is not None
@@ -495,7 +474,7 @@ class Cluster:
         for core in cores:
             core.recorder.close(core.sequences.kv.block_tokens)
         replicas = tuple(core.columns() for core in cores)
-        requests = request_columns(state, self._experiment.workload, caching=self._caching)
+        requests = request_columns(state, self._workload, caching=self._caching)
         if self._course is not None:
             requests |= self._course.columns()
         if self._fleet is not None:

@@ -14,7 +14,7 @@ from sim.engine.requests.service_classes import class_columns
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.tiers.tiers import Tiers
-from workloads import ClosedLoop, Trace
+from workloads import Workload
 
 _HITS = {"again": "tier_again"}
 """Columns of what was loaded that are not called as a tier."""
@@ -25,7 +25,7 @@ def as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> N
     return np.frombuffer(values, dtype)
 
 
-def request_columns(state: RequestState, workload: Trace | ClosedLoop, *, caching: bool) -> dict[str, NDArray[Any]]:
+def request_columns(state: RequestState, workload: Workload, *, caching: bool) -> dict[str, NDArray[Any]]:
     """One entry a request in each column. *caching*: some machine has a prefix cache."""
     n = len(state.prompt)
     none = np.zeros(n, np.int64)

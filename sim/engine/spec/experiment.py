@@ -18,7 +18,7 @@ from sim.engine.spec.encoding import EncodeSpec
 from sim.engine.spec.lifecycle import FleetSpec
 from sim.engine.spec.roles import HandoverSpec, Part
 from sim.engine.tiers.tiers import TierSpec, check_tiers
-from workloads import ClosedLoop, Trace
+from workloads import Workload
 
 Turn = Literal["rotation", "oldest"]
 PrefixCacheKind = Literal["blocks", "tree"]
@@ -163,7 +163,7 @@ class MachineSpec:
 class Experiment:
     """A workload, the machines that serve it, and the router between them."""
 
-    workload: Trace | ClosedLoop
+    workload: Workload
     replicas: tuple[ReplicaSpec | MachineSpec, ...]
     router: Router
     seed: int = 0
@@ -204,15 +204,9 @@ class Experiment:
         if self.fleet is not None:
             self._check_fleet(self.fleet)
         if self.in_flight is not None:
-            self._check_in_flight(self.in_flight)
-
-    def _check_in_flight(self, in_flight: int) -> None:
-        if in_flight < 1:
-            raise ValueError(f"in_flight is at least 1; got {in_flight}")
-        if not isinstance(self.workload, Trace):
-            raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
-        if self.workload.follows is not None or self.workload.abort_ns is not None:
-            raise ValueError("in_flight is for requests that wait for no others and that are not given up")
+            if self.in_flight < 1:
+                raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
+            self.workload.behind(self.in_flight)
 
     def _check_encode(self, encode: EncodeSpec) -> None:
         if len(encode.sizes) != len(self.workload):

@@ -9,12 +9,15 @@ from typing import Annotated, Final, Literal
 import numpy as np
 from annotated_types import Ge
 
-from policies.control import Control, remembers_s
+from policies.control import Control, Hpa, remembers_s
 
 InFlight = Literal["resume", "retry", "lose"]
 WhenNone = Literal["wait", "lose"]
 
 OFF, STARTING, READY, DRAINING, FAILED = range(5)
+
+PENDING: Final = ("provision", "image", "container")
+"""Names of the phases of a start in which no server runs yet: Kubernetes calls such a pod pending."""
 
 _FAILURE_STREAM: Final = 0x6661696C
 """Names the random stream of failures; draws belong to (machine, number of the failure)."""
@@ -40,6 +43,9 @@ class Scaling:
     down_window_s: float = 0.0
     """See `policies.control.stabilised`."""
     up_window_s: float = 0.0
+    hpa: Hpa | None = None
+    """A HorizontalPodAutoscaler limits how many machines come at once, and without a `behavior` in its spec takes the most that was
+    asked for within *down_window_s*, both ways; None: there is none."""
     drain_s: float | None = None
     """A machine that still has requests so long after it began to drain stops all the same, and its requests are treated as when it
     fails; None: it waits for their end."""

@@ -7,17 +7,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from policies.eviction import RankFunction
 from sim.engine.kv.content_store import ContentStore, Piece
 
-_MOVED: Final = -2
-"""Changes of a shared store have, in place of *ready_ns*, this less an id: it is moved here; -1: contents are used."""
+_MOVED: Final = -3
+"""Changes of a shared store have, in place of *ready_ns*, this less an id: it is moved here; above it: how contents are used."""
 
 
 class Store(ContentStore):
     """Blocks of a tier, and sequences that were moved there."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        super().__init__(capacity_bytes)
+    def __init__(self, capacity_bytes: int, eviction: RankFunction | None = None) -> None:
+        super().__init__(capacity_bytes, eviction)
         self._moved: dict[int, int] = {}
 
     def move_in(self, id_: int, n_bytes: int) -> list[Piece] | None:
@@ -45,8 +46,8 @@ class Store(ContentStore):
 class SharedStore(Store):
     """A store that several machines read: changes by one are seen by all one nanosecond later, in the order of machines."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        super().__init__(capacity_bytes)
+    def __init__(self, capacity_bytes: int, eviction: RankFunction | None = None) -> None:
+        super().__init__(capacity_bytes, eviction)
         self._coming: list[tuple[int, int, int, tuple[Piece, ...], int]] = []
         self._told = 0
         self._writes: dict[int, deque[tuple[int, tuple[Piece, ...]]]] = {}
@@ -57,7 +58,7 @@ class SharedStore(Store):
         """Called with evicted pieces and the instant; set by the owning machine."""
 
     def later(self, machine: int, now_ns: int, pieces: Sequence[Piece], ready_ns: int) -> None:
-        """Uses (*ready_ns* -1) or keeps *pieces* from the next nanosecond on, to be found from *ready_ns* on."""
+        """Uses (*ready_ns* below 0 says how) or keeps *pieces* from the next nanosecond on, to be found from *ready_ns* on."""
         self._told += 1
         heapq.heappush(self._coming, (now_ns + 1, machine, self._told, tuple(pieces), ready_ns))
         if ready_ns >= 0:
@@ -87,7 +88,7 @@ class SharedStore(Store):
             if ready_ns >= 0:
                 gone = self.put(pieces, at_ns, max(ready_ns, at_ns))
             elif ready_ns > _MOVED:
-                self.use(pieces)
+                self.use(pieces, ready_ns)
             elif (id_ := _MOVED - ready_ns) in self._given and id_ not in self._moved:
                 gone = self.move_in(id_, self._given[id_])
             if gone and self.passes_on is not None:

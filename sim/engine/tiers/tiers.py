@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Literal, NamedTuple
 
+from policies.eviction import Eviction, RankFunction, foresees, rank_of
 from sim.engine.kv.content import Contents
-from sim.engine.kv.content_store import Piece, Space
+from sim.engine.kv.content_store import LOADED, WRITTEN_AGAIN, Piece, Space
 from sim.engine.record.columns import DEVICE, LOAD, MOVE_IN, PLACES, STORE, Recorder
 from sim.engine.tiers.links import Limit, Links, LinkSpec, Slowdown, Transfer, not_at_once
 from sim.engine.tiers.stores import SharedStore, Store
@@ -43,6 +44,9 @@ class TierSpec:
     write: WriteRule = "through"
     """`through`: prompt blocks are written when they have been computed, and of a tree all that is put into it; `eviction`: those
     that the device, or the tier before this one, evicts."""
+    eviction: Eviction | RankFunction | None = None
+    """Which of its blocks go first; None: the least recently used, and of these the last of a prompt. A tier counts one use of what
+    is written, and one of each load. A `peer` has none."""
     min_load_tokens: int = 0
     """A prompt that would gain fewer tokens is computed."""
     skip_when_slower: bool = False
@@ -72,6 +76,13 @@ class TierSpec:
             raise ValueError(f"write is through or eviction; got {self.write!r}")
         if self.kind != "peer" and self.capacity_bytes < 1:
             raise ValueError(f"a {self.kind} tier has capacity_bytes; got {self.capacity_bytes}")
+        if self.kind == "peer" and self.eviction is not None:
+            raise ValueError("a peer tier reads the host memory of other machines, which evicts by its own rule")
+        if foresees(self.eviction):
+            raise ValueError(
+                "a tier is not told which request looks for its blocks next: part of them are found on the device; an eviction "
+                "policy that knows the next use of blocks is one of the device's cache alone"
+            )
         if self.min_load_tokens < 0:
             raise ValueError(f"min_load_tokens is at least 0; got {self.min_load_tokens}")
         not_at_once(self.slowdowns)
@@ -122,20 +133,21 @@ class SharedStores:
         """Whether machines read each other's host memory."""
         self.hosts: dict[int, SharedStore] = {}
         """Host memory by engine core number, in order of machines."""
-        self._named: dict[str, SharedStore] = {}
+        self._named: dict[str, tuple[TierSpec, SharedStore]] = {}
 
-    def host(self, number: int, capacity_bytes: int) -> Store:
+    def host(self, number: int, spec: TierSpec) -> Store:
         if not self.peers:
-            return Store(capacity_bytes)
-        self.hosts[number] = SharedStore(capacity_bytes)
+            return Store(spec.capacity_bytes, _rank(spec))
+        self.hosts[number] = SharedStore(spec.capacity_bytes, _rank(spec))
         return self.hosts[number]
 
-    def named(self, name: str, capacity_bytes: int) -> Store:
-        found = self._named.setdefault(name, SharedStore(capacity_bytes))
-        if found.capacity_bytes != capacity_bytes:
-            raise ValueError(
-                f"machines share the store {name!r} and say that it has {found.capacity_bytes} and {capacity_bytes} bytes"
-            )
+    def named(self, spec: TierSpec) -> Store:
+        first, found = self._named.setdefault(spec.store, (spec, SharedStore(spec.capacity_bytes, _rank(spec))))
+        for name in ("capacity_bytes", "eviction"):
+            if getattr(first, name) != getattr(spec, name):
+                raise ValueError(
+                    f"machines share the store {spec.store!r} and give it {name} {getattr(first, name)} and {getattr(spec, name)}"
+                )
         return found
 
 
@@ -193,10 +205,10 @@ class Tiers:
         if spec.kind == "peer":
             return None
         if spec.kind == "host":
-            return self._shared.host(self._number, spec.capacity_bytes)
+            return self._shared.host(self._number, spec)
         if spec.kind == "remote":
-            return self._shared.named(spec.store, spec.capacity_bytes)
-        return Store(spec.capacity_bytes)
+            return self._shared.named(spec)
+        return Store(spec.capacity_bytes, _rank(spec))
 
     # Contents.
 
@@ -260,7 +272,7 @@ class Tiers:
         """Starts a load; returns its last byte's instant, after now at the earliest."""
         ends_ns = self.now_ns + 1
         for tier, lo, hi, source, owner in segments:
-            self._use(source, self._pieces(id_, lo, hi))
+            self._use(source, self._pieces(id_, lo, hi), LOADED)
             sent = self._send(LOAD, tier, id_, hi - lo, owner)
             ends_ns = max(ends_ns, sent.arrived_ns + self._staging_ns(tier, sent.n_bytes))
         return ends_ns
@@ -271,11 +283,11 @@ class Tiers:
             return 0
         return self.links[self._home].takes_ns(self.now_ns, n_bytes)
 
-    def _use(self, store: Store, pieces: list[Piece]) -> None:
+    def _use(self, store: Store, pieces: list[Piece], how: int) -> None:
         if isinstance(store, SharedStore):
-            store.later(self._machine, self.now_ns, pieces, -1)
+            store.later(self._machine, self.now_ns, pieces, how)
         else:
-            store.use(pieces)
+            store.use(pieces, how)
 
     def _send(self, what: int, tier: int, id_: int, blocks: int, owner: int, near: int = DEVICE) -> Transfer:
         """Reads from a tier, or writes to it: memory of engine core *owner*, or of none. *near*: the other end, a place."""
@@ -308,7 +320,7 @@ class Tiers:
             store.bring_up_to(self.now_ns)
         blocks = store.missing(pieces)
         if not blocks:
-            self._use(store, pieces)
+            self._use(store, pieces, WRITTEN_AGAIN)
             return
         sent = self._send(STORE, tier, id_, blocks, self._owner(tier), near)
         if isinstance(store, SharedStore):
@@ -387,6 +399,10 @@ class Tiers:
             if fault is not None:
                 return f"{spec.kind} tier: {fault}"
         return None
+
+
+def _rank(spec: TierSpec) -> RankFunction | None:
+    return None if spec.eviction is None else rank_of(spec.eviction)
 
 
 def _free(tokens: int, cached: int) -> int:

@@ -46,7 +46,7 @@ def pytorch(server: bool = False, more_s: float = 0.0) -> ServingStack:
         name="pytorch",
         title="PyTorch without graphs on A100",
         # Under this name collectives are NCCL's; the matrix products and attention are those that vLLM calls.
-        kernels="eager",
+        kernels=eager.kernels,
         overheads=dataclasses.replace(found, step_s=found.step_s + more_s),
     )
 

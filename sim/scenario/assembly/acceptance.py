@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from policies.acceptance import Acceptance
     from policies.acceptance.process import FloatArray, IntArray
     from policies.decoding import Speculative
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 Find = Callable[[str], Path | None]
@@ -193,7 +193,7 @@ def largest_k(settings: DecodingSettings) -> int:
     return k or 1  # type: ignore[return-value]
 
 
-def check_recording(decoding: Speculative, workload: Trace | ClosedLoop, numbers: IntArray) -> None:
+def check_recording(decoding: Speculative, workload: Workload, numbers: IntArray) -> None:
     """Refuse a recording that may end before its request does, at the smallest k that the run may use; *numbers*: of the requests
     of *workload* in the whole run, by which rows are replayed."""
     rows = decoding.acceptance.rows  # type: ignore[attr-defined]

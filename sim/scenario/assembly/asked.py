@@ -10,30 +10,21 @@ from sim.errors import ScenarioError
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.settings import Scenario
 from sim.text import unknown
-from workloads import ClosedLoop
 
 if TYPE_CHECKING:
     from sim.engine.record.columns import IntArray
-    from workloads import Trace
+    from workloads import Workload
 
 
-def asked_for(
-    scenario: Scenario, workload: Trace | ClosedLoop, pools: list[PoolOf]
-) -> tuple[Trace | ClosedLoop, dict[str, int]]:
+def asked_for(scenario: Scenario, workload: Workload, pools: list[PoolOf]) -> tuple[Workload, dict[str, int]]:
     """The workload with the pools' models among its own, and the row of each; no rows where all pools host one model.
 
     ScenarioError where requests ask for a model that no pool hosts.
     """
     names = list(dict.fromkeys(name for pool in pools for name in pool.serves))
-    if len(names) == 1 and not getattr(workload, "models", ()):
+    if len(names) == 1 and not workload.models:
         return workload, {}
-    if isinstance(workload, ClosedLoop):
-        raise ScenarioError(
-            f"{scenario.source}: closed-loop clients do not say which of the pools' models ({', '.join(names)}) they ask for; "
-            "give other workload.arrivals"
-        )
-    trace = workload
-    if not trace.models:
+    if not workload.models:
         shares = ", ".join(f"{name}: 1" for name in names)
         raise ScenarioError(
             f"{scenario.source}: the pools host {', '.join(names)}, and the workload does not say which of them a request asks "
@@ -47,29 +38,27 @@ def asked_for(
     # A model given as a file is asked for by the name in it as well, and copies are told apart.
     hosted_as = {model: {name for each, name in catalogue if each == model} for model, _ in catalogue}
     aliases = {model: next(iter(served)) for model, served in hosted_as.items() if len(served) == 1}
-    index = np.zeros(len(trace), np.int64) if trace.model_index is None else trace.model_index
-    counts = np.bincount(index, minlength=len(trace.models)).tolist()
-    asked = [name if name in names else aliases.get(name, name) for name in trace.models]
+    index = np.zeros(len(workload), np.int64) if workload.model_index is None else workload.model_index
+    counts = np.bincount(index, minlength=len(workload.models)).tolist()
+    asked = [name if name in names else aliases.get(name, name) for name in workload.models]
     for name, count in zip(asked, counts, strict=True):
         if count and name not in names:
             what = f"{scenario.source}: {count:,} requests ask for {name}, which no pool hosts"
             raise ScenarioError(unknown(what, name, names))
     rows = {name: row for row, name in enumerate(names)}
     moved = np.array([rows.get(name, 0) for name in asked], np.int64)
-    return trace.with_models(names, moved[index]), rows
+    return workload.with_models(names, moved[index]), rows
 
 
-def numbers_of(workload: Trace | ClosedLoop, row: int | None) -> IntArray:
+def numbers_of(workload: Workload, row: int | None) -> IntArray:
     """The numbers of the requests that ask for a model; of all where none asks for a model by name, or none for this one."""
     everyone = np.arange(len(workload))
-    if row is None or isinstance(workload, ClosedLoop) or workload.model_index is None:
+    if row is None or workload.model_index is None:
         return everyone
     chosen = np.flatnonzero(workload.model_index == row)
     return chosen if len(chosen) else everyone
 
 
-def of_model(workload: Trace | ClosedLoop, numbers: IntArray) -> Trace | ClosedLoop:
-    """The requests of *numbers*; closed-loop clients ask for one model."""
-    if isinstance(workload, ClosedLoop) or len(numbers) == len(workload):
-        return workload
-    return workload.take(numbers)
+def of_model(workload: Workload, numbers: IntArray) -> Workload:
+    """The requests of *numbers*."""
+    return workload if len(numbers) == len(workload) else workload.take(numbers)

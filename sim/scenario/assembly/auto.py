@@ -12,12 +12,10 @@ from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
-def chosen_by_auto(
-    scenario: Scenario, deployment: Deployment, workload: Trace | ClosedLoop
-) -> dict[str, tuple[int, str]]:
+def chosen_by_auto(scenario: Scenario, deployment: Deployment, workload: Workload) -> dict[str, tuple[int, str]]:
     """Scheduler settings that are `auto` by their dotted keys, with the tokens chosen from the cost model and the reason."""
     found = left_to_choose(scenario)
     if not found:

@@ -15,7 +15,7 @@ from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.memory import MemoryPlan
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
     from workloads.columns import IntArray
 
 
@@ -36,8 +36,8 @@ def limits_of(scenario: Scenario, pools: Sequence[PoolOf]) -> dict[str, int]:
 
 
 def within_context(
-    workload: Trace | ClosedLoop, limits: Mapping[str, int], rows: Mapping[str, int]
-) -> tuple[Trace | ClosedLoop, list[str]]:
+    workload: Workload, limits: Mapping[str, int], rows: Mapping[str, int]
+) -> tuple[Workload, list[str]]:
     """The requests with answers that end at the limit of their model, and what was cut in a sentence.
 
     vLLM ends an answer when prompt and answer have as many tokens as `--max-model-len`, and refuses a prompt that leaves no room
@@ -48,7 +48,7 @@ def within_context(
     cut = outputs.copy()
     for name, limit in limits.items():
         room, row = limit - np.asarray(workload.prompt_tokens), rows.get(name)
-        chosen = room > 0 if row is None else (room > 0) & (workload.model_index == row)  # type: ignore[union-attr]
+        chosen = room > 0 if row is None else (room > 0) & (workload.model_index == row)
         cut = np.where(chosen, np.minimum(cut, room), cut)
     shortened = int((cut < outputs).sum())
     if not shortened:
@@ -57,10 +57,9 @@ def within_context(
     return replace(workload, output_tokens=cut, **_blocks_within(workload, cut)), [note]
 
 
-def _blocks_within(workload: Trace | ClosedLoop, outputs: IntArray) -> dict[str, IntArray]:
+def _blocks_within(workload: Workload, outputs: IntArray) -> dict[str, IntArray]:
     """The block ids of requests whose answers have *outputs* tokens: none of what is no longer emitted."""
-    ids, offsets = getattr(workload, "prefix_blocks", None), getattr(workload, "prefix_offsets", None)
-    size = getattr(workload, "prefix_block_tokens", None)
+    ids, offsets, size = workload.prefix_blocks, workload.prefix_offsets, workload.prefix_block_tokens
     if ids is None or offsets is None or size is None:
         return {}
     counts = np.diff(offsets)
@@ -73,13 +72,14 @@ def _blocks_within(workload: Trace | ClosedLoop, outputs: IntArray) -> dict[str,
 
 
 def check_longest(scenario: Scenario, plan: MemoryPlan) -> None:
-    """ScenarioError where vLLM would not start: its KV cache has to hold one request as long as the limit."""
+    """ScenarioError where the engine would not start: its KV cache has to hold one request as long as the limit."""
     limit, tokens = scenario.memory.max_model_len, plan.device_blocks * plan.block_tokens
     counted = plan.override is None and plan.layer_groups is None and all(stage.block_bytes for stage in plan.stages)
-    if limit is not None and scenario.stack_name == "vllm" and counted and tokens < limit:
+    if limit is not None and scenario.stack.needs_longest and counted and tokens < limit:
         raise ScenarioError(
-            f"{scenario.source}: memory.max_model_len: vLLM does not start where the KV cache ({tokens:,} tokens) does not hold "
-            f"one request of {limit:,} tokens; lower it, raise memory.gpu_memory_utilization, or use more devices"
+            f"{scenario.source}: memory.max_model_len: {scenario.stack.title} does not start where the KV cache ({tokens:,} "
+            f"tokens) does not hold one request of {limit:,} tokens; lower it, raise memory.gpu_memory_utilization, or use more "
+            "devices"
         )
 
 

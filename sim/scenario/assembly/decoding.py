@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.totals import Totals, seen
-from policies.acceptance import PUBLISHED
+from policies.acceptance import published
 from policies.decoding import Speculative, best_table
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from policies.acceptance import Acceptance
     from policies.acceptance.process import IntArray
     from policies.view import Scheduler
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 DRAFT_HAS_KV = ("draft_model", "eagle", "mtp")
@@ -67,7 +67,7 @@ def build_decoding(
     target: Deployment,
     drafting: Drafting | None,
     scheduler: Scheduler,
-    workload: Trace | ClosedLoop,
+    workload: Workload,
     numbers: IntArray,
     find: Callable[[str], Path | None],
 ) -> BuiltDecoding | None:
@@ -123,14 +123,14 @@ def _check_table(decoding: Speculative, most: int) -> None:
 
 
 def _manifest(
-    settings: DecodingSettings, decoding: Speculative, drafting: Drafting | None, workload: Trace | ClosedLoop
+    settings: DecodingSettings, decoding: Speculative, drafting: Drafting | None, workload: Workload
 ) -> dict[str, Any]:
     """The facts about the method that results keep."""
     found: dict[str, Any] = {"method": settings.method, "overhead_s": settings.overhead_s}
     if drafting is not None:
         found["draft"] = drafting.manifest
     if settings.acceptance is not None and settings.acceptance.published is not None:
-        found["acceptance_source"] = PUBLISHED[settings.acceptance.published].source
+        found["acceptance_source"] = published(settings.acceptance.published).source
     table = [list(row) for row in decoding.table]
     if settings.num_speculative_tokens == "adaptive":
         found["adaptive"] = {"context_tokens": mean_context(workload), "rows": table}
@@ -141,7 +141,7 @@ def _manifest(
     return found
 
 
-def _most_running(scheduler: Scheduler, workload: Trace | ClosedLoop) -> int:
+def _most_running(scheduler: Scheduler, workload: Workload) -> int:
     """The largest batch there can be: the scheduler's own limit where it has one, and all requests otherwise."""
     limit = named.limit_of(scheduler, named.SEQUENCES)
     return max(len(workload) if limit is None else min(limit, len(workload)), 1)
@@ -152,7 +152,7 @@ def _adaptive(
     acceptance: Acceptance,
     target: Deployment,
     draft_cost: CostModel | None,
-    workload: Trace | ClosedLoop,
+    workload: Workload,
     most: int,
 ) -> Sequence[tuple[int, int | None, int]]:
     """Rows with the k that gives the most tokens per second at each batch, by the two cost models at a mean context."""

@@ -67,7 +67,7 @@ def deployment_of(scenario: Scenario) -> Deployment:
             model=model,
             hardware=hardware,
             parallel={**scenario.parallel.model_dump(), "layout": layout},
-            precision=precision,
+            precision=calibrated.stack.fp8 if precision == "fp8" else precision,
             kv_precision=kv_precision,
             cost=factory,
         )
@@ -95,7 +95,7 @@ def _stack(scenario: Scenario) -> ServingStack:
 
 
 def _graphs(scenario: Scenario, given: GraphSettings, mtp_layers: int) -> GraphSettings:
-    """In tokens of a step, as vLLM counts; SGLang and TensorRT-LLM count sequences, each of which verifies K + 1 tokens."""
+    """In tokens of a step; some stacks count sequences, each of which verifies K + 1 tokens."""
     if scenario.cost_model == "roofline":
         raise ScenarioError(
             f"{scenario.source}: cuda_graphs: cost_model roofline has no launches and pads nothing; leave cuda_graphs out"
@@ -109,8 +109,8 @@ def _graphs(scenario: Scenario, given: GraphSettings, mtp_layers: int) -> GraphS
 
 def _tokens_per_sequence(scenario: Scenario, mtp_layers: int) -> int:
     """Tokens of a decode step for each sequence that its graph was captured for, at the largest K."""
-    settings = scenario.decoding
-    if scenario.stack_name not in ("sglang", "trtllm") or settings.method == "autoregressive":
+    settings, graphs = scenario.decoding, scenario.stack.graphs
+    if graphs is None or not graphs.of_sequences or settings.method == "autoregressive":
         return 1
     own_layers = settings.num_speculative_tokens is None and settings.draft is None and settings.method == "mtp"
     return 1 + (mtp_layers if own_layers else largest_k(settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
@@ -26,7 +26,7 @@ from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
 if TYPE_CHECKING:
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def build(scenario: Scenario) -> Experiment:
     return resolve(scenario).experiment
 
 
-def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> Built:
+def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
     """The experiment that *scenario* describes, with its provenance; *workload* in place of the one that it names.
 
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
@@ -100,14 +100,13 @@ def _deployed(pool: PoolOf) -> PoolOf:
 
 def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
     """Which tokens reach a client together, by the rule of the serving stack."""
-    stacks = dict.fromkeys(each.stack_name for pool in pools for each in pool.scenarios)
-    rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
-    if scenario.stream_interval > 1 and len(set(rules)) > 1:
+    rules = {each.stack_name: each.stack.stream_by for pool in pools for each in pool.scenarios}
+    if scenario.stream_interval > 1 and len(set(rules.values())) > 1:
         raise ScenarioError(
-            f"{scenario.source}: stream_interval: {' and '.join(stacks)} group tokens by different rules; give all pools one "
+            f"{scenario.source}: stream_interval: {' and '.join(rules)} group tokens by different rules; give all pools one "
             "serving_stack"
         )
-    return Stream(scenario.stream_interval, rules[0])
+    return Stream(scenario.stream_interval, next(iter(rules.values())))
 
 
 def _front_end(scenario: Scenario, pools: list[PoolOf]) -> dict[str, Any]:

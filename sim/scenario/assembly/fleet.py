@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from hwmodels.cold_starts import cold_start, cold_starts
 from hwmodels.slowed import slowed
 from policies.control import Perfect, PoolSeen, Schedule, Seen
+from policies.control.hpa import WINDOW_S
 from sim.engine import MachineSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Scaling
 from sim.errors import ScenarioError
@@ -17,15 +18,14 @@ from sim.scenario.explain import told_by
 from sim.scenario.fleet import Autoscale
 from sim.scenario.settings import Scenario
 from sim.text import unknown
-from workloads import Trace
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
     from sim.engine import ReplicaSpec
-    from workloads import ClosedLoop
+    from workloads import Workload
 
 
-def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | ClosedLoop) -> FleetSpec | None:
+def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) -> FleetSpec | None:
     """The fleet of the machines of *pools*; None where all of them are there from beginning to end.
 
     ScenarioError for what cannot be, or is not modelled.
@@ -53,11 +53,12 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
 
 
 def _scaling(
-    scenario: Scenario, pool: PoolOf, settings: Autoscale, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
+    scenario: Scenario, pool: PoolOf, settings: Autoscale, pools: Sequence[PoolOf], workload: Workload
 ) -> Scaling:
     prefix = f"{scenario.source}: {f'pools.{pool.name}.' if pool.name else ''}autoscale"
     policy = settings.policy.made(f"{prefix}.policy")
     phases = _phases(settings, prefix)
+    interval_s: float = getattr(policy, "interval_s", 15.0) if settings.interval_s is None else settings.interval_s
     initial = pool.scenarios[0].replicas
     if isinstance(policy, Schedule):
         outside = [n for n in policy.machines if not settings.min <= n <= settings.max]
@@ -77,38 +78,41 @@ def _scaling(
         policy = policy.told(arrival_s, sum(seconds for _, seconds in phases))
     if isinstance(policy, (Schedule, Perfect)):
         # What they know holds from the beginning.
-        asked = policy.wanted(Seen(interval_s=settings.interval_s, mine=PoolSeen()))
+        asked = policy.wanted(Seen(interval_s=interval_s, mine=PoolSeen()))
         initial = min(max(asked, settings.min), settings.max)
     if not settings.min <= initial <= settings.max:
         raise ScenarioError(
             f"{prefix}: the run begins with {initial} machines (replicas), and there are {settings.min} (min) to {settings.max} "
             "(max); change one of them"
         )
-    down_s = settings.down_window_s
+    down_s, hpa = settings.down_window_s, None
+    if getattr(policy, "hpa", False):
+        hpa = "default" if down_s is None and not settings.up_window_s else "behavior"
+    if down_s is None:
+        down_s = 0.0 if hpa is None else WINDOW_S
     return Scaling(
         policy=policy,
         min_machines=settings.min,
         initial=initial,
-        interval_s=settings.interval_s,
+        interval_s=interval_s,
         phases=phases,
-        down_window_s=float(getattr(policy, "down_window_s", 0.0)) if down_s is None else down_s,
+        down_window_s=down_s,
         up_window_s=settings.up_window_s,
+        hpa=hpa,
         drain_s=settings.drain_s,
     )
 
 
 def _known_arrivals_s(
-    scenario: Scenario, pool: PoolOf, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
+    scenario: Scenario, pool: PoolOf, pools: Sequence[PoolOf], workload: Workload
 ) -> list[float] | None:
     """The times at which the requests of *pool* arrive at the deployment; None where that is not known before the run."""
     rivals = [each for each in pools if each is not pool and set(each.serves) & set(pool.serves)]
-    if not isinstance(workload, Trace) or any(
-        "both" in (each.role, pool.role) or each.role == pool.role for each in rivals
-    ):
+    arrival_ns = workload.planned_ns
+    if arrival_ns is None or any("both" in (each.role, pool.role) or each.role == pool.role for each in rivals):
         return None
     if pool.role == "prefill" and scenario.handover is not None and scenario.handover.local_prefill_tokens:
         return None
-    arrival_ns = workload.arrival_ns
     if workload.model_index is not None:
         arrival_ns = arrival_ns[[workload.models[index] in pool.serves for index in workload.model_index.tolist()]]
     return (arrival_ns * 1e-9).tolist()

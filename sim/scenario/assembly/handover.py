@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import held_bytes, keeps_every_token
+from hwmodels.stacks import stacks
+from hwmodels.stacks.description import Handover
 from hwmodels.transfers import transfer_terms
 from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import LinkSpec
@@ -24,48 +26,12 @@ from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from sim.engine.spec.roles import FirstToken, Room
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """The way in which a serving stack hands requests over."""
-
-    first_token: FirstToken
-    room: Room
-    headroom_tokens: int
-    repack: bool
-    source: str
-
-
-WAYS: Mapping[str, Way] = {
-    "vllm": Way(
-        first_token="decode",
-        room="after_prefill",
-        headroom_tokens=0,
-        repack=False,
-        source="vLLM 0.32.0, NixlConnector (pull): the prefill request asks for one token, which the proxy drops; the decode "
-        "engine allocates, reads, and computes the last prompt token again (`_update_waiting_for_remote_kv` of its scheduler); "
-        "ranks of unequal tensor parallelism read their slices of the heads in place (nixl/tp_mapping.py)",
-    ),
-    "sglang": Way(
-        first_token="arrival",
-        room="before_prefill",
-        headroom_tokens=512,
-        repack=True,
-        source="SGLang 0.5.23: the decode server allocates before prefill begins and keeps num_reserved_decode_tokens (512) for "
-        "each request; the first token comes with the KV and is emitted by the decode server (srt/disaggregation/decode.py)",
-    ),
-    "trtllm": Way(
-        first_token="arrival",
-        room="after_prefill",
-        headroom_tokens=0,
-        repack=True,
-        source="TensorRT-LLM as Dynamo 1.6.1 drives it (context_only, then generation_only with the context's result); that the "
-        "context's token is emitted by the generation side, and that unequal layouts are copied through buffers, is from knowledge",
-    ),
-    "splitwise": Way(
+WAYS: Mapping[str, Handover] = {
+    **{name: stack.handover for name, stack in stacks().items() if stack.handover is not None},
+    "splitwise": Handover(
         first_token="prefill",
         room="before_prefill",
         headroom_tokens=0,
@@ -73,7 +39,7 @@ WAYS: Mapping[str, Way] = {
         source="Patel et al., Splitwise, ISCA 2024: the prompt machine gives the first token, and the token machine's memory is "
         "known to have room before layers are sent behind the computation",
     ),
-    "plain": Way(
+    "plain": Handover(
         first_token="arrival",
         room="after_prefill",
         headroom_tokens=0,
@@ -88,7 +54,7 @@ KEEP_DRAFT_KV = ("draft_model", "eagle", "mtp")
 
 
 def handover_of(
-    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Trace | ClosedLoop
+    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Workload
 ) -> HandoverSpec | None:
     """The way in which the pools hand requests over; None where all of them do both. ScenarioError for what cannot be."""
     if all(pool.role == "both" for pool in pools):
@@ -116,7 +82,7 @@ def _settings(scenario: Scenario) -> HandoverSettings:
     return scenario.handover or HandoverSettings()
 
 
-def way_of(scenario: Scenario, pools: Sequence[PoolOf]) -> Way:
+def way_of(scenario: Scenario, pools: Sequence[PoolOf]) -> Handover:
     """The way that is asked for, or that of the decode pools' serving stack, with what the scenario says otherwise."""
     settings = _settings(scenario)
     over = {
@@ -181,7 +147,7 @@ def check_models(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
 
 
 def _can_hold(
-    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Trace | ClosedLoop
+    scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Workload
 ) -> None:
     """ScenarioError where no machine of a kind could hold even the shortest prompt; longer ones are rejected one by one."""
     if not len(workload):
@@ -203,7 +169,7 @@ def _can_hold(
 
 
 def _paths(
-    scenario: Scenario, pools: Sequence[PoolOf], way: Way, workload: Trace | ClosedLoop
+    scenario: Scenario, pools: Sequence[PoolOf], way: Handover, workload: Workload
 ) -> dict[tuple[int, int], KvPath]:
     names = {pool.name: number for number, pool in enumerate(pools)}
     found: dict[tuple[int, int], KvPath] = {}
@@ -253,8 +219,8 @@ def _path(
     link: KvLink,
     sender: PoolOf,
     receiver: PoolOf,
-    way: Way,
-    workload: Trace | ClosedLoop,
+    way: Handover,
+    workload: Workload,
 ) -> KvPath:
     shared = next(each for each in sender.serves if each in receiver.serves)
     one, two = _deployments(sender)[shared], _deployments(receiver)[shared]
@@ -282,7 +248,7 @@ def _path(
     )
 
 
-def kv_bytes(receiver: Deployment, workload: Trace | ClosedLoop) -> tuple[float, float]:
+def kv_bytes(receiver: Deployment, workload: Workload) -> tuple[float, float]:
     """Bytes that cross for a token and for a sequence: all that the receiver's ranks keep, each getting its own.
 
     Heads that are replicated, there being fewer than ranks, are sent to each rank that keeps them, as the measured transfers were

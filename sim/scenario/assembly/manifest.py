@@ -36,7 +36,7 @@ def manifest_of(
         facts |= {"router": router, "decoding": decoding}
     else:
         names = dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments)
-        models = list(getattr(workload, "models", ()) or names)
+        models = list(workload.models or names)
         facts = {"models": models, "pools": _pool_facts(pools, built), "router": router}
         if len(built) == len(built[0]) == 1:
             only = pools[0].deployments[0]
@@ -55,7 +55,11 @@ def manifest_of(
         "seed": scenario.seed,
         "scenario": scenario.resolved(),
         **facts,
-        "workload": {"source": workload.source, "requests": len(workload)},
+        "workload": {
+            "source": workload.source,
+            "requests": len(workload),
+            "closed_loop": workload.planned_ns is None,
+        },
         "notes": notes_of(
             scenario,
             pools,

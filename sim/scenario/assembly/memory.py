@@ -23,7 +23,7 @@ from sim.scenario.workload import mean_context, workload_of
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan, StackMemory
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
@@ -43,7 +43,7 @@ def memory_of(
     deployment: Deployment,
     scheduler: Any = None,
     *,
-    workload: Trace | ClosedLoop | None = None,
+    workload: Workload | None = None,
     draft: Deployment | None = None,
 ) -> MemoryPlan:
     """The division of the memory of *scenario*'s devices, as `account_of` has it, with the blocks that a fitted stack was found
@@ -56,7 +56,7 @@ def account_of(
     deployment: Deployment,
     scheduler: Any = None,
     *,
-    workload: Trace | ClosedLoop | None = None,
+    workload: Workload | None = None,
     draft: Deployment | None = None,
 ) -> MemoryPlan:
     """The division of the memory of *scenario*'s devices; its *scheduler*'s limits, or else the stack's, are those of the profile

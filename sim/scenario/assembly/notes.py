@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.overheads import is_before
+from hwmodels.stacks import stack_with
 from policies.classes import Preempt
 from policies.routers import Knowledge, knowledge_of
 from policies.view import reserves
@@ -22,7 +23,7 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 def notes_of(
@@ -30,7 +31,7 @@ def notes_of(
     pools: Sequence[PoolOf],
     schedulers: Sequence[Any],
     plans: Sequence[MemoryPlan],
-    workload: Trace | ClosedLoop,
+    workload: Workload,
     router: Any,
 ) -> list[str]:
     """All notes of an experiment, each once; *schedulers*, *plans* and *router* are those that were made."""
@@ -48,7 +49,7 @@ def notes_of(
     notes += dict.fromkeys(note for each in deployments for note in _fitted_elsewhere(each))
     notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
-    if getattr(workload, "prefix_blocks", None) is not None:
+    if workload.prefix_blocks is not None:
         notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
         notes += dict.fromkeys(
             note
@@ -88,26 +89,23 @@ def _scheduler_left_out(source: str, pools: Sequence[PoolOf]) -> Iterator[str]:
         )
 
 
-def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
+def _left_out(workload: Workload, model: str) -> list[str]:
     """The parts of the workload that the run leaves out; *model* serves everything, unless it is empty."""
     notes = list(workload.notes)
-    models = getattr(workload, "models", ())
+    models = workload.models
     if len(models) > 1 and model:
         notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
-    left_out = getattr(workload, "left_out", ())
-    if left_out:
-        notes.append(f"Closed-loop clients leave out what the trace says of {', '.join(left_out)}.")
     return notes
 
 
-def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: Trace | ClosedLoop) -> Iterator[str]:
+def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: Workload) -> Iterator[str]:
     """A note where a router asks for a fact that is not known."""
     knows, name = knowledge_of(router) or Knowledge(), scenario.router.policy
     if sum(pool.replicas for pool in pools) == 1:
         return
     if knows.prefixes:
         nothing = "it finds nothing anywhere, and goes by loads alone"
-        if getattr(workload, "prefix_blocks", None) is None:
+        if workload.prefix_blocks is None:
             yield (
                 f"The router {name} asks what machines have of a prompt, and the workload does not say which prompts begin alike: "
                 f"{nothing}."
@@ -118,7 +116,7 @@ def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: 
                 f"The router {name} asks what machines have of a prompt, and none has a prefix cache: {what}; "
                 "memory.prefix_caching: true has them keep prompts."
             )
-    if knows.sessions and getattr(workload, "session", None) is None:
+    if knows.sessions and workload.session is None:
         yield f"The router {name} asks who served a session before, and the workload has none: every request is taken for a first."
 
 
@@ -202,26 +200,23 @@ def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
         )
 
 
-_STACK_OF = {"vllm": "vllm", "vllm-v0": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
-"""The serving stack of a scheduler that has an engine's name."""
-
-
 def _of_two_engines(scenario: Scenario) -> Iterator[str]:
     """A note where the scheduler is one engine's and the serving stack another's."""
-    stack = scenario.stack_name
+    own = scenario.stack
     for _, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
         policy = settings.get("policy")
-        engine = _STACK_OF.get(policy, stack) if isinstance(policy, str) else stack
-        if engine != stack and stack in _STACK_OF.values():
+        engine = stack_with(policy, own.name) if isinstance(policy, str) else None
+        if engine is not None and engine is not own and own.scheduler is not None:
             yield (
-                f"The scheduler {policy} plans here for the serving stack {stack}, whose host work, memory and pages the run has; "
-                f"scheduler: {{policy: {stack}}} plans as {stack} does, and serving_stack: {engine} has what else is {engine}'s."
+                f"The scheduler {policy} plans here for the serving stack {own.name}, whose host work, memory and pages the run "
+                f"has; scheduler: {{policy: {own.scheduler}}} plans as {own.name} does, and serving_stack: {engine.name} has what "
+                f"else is {engine.name}'s."
             )
 
 
-def _priorities(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
+def _priorities(schedulers: Sequence[Any], workload: Workload) -> Iterator[str]:
     """A note where priorities are given and not asked for, or asked for and not given."""
-    given = getattr(workload, "priority", None) is not None
+    given = workload.priority is not None
     if given and not any(map(_asks_for_priority, schedulers)):
         yield (
             "Requests have priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
@@ -250,7 +245,7 @@ def _orders_by_priority(scheduler: Any) -> bool:
     )
 
 
-def _allowances(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
+def _allowances(schedulers: Sequence[Any], workload: Workload) -> Iterator[str]:
     """A note where memory is kept for what clients allow, and nothing says what that is."""
     if workload.max_tokens is None and any(map(reserves, schedulers)) and workload.output_tokens.any():
         yield (

@@ -19,18 +19,15 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.model import ModelSpec
     from sim.engine.spec.experiment import PrefixCacheKind
-    from workloads import ClosedLoop, Trace
+    from sim.scenario.chosen import Eviction
+    from workloads import Workload
 
 _READS_THE_TARGET = ("eagle", "mtp")
 """Methods whose drafter reads the target's states: what is found of a prompt lacks its last block, which is computed again
 (`SpeculativeConfig.use_eagle_block_drop` of vLLM 0.32.0)."""
 
-_CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "tree", "trtllm": "blocks"}
-"""Serving stacks that find KV blocks again unless they are told not to, and how. TensorRT-LLM's order of eviction is not modelled,
-which a note says: vLLM's rules stand in for it."""
 
-
-def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int, model: ModelSpec) -> dict[str, Any]:
+def cache_of(scenario: Scenario, workload: Workload, block_tokens: int, model: ModelSpec) -> dict[str, Any]:
     """The prefix cache of a `ReplicaSpec` that serves *model*.
 
     ScenarioError where ids and KV blocks have sizes of which neither divides the other, and where the scheduler is told to have no
@@ -40,7 +37,7 @@ def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int
         raise ScenarioError(
             f"{scenario.source}: memory.prefix_caching is on and scheduler.disable_radix_cache is as well; leave one of them out"
         )
-    tokens = getattr(workload, "prefix_block_tokens", None)
+    tokens = workload.prefix_block_tokens
     if kind is not None and tokens is not None and tokens % block_tokens and block_tokens % tokens:
         raise ScenarioError(
             f"{scenario.source}: memory.block_tokens: the trace's ids stand for {tokens} tokens each and a KV block holds "
@@ -64,8 +61,13 @@ def _eviction(scenario: Scenario, kind: PrefixCacheKind | None) -> Any:
             f"{scenario.source}: memory.eviction orders the blocks of a prefix cache, and there is none here; leave it out, or "
             "give memory.prefix_caching: true"
         )
-    with told_by(scenario, "memory.eviction"):
-        return asked.made("memory.eviction")
+    return eviction_of(scenario, asked, "memory.eviction")
+
+
+def eviction_of(scenario: Scenario, asked: Eviction, key: str) -> Any:
+    """The eviction policy that the setting *key* asks for."""
+    with told_by(scenario, key):
+        return asked.made(key)
 
 
 def caches(scenario: Scenario) -> bool:
@@ -73,9 +75,9 @@ def caches(scenario: Scenario) -> bool:
     return _kind(scenario) is not None
 
 
-def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoop) -> None:
+def check_router(scenario: Scenario, router: object, workload: Workload) -> None:
     """ScenarioError where a router's index has blocks that the workload's ids cannot be told in."""
-    knows, tokens = knowledge_of(router), getattr(workload, "prefix_block_tokens", None)
+    knows, tokens = knowledge_of(router), workload.prefix_block_tokens
     size = None if knows is None or knows.sent is None else knows.sent.block_tokens
     if size is not None and tokens is not None and tokens % size and size % tokens:
         raise ScenarioError(
@@ -91,11 +93,8 @@ def without_cache(scenario: Scenario) -> Iterator[str]:
             f"memory.eviction {scenario.memory.eviction.policy} knows the next use of every block from the trace: it shows what a "
             "cache of one machine can find at best, and no server can run it."
         )
-    if _kind(scenario) == "blocks" and scenario.stack_name == "trtllm" and scenario.memory.eviction is None:
-        yield (
-            "KV blocks are found again and evicted by vLLM's rules; TensorRT-LLM evicts by priority, which changes what is found "
-            "where memory is short."
-        )
+    if _kind(scenario) is not None and scenario.stack.eviction_borrowed and scenario.memory.eviction is None:
+        yield scenario.stack.eviction_borrowed
     if _kind(scenario) is None:
         asked = scenario.memory.prefix_caching is False or _looks_nothing_up(scenario)
         why = f"serving_stack {scenario.stack_name} has no prefix cache"
@@ -112,14 +111,14 @@ def without_cache(scenario: Scenario) -> Iterator[str]:
 
 
 def windows_left_behind(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
-    """A note for a model of which vLLM caches more than is ever found."""
+    """A note for a model of which the stack caches more than is ever found."""
     local, every = _groups(scenario, model)
     if local and every and caches(scenario):
         found = Fraction(every, local + every)
         yield (
-            f"Prefix cache of {model.name}: vLLM keeps what layers with windows have left behind as well, {local} of every "
-            f"{local + every} pages of a new prompt, until it gives way: where prompts do not all fit, about {found} of the cache "
-            "has what others find."
+            f"Prefix cache of {model.name}: {scenario.stack.title} keeps what layers with windows have left behind as well, "
+            f"{local} of every {local + every} pages of a new prompt, until it gives way: where prompts do not all fit, about "
+            f"{found} of the cache has what others find."
         )
 
 
@@ -137,8 +136,8 @@ def _left_behind(scenario: Scenario, model: ModelSpec, block_tokens: int) -> Lef
 
 
 def _groups(scenario: Scenario, model: ModelSpec) -> tuple[int, int]:
-    """Groups of layers in vLLM's pages that keep a window or a chunk, and groups that keep every token."""
-    if scenario.stack_name != "vllm":
+    """Groups of layers with pages of one pool that keep a window or a chunk, and groups that keep every token."""
+    if not scenario.stack.pages_by_group:
         return 0, 0
     groups = groups_of(cached_kinds(model))
     return (
@@ -159,11 +158,11 @@ def _schedulers(scenario: Scenario) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _looks_nothing_up(scenario: Scenario) -> bool:
-    return any(each.get("policy") == "sglang" and each.get("disable_radix_cache") for _, each in _schedulers(scenario))
+    return any(each.get("disable_radix_cache") for _, each in _schedulers(scenario))
 
 
 def _kind(scenario: Scenario) -> PrefixCacheKind | None:
-    stack, asked = scenario.stack_name, scenario.memory.prefix_caching
-    if _looks_nothing_up(scenario) or not (stack in _CACHES if asked is None else asked):
+    own, asked = scenario.stack.prefix_cache, scenario.memory.prefix_caching
+    if _looks_nothing_up(scenario) or not (own if asked is None else asked):
         return None
-    return _CACHES.get(stack, "blocks")
+    return own or "blocks"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from policies.routers import rank_router_of
+from hwmodels.stacks import stacks
+from policies.routers import RoundRobin
 from sim.engine import MachineSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -58,6 +59,15 @@ def ranks_of(scenario: Scenario) -> dict[str, Any]:
             **({} if balance is None else {"prompt_balance": asdict(balance)}),
         }
     }
+
+
+def rank_router_of(stack: str) -> Any:
+    """The default router of a serving stack among the ranks of a machine; in turn for stacks that say no other.
+
+    SGLang 0.5.23's `load_balance_method` auto is in turn as well (srt/arg_groups/serving_hook.py).
+    """
+    name = stacks()[stack].rank_router
+    return RoundRobin() if name is None else named.policy(name, {}, named.ROUTERS, key="rank_router", method="route")
 
 
 def _router(scenario: Scenario) -> Any:

@@ -12,7 +12,7 @@ from sim.scenario import named
 from sim.scenario.assembly.decoding import BuiltDecoding
 
 if TYPE_CHECKING:
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 def never_gets_on(
@@ -20,7 +20,7 @@ def never_gets_on(
     block_tokens: int,
     decoding: BuiltDecoding | None,
     slots: Mapping[str, int],
-    workload: Trace | ClosedLoop,
+    workload: Workload,
 ) -> str | None:
     """Why *scheduler*, or one that it wraps, could plan nothing for some sequence, whatever else runs; None where it can."""
     query = 1 if decoding is None else decoding.decoding.max_query_tokens

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sim.engine.record.columns import IntArray
     from sim.scenario.assembly.draft import Drafting
     from sim.scenario.settings import Scenario
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class _Part:
     deployment: Deployment
     numbers: IntArray
     """Of its requests in the whole workload."""
-    workload: Trace | ClosedLoop
+    workload: Workload
     chosen: dict[str, tuple[int, str]]
     scheduler: Any
     drafting: Drafting | None
@@ -58,7 +58,7 @@ class _Part:
         return account(self.scenario, self.deployment, self.scheduler, workload=self.workload, draft=draft)
 
 
-def build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, int]) -> list[Hosted]:
+def build_pool(pool: PoolOf, workload: Workload, rows: Mapping[str, int]) -> list[Hosted]:
     """The models of *pool*, each on its machines; *rows*: numbers of the models that the workload asks for.
 
     ScenarioError for what cannot be.
@@ -70,7 +70,7 @@ def build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, in
     ]
 
 
-def _part(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int | None) -> _Part:
+def _part(pool: PoolOf, i: int, workload: Workload, row: int | None) -> _Part:
     scenario, deployment, shared = pool.scenarios[i], pool.deployments[i], len(pool.serves) > 1
     numbers = numbers_of(workload, row)
     asked = of_model(workload, numbers)

@@ -10,14 +10,15 @@ from sim.engine.tiers.links import Limit
 from sim.engine.tiers.tiers import TierSpec, check_tiers
 from sim.errors import ScenarioError
 from sim.scenario.assembly.pools import PoolOf
-from sim.scenario.assembly.prefix_cache import caches
+from sim.scenario.assembly.prefix_cache import caches, eviction_of
+from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan
     from sim.scenario.tiers import Fabric, Tier
-    from workloads import ClosedLoop, Trace
+    from workloads import Workload
 
 _GIB = 1 << 30
 
@@ -48,9 +49,13 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, mo
                 "tier out"
             )
     parts = scenario.parallel.data * models
-    specs = tuple(
-        _spec(tier, deployment, f"{where}.{i}", scenario.parallel.data, parts) for i, tier in enumerate(tiers)
-    )
+    specs: tuple[TierSpec, ...] = ()
+    for i, tier in enumerate(tiers):
+        key = f"memory.tiers.{i}"
+        spec = _spec(tier, deployment, f"{where}.{i}", scenario.parallel.data, parts)
+        with told_by(scenario, key):
+            policy = None if tier.eviction is None else eviction_of(scenario, tier.eviction, f"{key}.eviction")
+            specs += (replace(spec, eviction=policy),)
     if models > 1:
         specs = tuple(replace(spec, link=f"{i} {spec.kind}") for i, spec in enumerate(specs))
     try:
@@ -110,7 +115,7 @@ def fabric_of(fabric: Fabric | None) -> tuple[Limit, ...]:
 def check_stores(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
     """ScenarioError for a remote store that a replica names twice, and for stores and networks of which different things are
     said."""
-    sizes: dict[str, float | None] = {}
+    first: dict[str, Tier] = {}
     rates: dict[str, float] = {}
     tiers = [tier for pool in pools for each in pool.scenarios for tier in each.memory.tiers]
     fabrics = [fabric_of(each.fabric) for each in (scenario.links or {}).values()]
@@ -131,10 +136,16 @@ def check_stores(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
                     f"{scenario.source}: memory.tiers: two tiers of kind remote are the store {tier.store}; give each a name of "
                     "its own (store), or leave one out"
                 )
-            if sizes.setdefault(tier.store, tier.gib) != tier.gib:
+            other = first.setdefault(tier.store, tier)
+            if other.gib != tier.gib:
                 raise ScenarioError(
                     f"{scenario.source}: memory.tiers: replicas share the store {tier.store}, and say that it has "
-                    f"{sizes[tier.store]:g} and {tier.gib:g} GiB; give one size, or two names (store)"
+                    f"{other.gib:g} and {tier.gib:g} GiB; give one size, or two names (store)"
+                )
+            if other.eviction != tier.eviction:
+                raise ScenarioError(
+                    f"{scenario.source}: memory.tiers: replicas share the store {tier.store}, and do not say the same of its "
+                    "eviction; give one policy, or two names (store)"
                 )
 
 
@@ -149,11 +160,11 @@ def check_room(scenario: Scenario, plan: MemoryPlan) -> None:
             )
 
 
-def about_tiers(scenario: Scenario, workload: Trace | ClosedLoop, machines: int) -> Iterator[str]:
+def about_tiers(scenario: Scenario, workload: Workload, machines: int) -> Iterator[str]:
     """A note for tiers that have nothing to find, or whose bandwidth is that of a datasheet. *machines*: of the run, their ranks
     counted."""
     tiers = scenario.memory.tiers
-    if tiers and getattr(workload, "prefix_blocks", None) is None:
+    if tiers and workload.prefix_blocks is None:
         what = (
             "only swapped sequences use the host tier" if scenario.memory.preemption == "swap" else "tiers find nothing"
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from sim.launch.drafters import assumed
 from sim.launch.reading import Reading, formats
-from sim.launch.tiers import sglang_tiers
+from sim.launch.tiers import GIB, SAY, devices, host, lmcache_file, lmcache_tiers, lmcache_variables
 
+_HICACHE_RATIO = 2.0
+"""Host memory to device memory of SGLang's hierarchical cache where nothing is said, and there is room."""
 _METHODS = {"NGRAM": "ngram", "EAGLE": "eagle", "EAGLE3": "eagle", "NEXTN": "mtp", "STANDALONE": "draft_model"}
 
 
@@ -28,7 +30,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
     spread = reading.integer("ep-size")
     reading.put("parallel.expert", spread if experts and spread and spread > 1 else None)
     reading.longest("context-length")
-    sglang_tiers(reading)
+    _tiers(reading)
     mode = reading.text("disaggregation-mode")
     if mode in ("prefill", "decode"):
         reading.took_role(mode, f"--disaggregation-mode {mode}")
@@ -49,9 +51,11 @@ def settings(reading: Reading, *, experts: bool) -> None:
         reading.put("memory.eviction", rule)
     elif rule is not None:
         reading.give_back("radix-eviction-policy", rule)
-    reading.put("cuda_graphs.eager", reading.switch("disable-cuda-graph"))
-    reading.put("cuda_graphs.largest", reading.integer("cuda-graph-max-bs-decode"))
-    reading.put("cuda_graphs.sizes", reading.integers("cuda-graph-bs-decode"))
+    reading.put_graphs(
+        eager=reading.switch("disable-cuda-graph"),
+        largest=reading.integer("cuda-graph-max-bs-decode"),
+        sizes=reading.integers("cuda-graph-bs-decode"),
+    )
     if reading.switch("enable-eplb"):
         reading.put("experts.placement", "eplb")
         reading.put("experts.redundant", reading.integer("ep-num-redundant-experts"))
@@ -102,3 +106,26 @@ def _speculation(reading: Reading) -> None:
         reading.put("decoding.draft.model", drafter)
     elif drafter is not None:
         reading.give_back("speculative-draft-model-path", drafter)
+
+
+def _tiers(reading: Reading) -> None:
+    """The host tier of the hierarchical cache (srt/arg_groups/fields/memory.py): each rank its own, in units of 1e9 bytes."""
+    hierarchical = reading.switch("enable-hierarchical-cache")
+    size, ratio = reading.integer("hicache-size"), reading.number("hicache-ratio")
+    policy, backend = reading.text("hicache-write-policy"), reading.text("hicache-storage-backend")
+    if reading.switch("enable-lmcache"):
+        file = reading.text("lmcache-config-file")
+        values = {**lmcache_file(file), **lmcache_variables(reading.command.aside)}
+        values.pop("config_file", None)
+        reading.put("memory.tiers", lmcache_tiers(reading, values, "--enable-lmcache") or None)
+    if not hierarchical:
+        return
+    if backend is not None:
+        reading.notes.append(SAY.format(where=f"--hicache-storage-backend {backend}", kind="remote"))
+    if policy == "write_through_selective":
+        reading.give_back("hicache-write-policy", policy)
+    written = {"write": "eviction"} if policy == "write_back" else {}
+    if size:
+        reading.put("memory.tiers", [host(size * 1e9 * devices(reading) / GIB, **written)])
+    else:
+        reading.host_tier = (_HICACHE_RATIO if ratio is None else ratio, {"kind": "host", **written})

@@ -14,7 +14,7 @@ from typing import Any
 
 from hwmodels.tables import read_toml
 from policies.acceptance import Iid
-from sim.validation.machines import Speculation, Unmodelled
+from sim.bench.published.machines import Speculation, Unmodelled
 
 FILE = Path(__file__).with_name("acceptances.toml")
 NOT_KNOWN = "whether it ran with multi-token prediction is not known"

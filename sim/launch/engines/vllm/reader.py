@@ -7,8 +7,8 @@ from typing import Any
 
 from sim.errors import RooftraceError
 from sim.launch.drafters import assumed
+from sim.launch.engines.vllm.tiers import tiers
 from sim.launch.reading import Reading, formats
-from sim.launch.tiers import vllm_tiers
 
 _SAME_INTEGERS = (
     "max-num-seqs",
@@ -38,7 +38,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("memory.block_tokens", reading.integer("block-size"))
     reading.put("memory.prefix_caching", reading.switch("enable-prefix-caching"))
     reading.longest("max-model-len")
-    vllm_tiers(reading)
+    tiers(reading)
     _graphs(reading)
     if reading.switch("enable-eplb"):
         _eplb(reading)
@@ -70,9 +70,11 @@ def _eplb(reading: Reading) -> None:
 
 
 def _graphs(reading: Reading) -> None:
-    reading.put("cuda_graphs.eager", reading.switch("enforce-eager"))
-    reading.put("cuda_graphs.largest", reading.integer("max-cudagraph-capture-size"))
-    reading.put("cuda_graphs.sizes", reading.integers("cudagraph-capture-sizes"))
+    reading.put_graphs(
+        eager=reading.switch("enforce-eager"),
+        largest=reading.integer("max-cudagraph-capture-size"),
+        sizes=reading.integers("cudagraph-capture-sizes"),
+    )
 
 
 def _data_parallel(reading: Reading, experts: bool) -> None:

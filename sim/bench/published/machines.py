@@ -9,11 +9,11 @@ from hwmodels.memory import LargestBatch, engine_defaults, memory_plan, stack_me
 from hwmodels.mtp import mtp_draft
 from hwmodels.parallel import ParallelConfig
 from policies.decoding import Speculative
-from policies.routers import rank_router_of
+from sim.bench.published.servers import ServerSettings
 from sim.engine import MachineSpec, ReplicaSpec
 from sim.engine.record.streaming import Stream
 from sim.errors import RooftraceError
-from sim.validation.servers import ServerSettings
+from sim.scenario.assembly.ranks import rank_router_of
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment

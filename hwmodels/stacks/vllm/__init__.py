@@ -1,0 +1,162 @@
+"""vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hwmodels.stacks.description import (
+    GIB,
+    Check,
+    Circumstances,
+    EngineDefaults,
+    Graphs,
+    Handover,
+    Kernels,
+    RefusedSettingError,
+    Scheduler,
+    Stack,
+)
+
+if TYPE_CHECKING:
+    from hwmodels.device import Device
+
+
+def _limits(device: Device, memory_bytes: float, *, offline: bool, tensor: int) -> EngineDefaults:
+    """Offline: the class `LLM`."""
+    if device.name.startswith("tpu-"):
+        # Named by generation there; others than these have SchedulerConfig's own default.
+        by_generation = {"tpu-v6e": (1024, 2048), "tpu-v5e": (512, 1024), "tpu-v5p": (256, 512)}
+        (server, program), sequences = by_generation.get(device.name, (2048, 8192)), 256
+    elif memory_bytes >= 160 * GIB:
+        server, program, sequences = 16384, 16384, 1024
+    elif memory_bytes >= 70 * GIB and "a100" not in device.name:
+        server, program, sequences = 8192, 16384, 1024
+    else:
+        server, program, sequences = 2048, 8192, 256
+    return EngineDefaults(
+        max_num_seqs=sequences,
+        max_num_batched_tokens=program if offline else server,
+        graph_sequences=min(2 * sequences, 1024 if device.name in ("b200", "gb200") else 512),
+        source="vLLM 0.32.0, engine/arg_utils.py get_batch_defaults",
+    )
+
+
+def _choices(settings: Mapping[str, Any], around: Circumstances) -> dict[str, Any]:
+    if around.decoding != "autoregressive" and not around.draft_has_kv:
+        synchronous = f"vLLM does not schedule asynchronously with {around.decoding}"
+    else:
+        synchronous = around.no_overlap
+    found: dict[str, Any] = {}
+    if synchronous is not None:
+        if settings.get("async_scheduling"):
+            raise RefusedSettingError("async_scheduling", synchronous)
+        found["async_scheduling"] = False
+    return found | _limits_left_out(settings, around)
+
+
+def _limits_left_out(settings: Mapping[str, Any], around: Circumstances) -> dict[str, int]:
+    """The limits that are left out of *settings*: `EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`, 0.32.0."""
+    found = {}
+    sequences = settings.get("max_num_seqs", around.limits.max_num_seqs)
+    tokens = settings.get("max_num_batched_tokens", around.limits.max_num_batched_tokens)
+    if "max_num_batched_tokens" not in settings:
+        longest = around.max_positions
+        if longest and settings.get("enable_chunked_prefill") is False:
+            # A whole prompt has to fit.
+            tokens = max(tokens, longest)
+        if longest and type(sequences) is int and sequences > 0:
+            tokens = min(tokens, sequences * longest)
+        found["max_num_batched_tokens"] = tokens
+    if "max_num_seqs" not in settings:
+        # What is no number of tokens is refused by the policy itself.
+        found["max_num_seqs"] = min(sequences, tokens) if type(tokens) is int and tokens > 0 else sequences
+    return found
+
+
+STACK = Stack(
+    name="vllm",
+    title="vLLM",
+    place=0,
+    release="0.32.0",
+    scheduler="vllm",
+    schedulers={
+        "vllm": Scheduler(
+            policy="policies.vllm:Vllm",
+            known_from="release 0.32.0: `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`",
+            compared_with="the release's own scheduler, step for step",
+        ),
+        "vllm-v0": Scheduler(
+            policy="policies.vllm:VllmV0",
+            known_from="`core/scheduler.py` of releases to 0.10, without chunked prefill; SOSP 2023, 4.5",
+            compared_with="literal tests",
+        ),
+    },
+    renamed={"vllm-v1": "vllm", "vllm_v0": "vllm-v0"},
+    choices=_choices,
+    limits=_limits,
+    pages_by_group=True,
+    needs_longest=True,
+    prefix_cache="blocks",
+    eviction="least recently used, of a sequence its last blocks first",
+    graphs=Graphs(
+        sizes=lambda largest: (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)),
+        of_sequences=False,
+        source="0.32.0, `config/vllm.py _set_cudagraph_sizes`",
+    ),
+    rank_router="vllm_ranks",
+    routers={"vllm_ranks": "policies.routers:VllmRanks"},
+    handover=Handover(
+        first_token="decode",
+        room="after_prefill",
+        headroom_tokens=0,
+        repack=False,
+        source="vLLM 0.32.0, NixlConnector (pull): the prefill request asks for one token, which the proxy drops; the decode "
+        "engine allocates, reads, and computes the last prompt token again (`_update_waiting_for_remote_kv` of its scheduler); "
+        "ranks of unequal tensor parallelism read their slices of the heads in place (nixl/tp_mapping.py)",
+    ),
+    connector="mooncake_vllm",
+    kernels=Kernels(
+        # One CUTLASS kernel is compiled for each range of rows for FP8 on Hopper (sm90). On workstation parts kernels with few rows
+        # exist in FP8, and one tile serves FP4.
+        gemm={"fp8": "unsplit", "fp8_block": "unsplit", "nvfp4": "unsplit"},
+        gemm_on={("fp8", "rtx-pro-6000"): "narrow", ("nvfp4", "rtx-pro-6000"): "one"},
+        # 55 to 360 us each, and only rows of 1 ms or more are kept: the kernels that it calls (DeepGEMM) are known from SGLang's
+        # table.
+        gemm_timed_as={"fp8_block": ("sglang", "trtllm")},
+        # The pass is 0.4 us shorter with a static scale than with one a token at small sizes (computescale_*): priced alike.
+        passes_with_scales=(),
+        weight_copies=6.0,
+        # Its own kernel was measured inside its module alone: it decodes by FlashAttention or TensorRT-LLM's kernel.
+        latent_alone=False,
+        # Matrices stay in 16 bits whatever the checkpoint: 0.32.0, model_executor/layers/attention/mla_attention.py.
+        head_products="16 bits",
+        refused_experts={"nvfp4": ((6144, 4, 128),)},
+    ),
+    checks=(
+        Check(
+            what="scheduler",
+            release="0.32.0",
+            against="the release's own, step for step: 2,000 workloads, 240 with rare limits (`tests/oracle/test_vllm.py`)",
+            on="2026-11-21",
+        ),
+        Check(
+            what="prefix cache",
+            release="0.32.0",
+            against="the release's own, tokens found and blocks evicted in every step: 2,000 workloads",
+            on="2026-11-21",
+        ),
+        Check(
+            what="launch options",
+            release="0.32.0",
+            against="the release's own argument parser, of which the list was made",
+            on="2026-11-22",
+        ),
+        Check(
+            what="memory",
+            release="0.11, 0.19",
+            against="22 published logs (`hwmodels/memory_logs.csv`)",
+            on="2026-11-21",
+        ),
+    ),
+)

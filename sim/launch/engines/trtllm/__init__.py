@@ -1,0 +1,5 @@
+"""`trtllm-serve`."""
+
+from sim.launch.start import Launch
+
+LAUNCH = Launch(example="trtllm-serve MODEL", programs=(("trtllm-serve", "serve"), ("trtllm-serve",)))
