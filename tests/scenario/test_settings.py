@@ -1,5 +1,6 @@
 import pickle
 import typing
+from random import Random
 
 import pytest
 
@@ -11,6 +12,7 @@ from sim.scenario.assembly import resolve
 from sim.scenario.keys import KvPrecision
 from sim.scenario.yaml import parse_yaml
 from sim.study.points import Sweep, read_axis
+from tests.scenario.random_scenarios import draw
 
 
 def message(text):
@@ -379,17 +381,18 @@ def test_mistakes_in_sections_that_rooms_define_are_told_like_those_in_others(se
     assert str(caught.value).startswith(f"my.yaml: {message}")
 
 
-MEDUSA = {"method": "medusa", "num_speculative_tokens": 1}
-
-
 def test_a_section_that_a_room_defines_is_its_object_and_is_written_as_it_was_given():
     scenario = Scenario(cuda_graphs={"sizes": [8, 16]})
     assert scenario.cuda_graphs == GraphSettings(sizes=(8, 16))
     assert scenario.settings() == {"cuda_graphs": {"sizes": [8, 16]}}
     assert scenario.resolved()["cuda_graphs"] == {"largest": None, "sizes": [8, 16], "eager": False}
-    for each in (
-        scenario,
-        Scenario(decoding={**MEDUSA, "acceptance": {"tree": {"accuracies": [[0.6, 0.2]], "nodes": 2}}}),
-    ):
-        assert Scenario.from_yaml(each.to_yaml()) == each
+    assert Scenario.from_yaml(scenario.to_yaml()) == scenario
     assert scenario.with_set("cuda_graphs={eager: true}").cuda_graphs == GraphSettings(eager=True)
+
+
+def test_random_scenarios_are_written_and_read_back_as_they_are():
+    for seed in range(100):
+        scenario = Scenario.from_mapping(draw(Random(seed)))
+        assert Scenario.from_yaml(scenario.to_yaml()) == scenario
+        for name in scenario.pools or ():
+            scenario.pool(name)
