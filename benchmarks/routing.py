@@ -49,7 +49,7 @@ CASES = {
             # A Kubernetes Service picks at random.
             "k8s_round_robin": {"router": {"policy": "random"}, "memory": {"release": "0.19", "gpu_memory_utilization": 0.95}},
             "approximate": {
-                "router": {"policy": "llm_d", "index": "approximate", "block_tokens": 16, "capacity_blocks": 0, **_GUIDE},
+                "router": {"policy": "llm_d", "index": "approximate", **_GUIDE},
                 "memory": {"release": "0.19", "gpu_memory_utilization": 0.95},
             },
             "precise": {
@@ -98,11 +98,6 @@ def simulated(case: Case, arm: str, stages: list[tuple[float, float]], seed: int
             "stages": [{"rate_per_s": rate, "duration_s": duration} for rate, duration in (WARM_UP, *stages)],
         }
     }  # fmt: skip
-    router = settings["router"]
-    if router.get("capacity_blocks") == 0:
-        # What the engine's metrics say: its own blocks.
-        plain = build(Scenario.from_mapping({**settings, "router": "random"})).hosted[0]
-        settings["router"] = {**router, "capacity_blocks": plain.kv_blocks, "block_tokens": plain.block_tokens}
     experiment = build(Scenario.from_mapping(settings))
     requests = run(experiment).requests
     counts = [int(np.floor(rate * duration + 1e-9)) for rate, duration in (WARM_UP, *stages)]

@@ -13,7 +13,7 @@ class RankWork(NamedTuple):
     """A rank's work before a step."""
 
     prompts: bool
-    """Prompts wait, or are computed in part."""
+    """Its scheduler would compute some in the step: a rank without a seat or memory for one has none, however many wait."""
     decodes: bool
 
 
@@ -31,9 +31,8 @@ class PromptBalance:
     """The moment at which prompts of ranks may start: where every rank has some, so that decodes wait for them once and not in
     turn, as TensorRT-LLM's `attention_dp_config` with `enable_balance`.
 
-    Prompts do not wait while some rank has no decodes. TensorRT-LLM 1.x, tensorrt_llm/_torch/pyexecutor/py_executor.py,
-    `_balance_adp_requests` (from knowledge, to be checked there), whose defaults these are. There a rank has prompts whose
-    scheduler has found room for one; here also one whose prompts wait for memory or a seat.
+    Prompts do not wait while some rank has no decodes (1.1 to 1.3, tensorrt_llm/_torch/pyexecutor/py_executor.py,
+    `_balance_adp_requests`, whose defaults these are).
     """
 
     timeout_iters: Annotated[int, Ge(1)] = 50

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, isfinite
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast
 
 
 class RoutedRequest(NamedTuple):
@@ -39,6 +39,20 @@ class Refused(NamedTuple):
 
     reason: str
     at: int = -1
+
+
+class Booked(NamedTuple):
+    """A router's own account of a machine: the requests that it sent there and that have not ended."""
+
+    blocks: int = 0
+    """KV blocks of their prompts, each once, the last one rounded up; nothing that they have generated."""
+    shared_blocks: int = 0
+    """Those of the present request's prompt that are among them."""
+    prefill_tokens: int = 0
+    """Tokens of the prompts without a first token that were not thought to be cached there when they were sent."""
+
+
+NOTHING_BOOKED: Final = Booked()
 
 
 class ReplicaLoad(Protocol):
@@ -76,6 +90,10 @@ class ReplicaLoad(Protocol):
         events, or by the router's index (`Knowledge.sent`)."""
         ...
 
+    def booked(self, request: RoutedRequest) -> Booked:
+        """The router's own account of the machine (`Knowledge.booked`)."""
+        ...
+
     @property
     def no_hit_order(self) -> int:
         """The number, in order, of its last request of which no machine had anything; -1: it got none."""
@@ -94,7 +112,8 @@ class ReplicaLoad(Protocol):
 
 @dataclass(frozen=True)
 class Load:
-    """A `ReplicaLoad` in literals, for tests and examples. *service_ns*: of one request, for `done_ns`; *found*: tokens."""
+    """A `ReplicaLoad` in literals, for tests and examples. *service_ns*: of one request, for `done_ns`; *found*: tokens;
+    *account*: as `booked` says."""
 
     waiting: int = 0
     running: int = 0
@@ -106,6 +125,10 @@ class Load:
     prefill_tokens: int = 0
     found: int = 0
     no_hit_order: int = -1
+    account: Booked = NOTHING_BOOKED
+
+    def booked(self, request: RoutedRequest) -> Booked:
+        return self.account
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         return self.promised_ns + self.service_ns
@@ -114,24 +137,40 @@ class Load:
         return self.found
 
 
+NO_LIMIT: Final = 1 << 62
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentBlocks:
     """An index that a router keeps of where it sent prompts.
 
     For each machine it has the blocks of prompts that were sent last, the least recently sent forgotten first. Within a prompt the
     first block is the older, and without it the others are not found.
-
-    The approximate prefix scorer of llm-d's and Gateway API's endpoint picker keeps it so (gateway-api-inference-extension,
-    pkg/epp/scheduling/framework/plugins/multi/prefix: indexer.go, plugin.go; from knowledge, to be checked there).
     """
 
-    block_tokens: int = 64
-    capacity_blocks: int = 31_250
-    """Limit for each machine."""
+    block_tokens: int | None = None
+    """None: a KV block of the machine, or 16 tokens where that holds one."""
+    capacity_blocks: int | None = None
+    """Limit for each machine; None: its number of KV blocks."""
     max_age_s: float | None = None
     """Blocks sent longer ago are forgotten; None: never."""
-    max_blocks: int | None = 256
+    max_blocks: int | None = None
     """Blocks of a prompt that are looked up; None: all."""
+    rest: bool = False
+    """Whether the end of a prompt that does not fill a block counts as one, which no other prompt has."""
+
+    def tokens_in(self, kv_block_tokens: int) -> int:
+        """Tokens of a block of the index, for a machine whose KV blocks have *kv_block_tokens*."""
+        if self.block_tokens is not None:
+            return self.block_tokens
+        return kv_block_tokens if kv_block_tokens > 1 else 16
+
+    def blocks_of(self, prompt_tokens: int, block_tokens: int) -> int:
+        """Blocks of a prompt that the index has; none of one that does not fill the first."""
+        blocks = prompt_tokens // block_tokens
+        if self.rest and blocks and prompt_tokens % block_tokens:
+            blocks += 1
+        return blocks if self.max_blocks is None else min(blocks, self.max_blocks)
 
     def __post_init__(self) -> None:
         for name in ("block_tokens", "capacity_blocks", "max_blocks"):
@@ -160,6 +199,8 @@ class Knowledge:
     """`RoutedRequest.served_by`."""
     no_hits: bool = False
     """`ReplicaLoad.no_hit_order`."""
+    booked: bool = False
+    """`ReplicaLoad.booked`."""
 
 
 class Router(Protocol):
@@ -332,14 +373,13 @@ class _ByPrefix:
     index: Literal["exact", "approximate"] = "exact"
     event_delay_s: float = 0.0
     block_tokens: int | None = None
-    """64 where it is left out."""
     capacity_blocks: int | None = None
-    """Limit for each machine; 31,250 where it is left out."""
     max_age_s: float | None = None
     max_blocks: int | None = None
-    """Blocks of a prompt that are looked up; all where left out."""
     poll_s: float = 0.0
     """Interval at which loads are read."""
+    approximate: ClassVar[SentBlocks] = SentBlocks()
+    """The approximate index where settings are left out."""
 
     def __post_init__(self) -> None:
         if self.index not in ("exact", "approximate"):
@@ -360,26 +400,20 @@ class _ByPrefix:
     def _sent(self) -> SentBlocks | None:
         if self.index == "exact":
             return None
-        return SentBlocks(
-            block_tokens=64 if self.block_tokens is None else self.block_tokens,
-            capacity_blocks=31_250 if self.capacity_blocks is None else self.capacity_blocks,
-            max_age_s=self.max_age_s,
-            max_blocks=self.max_blocks,
-        )
+        given = {name: getattr(self, name) for name in ("block_tokens", "capacity_blocks", "max_age_s", "max_blocks")}
+        return replace(self.approximate, **{name: value for name, value in given.items() if value is not None})
 
     @property
     def knows(self) -> Knowledge:
         return Knowledge(prefixes=True, sent=self._sent(), event_delay_s=self.event_delay_s, poll_s=self.poll_s)
 
     def shares(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> list[float]:
-        """The share of a prompt's looked-up full blocks that each replica is thought to have."""
+        """The share of a prompt's looked-up blocks that each replica is thought to have."""
         sent = self._sent()
         shares: list[float] = []
         for load in replicas:
-            size = load.block_tokens if sent is None else sent.block_tokens
-            blocks = request.prompt_tokens // size
-            if sent is not None and sent.max_blocks is not None:
-                blocks = min(blocks, sent.max_blocks)
+            size = load.block_tokens if sent is None else sent.tokens_in(load.block_tokens)
+            blocks = request.prompt_tokens // size if sent is None else sent.blocks_of(request.prompt_tokens, size)
             shares.append(min(load.found_tokens(request) / (blocks * size), 1.0) if blocks else 0.0)
         return shares
 
@@ -404,16 +438,20 @@ class LlmD(_ByPrefix):
     * *no_hit_lru*: where no replica has anything of the prompt, 1 for the one that got such a prompt longest ago, down to 0 for
       the latest; where any has, the same for all.
 
-    llm-d-inference-scheduler, pkg/plugins/scorer (no_hit_lru.go, session_affinity.go, precise_prefix_cache.go), and of
-    gateway-api-inference-extension queue-scorer, kv-cache-utilization-scorer, prefix-cache-scorer and max-score-picker; from
-    knowledge, to be checked there. The weights are those of its guides of 2026. What is read is *poll_s* old at most (50 ms there).
+    The weights are those of its default profile, which has neither of the last two; guides give no_hit_lru 2. What is read is
+    *poll_s* old at most (50 ms there).
+
+    llm-d/llm-d-inference-scheduler at 520af478, pkg/epp/framework/plugins/scheduling/scorer and picker/maxscore; the approximate
+    index of plugins/requestcontrol/dataproducer/approximateprefix has the engine's blocks and as many of them (its autotuning), 256
+    of a prompt at most. There a token is taken for 4 characters; here it is one.
     """
 
     queue: float = 2.0
     kv: float = 2.0
     prefix: float = 3.0
     session: float = 0.0
-    no_hit_lru: float = 2.0
+    no_hit_lru: float = 0.0
+    approximate: ClassVar[SentBlocks] = SentBlocks(max_blocks=256, rest=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -458,18 +496,20 @@ class LlmD(_ByPrefix):
 class Dynamo(_ByPrefix):
     """The replica of the lowest cost, or one drawn the likelier the lower its cost, as Dynamo's KV router has it:
 
-    cost = *overlap_weight* x blocks of prompts that it would have to compute + blocks of KV that it would hold,
+    cost = *overlap_weight* x blocks of prompts that it would have to compute + blocks of prompts that it would hold,
 
-    this request's among both: it would compute what it is not thought to have. With *temperature* 0 the lowest cost, of equals one
-    drawn; above 0 with probabilities exp(-cost / (highest - lowest) / temperature), scaled to 1.
+    this request's among both: it would compute what it is not thought to have, and hold what unfinished requests there do not
+    share. Both are counts of the router's own (`Booked`): blocks that are cached and idle are not held, nor is what was generated.
+    With *temperature* 0 the lowest cost, of equals one drawn; above 0 with probabilities exp(-cost / (highest - lowest) /
+    temperature), scaled to 1. With *overlap_weight* 0 prefixes count for nothing but what is held, as for machines that decode.
 
-    ai-dynamo/dynamo, lib/llm/src/kv_router/scheduler.rs (DefaultWorkerSelector, softmax_sample; overlap_score_weight and
-    router_temperature with the same defaults); from knowledge, to be checked there. Dynamo counts these blocks itself, from what
-    it has sent; here they are what machines hold and what they have still to compute.
+    ai-dynamo/dynamo 1.6.1, lib/kv-router/src/scheduling/selector.rs and sequences/prompt_registry.rs (prefill_load_scale is the
+    weight's name there). The approximate index has the engine's blocks and forgets them after 120 s, without another limit.
     """
 
     overlap_weight: float = 1.0
     temperature: float = 0.0
+    approximate: ClassVar[SentBlocks] = SentBlocks(capacity_blocks=NO_LIMIT, max_age_s=120.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -477,13 +517,19 @@ class Dynamo(_ByPrefix):
             if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} is a finite number of at least 0; got {getattr(self, name)}")
 
+    @property
+    def knows(self) -> Knowledge:
+        return replace(super().knows, booked=True)
+
     def costs(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> list[float]:
         """The cost of each replica, in its KV blocks."""
         costs: list[float] = []
         for load in replicas:
+            booked = load.booked(request)
             new = request.prompt_tokens - min(load.found_tokens(request), request.prompt_tokens)
-            prefill_blocks = (load.prefill_tokens + new) / load.block_tokens
-            costs.append(self.overlap_weight * prefill_blocks + load.kv_blocks_used + int(prefill_blocks))
+            prefill_blocks = (booked.prefill_tokens + new) / load.block_tokens
+            held = booked.blocks + -(-request.prompt_tokens // load.block_tokens) - booked.shared_blocks
+            costs.append(self.overlap_weight * prefill_blocks + held)
         return costs
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
@@ -542,18 +588,18 @@ class Reserve:
         return answer + kept
 
 
-SATURATED = "class is shed: every machine is saturated"
+SATURATED = "class is shed: the machines are saturated"
 
 
 @dataclass(frozen=True)
 class Shed:
-    """Requests of priority *priority* and after it (larger goes last) are refused while every machine is saturated.
+    """Requests of priority *priority* and after it (larger goes last) are refused while the machines are saturated.
 
-    A machine is saturated with more than *max_waiting* requests in its queue or more than *max_kv_use* of its KV memory in use; the
-    inner router routes all others.
+    They are where the mean over machines of the larger of queue / *max_waiting* and share of KV blocks in use / *max_kv_use* is 1
+    or more: one very long queue will do. The inner router routes all others.
 
-    The rule of the Gateway API inference extension's saturation detector, which drops sheddable requests; its defaults are a queue
-    of 5 and 80 % of the KV cache (pkg/epp/saturationdetector; from knowledge, to be checked there).
+    llm-d/llm-d-inference-scheduler at 520af478, pkg/epp/framework/plugins/flowcontrol/saturationdetector/utilization, whose
+    defaults these are; its sheddable requests are those of a priority below 0.
     """
 
     inner: Router | RouteFunction
@@ -563,10 +609,10 @@ class Shed:
 
     def __post_init__(self) -> None:
         route_of(self.inner)
-        if isinstance(self.max_waiting, bool) or self.max_waiting < 0:
-            raise ValueError(f"max_waiting is a whole number of at least 0; got {self.max_waiting!r}")
-        if not 0 <= self.max_kv_use <= 1:
-            raise ValueError(f"max_kv_use is a share in [0, 1]; got {self.max_kv_use!r}")
+        if isinstance(self.max_waiting, bool) or self.max_waiting < 1:
+            raise ValueError(f"max_waiting is a whole number of at least 1; got {self.max_waiting!r}")
+        if not 0 < self.max_kv_use <= 1:
+            raise ValueError(f"max_kv_use is a share above 0 and at most 1; got {self.max_kv_use!r}")
 
     @property
     def knows(self) -> Knowledge | None:
@@ -574,8 +620,11 @@ class Shed:
         return knowledge_of(self.inner)
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
-        if request.priority >= self.priority and all(
-            load.waiting > self.max_waiting or load.kv_use > self.max_kv_use for load in replicas
-        ):
+        if request.priority >= self.priority and self.saturation(replicas) >= 1.0:
             return Refused(SATURATED)
         return route_of(self.inner)(request, replicas)
+
+    def saturation(self, replicas: Sequence[ReplicaLoad]) -> float:
+        """The mean over machines; 1 or more: saturated."""
+        of_each = (max(load.waiting / self.max_waiting, load.kv_use / self.max_kv_use) for load in replicas)
+        return sum(of_each) / len(replicas)

@@ -16,9 +16,10 @@ Each iteration is planned in three steps, each from a file of TensorRT-LLM:
 Settings have the names and defaults of `TorchLlmArgs` and `SchedulerConfig` (tensorrt_llm/llmapi/llm_args.py), which
 `trtllm-serve` takes over. docs/validation/schedulers.md says what of this could be compared with the source and what could not.
 
-Left out: reuse of blocks between prompts and the delay of prompts for its sake, beams, LoRA pages, encoders, disaggregation,
-attention data parallelism with its balancing, `batch_wait_timeout_ms`, and the second step that `MAX_UTILIZATION` looks ahead with
-pipelines. Sequences of a pipeline stay in their micro-batch.
+Left out: the delay of prompts that are to reuse each other's blocks, parts of blocks that are reused, KV manager v2, beams, LoRA
+pages, encoders, disaggregation, `batch_wait_timeout_ms`, and the second step that `MAX_UTILIZATION` looks ahead with pipelines.
+Sequences of a pipeline stay in their micro-batch. Ranks under attention data parallelism are `policies.ranks` and
+`policies.routers.TrtLlmRanks`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class TrtLlm:
     batch_wait_max_tokens_ratio: float = 0.0
     """Prompts are held back while the iteration would have fewer tokens than this share of *max_num_tokens*. Without both nothing
     is."""
+    count_cached_tokens: bool = True
+    """Whether what is cached of a prompt counts as tokens of the iteration that starts it, as in 1.x; the scheduler of 2026 counts
+    what is computed."""
     disable_overlap_scheduler: bool = False
     """True: an iteration is planned when the one before has ended, not while it runs; see `policies.view.plans_ahead`."""
 
@@ -123,14 +127,15 @@ class TrtLlm:
             tokens_left = self.max_num_tokens - view.decode_tokens
             for seq in view.waiting:
                 if not self.enable_chunked_prefill:
-                    if seq.tokens > self.max_num_tokens and not seq.preempted:
-                        rejected.append((seq.id, self._too_long(seq.tokens)))
+                    tokens = self._counted(seq)
+                    if tokens > self.max_num_tokens and not seq.preempted:
+                        rejected.append((seq.id, self._too_long(tokens)))
                         continue
                     # Whole prompts are taken in order: none behind a spent budget needs a look.
                     if tokens_left <= 0:
                         full = True
                         break
-                    tokens_left -= seq.tokens
+                    tokens_left -= tokens
                 free -= longest_blocks(view, seq.id, drafted) if reserves else view.blocks_to_admit(seq)
                 if free < 0 or len(fitting) == seats:
                     full = True
@@ -168,7 +173,7 @@ class TrtLlm:
 
     def _run(self, contexts: Sequence[PartialSeq | WaitingSeq], left: int, unit: int) -> tuple[tuple[int, int], ...]:
         """(id, prompt tokens) of the sequences of *contexts* that run within *left* tokens."""
-        lengths = [_to_compute(seq) for seq in contexts]
+        lengths = [self._counted(seq) for seq in contexts]
         if not self.enable_chunked_prefill:
             tokens: list[int] = []
             for length in lengths:
@@ -183,8 +188,19 @@ class TrtLlm:
             tokens = _first_come(lengths, left, min(unit, self.max_num_tokens))
         else:
             tokens = _equal_progress(lengths, left, min(unit, self.max_num_tokens))
-        # A sequence with nothing to compute joins the decodes.
-        return tuple((seq.id, n) for seq, n, length in zip(contexts, tokens, lengths, strict=False) if n or not length)
+        # Cached tokens move a chunk on, and a sequence with nothing to compute joins the decodes.
+        return tuple(
+            (seq.id, min(n, _to_compute(seq)))
+            for seq, n, length in zip(contexts, tokens, lengths, strict=False)
+            if n or not length
+        )
+
+    def _counted(self, seq: PartialSeq | WaitingSeq) -> int:
+        """Tokens that the rest of a prompt counts for in the budget: all of one that has not begun, unless its KV has come from
+        another machine."""
+        if isinstance(seq, PartialSeq) or not self.count_cached_tokens or not seq.tokens or seq.kept_blocks:
+            return _to_compute(seq)
+        return seq.tokens + seq.cached_tokens
 
     def _in_company(
         self,

@@ -150,9 +150,10 @@ class Vllm:
         try:
             # Running sequences have taken their blocks when the first waiting one looks for its own.
             cache.take(view.free_blocks - free)
-            computed = {partial.id: partial.cached_tokens for partial in view.prefilling}
-            for id_, tokens in chunks:
-                cache.cached(id_, computed[id_] + tokens)
+            if chunks:
+                computed = {partial.id: partial.cached_tokens for partial in view.prefilling}
+                for id_, tokens in chunks:
+                    cache.cached(id_, computed[id_] + tokens)
             return self._admit_some(view, chunks, left, left_input, free, seats)
         finally:
             cache.undo()

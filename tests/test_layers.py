@@ -81,11 +81,11 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(f"hwmodels.totals.{name}" for name in ("Totals", "seen", "pairs_within")),
         *(
             f"policies.routers.{name}"
-            for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of")
+            for name in ("Booked", "Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of")
         ),
         *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),
         *(f"policies.control.{name}" for name in ("Control", "PoolSeen", "Seen", "remembers_s", "stabilised")),
-            *(f"policies.control.{name}" for name in ("Hpa", "highest", "most_at_once")),
+        *(f"policies.control.{name}" for name in ("Hpa", "highest", "most_at_once")),
         *(f"policies.ranks.{name}" for name in ("PromptBalance", "RankWork", "Waited")),
         *(
             f"policies.eviction.{name}"

@@ -44,9 +44,10 @@ def plain_csv(requests: Requests) -> str:
         if index is not None:
             header.append(name)
             columns.append([names[row] for row in index.tolist()])
-    if requests.predicted_tokens is not None:
-        header.append("predicted_tokens")
-        columns.append(requests.predicted_tokens.tolist())
+    for name in ("predicted_tokens", "encoder_tokens"):
+        if (numbers := getattr(requests, name)) is not None:
+            header.append(name)
+            columns.append(numbers.tolist())
     if requests.prefix_blocks is not None and requests.prefix_offsets is not None:
         header.append(f"prefix_blocks_{requests.prefix_block_tokens}")
         ids, offsets = requests.prefix_blocks.tolist(), requests.prefix_offsets.tolist()

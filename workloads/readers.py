@@ -359,6 +359,7 @@ _PLAIN_NUMBERS: Mapping[str, tuple[str, Callable[[Table], IntArray]]] = {
     "max_tokens": ("max_tokens", lambda table: table.integers("max_tokens")),
     "priority": ("priority", lambda table: table.whole_numbers("priority", blank=0)),
     "predicted_tokens": ("predicted_tokens", lambda table: table.integers("predicted_tokens")),
+    "encoder_tokens": ("encoder_tokens", lambda table: table.integers("encoder_tokens")),
 }
 
 

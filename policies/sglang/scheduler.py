@@ -73,14 +73,12 @@ class Sglang(Settings):
         idle = idle and polled < self.scheduler_recv_interval
         if past.known is not None and idle and not self._heard(view, past.known):
             return Past(self.first_ratio, view.rounds)
-        return past._replace(
-            ratio=self.ratio_after(past.ratio, steps) if past.decays else past.ratio,
-            rounds=view.rounds,
-            decays=False,
-            # A sequence that leaves the decode batch reopens it, and an empty one is open.
-            full=past.full and 0 < n_batch >= past.n_running,
-            polled=polled,
-            weight=0,
+        ratio = self.ratio_after(past.ratio, steps) if past.decays else past.ratio
+        # A sequence that leaves the decode batch reopens it, and an empty one is open.
+        full = past.full and 0 < n_batch >= past.n_running
+        return _new(
+            Past,
+            (ratio, view.rounds, False, full, past.n_running, past.order, past.late, polled, 0, past.known, past.queue),
         )
 
     def _heard(self, view: ReplicaView, known: tuple[int, ...]) -> list[int]:
@@ -300,7 +298,9 @@ class Sglang(Settings):
             # Sequences that end in the iteration in flight will have freed memory.
             memo = past._replace(full=full, n_running=n, polled=polled + 1, late=())
             return Plan(reject=reject, memo=memo, looks=looks)
-        memo = past._replace(full=full, n_running=n, polled=polled, decays=True, late=ahead, weight=1)
+        memo = _new(
+            Past, (past.ratio, past.rounds, True, full, n, past.order, ahead, polled, 1, past.known, past.queue)
+        )
         hold = UNTIL_CHANGE if full or not waits else 1
         through_arrivals = full
         if self.scheduler_recv_interval > 1:

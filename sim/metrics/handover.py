@@ -22,6 +22,26 @@ STAGES: Mapping[str, tuple[str, str]] = {
 room at the decode machine, where that is taken after prefill, and for the link."""
 
 
+ENCODE_STAGES: Mapping[str, tuple[str, str]] = {
+    "queue_s": ("arrival_ns", "encode_begin_ns"),
+    "encode_s": ("encode_begin_ns", "encoded_ns"),
+    "transfer_s": ("encoded_ns", "encode_landed_ns"),
+}
+"""The stages of a request before its prompt may be queued, the front end in the first; `queue_s` of a request has them all."""
+
+
+def encode_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The entry `encode` of a summary: finished requests that were encoded, and their `stages` in seconds; empty where there is no
+    machine that encodes."""
+    if "encode_landed_ns" not in requests:
+        return {}
+    over = finished(requests) & (requests["encode_landed_ns"] >= 0)
+    stages = {
+        name: statistics((requests[end] - requests[begin])[over] * 1e-9) for name, (begin, end) in ENCODE_STAGES.items()
+    }
+    return {"encode": {"requests": int(over.sum()), "stages": stages}}
+
+
 def handover_figures(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], span_s: float) -> dict[str, Any]:
     """The entry `handover` of a summary; empty where prefill and decode are not apart.
 

@@ -192,6 +192,18 @@ _RIVER = 30
 """Characters that the whole time of a request takes."""
 
 
+def _encode(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found or not found["requests"]:
+        return []
+    queued, encoded, sent = (seconds_text(stage["mean"]) for stage in found["stages"].values())
+    return [
+        (
+            "Encoded",
+            f"{found['requests']:,} requests, queued for {queued} on average, encoded in {encoded}, sent in {sent}",
+        )
+    ]
+
+
 def _handover(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if found is None:
         return []
@@ -363,6 +375,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_fleet(summary.get("fleet")),
         *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),
+        *_encode(summary.get("encode")),
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
         ("Saturated", saturated[summary["saturated"]]),

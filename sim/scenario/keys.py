@@ -25,6 +25,7 @@ from hwmodels.stacks import default_scheduler, default_stack, stacks
 from policies.ranks import PromptBalance
 from sim.scenario.chosen import Distribution, Eviction, Own, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
+from sim.scenario.encoding import EncodeSettings
 from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
 from sim.scenario.tiers import Degraded, Fabric, Tier
@@ -588,6 +589,8 @@ class Settings(Section):
     """The links between pools that prefill and pools that decode, by a name of your choice."""
     handover: HandoverSettings | None = None
     """The hand-over from pools that prefill to pools that decode: which emits the first token, when room is taken, what stays."""
+    encode: EncodeSettings | None = None
+    """Machines that encode what comes with prompts, before these are computed; where it is left out, nothing is encoded."""
     autoscale: Autoscale | None = None
     """Machines come and go; where it is left out, all of them are there from beginning to end."""
     failures: Failures | None = None

@@ -37,7 +37,7 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
 
 
-_OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
+_OF_ALL_POOLS = ("pools", "placement", "links", "handover", "encode", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
 
 

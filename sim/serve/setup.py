@@ -93,6 +93,10 @@ def _check(scenario: Scenario) -> None:
             f"{scenario.source}: classes: a request that a client sends says no class of service; leave classes out, and give "
             "requests a priority"
         )
+    if scenario.encode is not None:
+        raise ScenarioError(
+            f"{scenario.source}: encode: clients send text, and nobody says what there is to encode; leave encode out"
+        )
     if scenario.workload.predictor is not None:
         raise ScenarioError(
             f"{scenario.source}: workload.predictor: nobody guesses how long the answers to clients' requests will be; leave it out"

@@ -25,7 +25,7 @@ RANKED = {
     "experts": {"popularity": "even"},
     "cost_model": "roofline",
 }
-NOT_OF_RANKS = ("session", "llm_d")
+NOT_OF_RANKS = ("session", "dynamo")
 """They ask for more than a router inside a machine is told, and are refused there."""
 WRAPPERS = {"reserve": {"machines": 1, "priority": 5}, "shed": {"max_waiting": 1000}}
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from policies.routers import (
+    NOTHING_BOOKED,
+    Booked,
     LeastKv,
     LeastKvUse,
     LeastOutstanding,
@@ -52,21 +55,27 @@ class Noted(Around):
             return request.id
         if not self.asked:
             names = ("waiting", "running", "kv_blocks_used", "kv_use", "block_tokens", "prefill_tokens", "no_hit_order")
-            self.shown.extend(Load(**{name: getattr(each, name) for name in names}) for each in replicas)
+            self.shown.extend(
+                Load(**{name: getattr(each, name) for name in names}, account=each.booked(request)) for each in replicas
+            )
         self.asked.append(request)
         self.answers.append(route_of(self.inner)(request, replicas))
         return self.answers[-1]
 
 
-def spread(noted: Noted, prompt_tokens: int) -> list[int | Refused]:
-    """What the router answers where each that it has sent waits, with so many tokens to compute, and nothing else has happened."""
+def spread(noted: Noted, prompt_tokens: int, booked_tokens: int) -> list[int | Refused]:
+    """What the router answers where each that it has sent waits, with so many tokens to compute, and nothing else has happened;
+    *booked_tokens*: as the router counts them, until there is a first token."""
     loads, answers, unhit = list(noted.shown), list[int | Refused](), OF
     for request in noted.asked:
         answers.append(route_of(noted.inner)(request, loads))
         if isinstance(at := answers[-1], int):
             load = loads[at]
             last = unhit if load.no_hit_order >= 0 else -1
-            more = {"waiting": load.waiting + 1, "prefill_tokens": load.prefill_tokens + prompt_tokens}
+            more: dict[str, Any] = {"waiting": load.waiting + 1, "prefill_tokens": load.prefill_tokens + prompt_tokens}
+            if load.account != NOTHING_BOOKED:
+                blocks, shared, booked = load.account
+                more["account"] = Booked(blocks + -(-TOKENS // load.block_tokens), shared, booked + booked_tokens)
             loads[at] = replace(load, **more, no_hit_order=last)
             unhit += 1
     return answers
@@ -153,7 +162,7 @@ def test_a_burst_is_spread_as_its_router_says(kind: str) -> None:
         noted = Noted(router)
         where(kind, noted)
         assert len(noted.asked) == N
-        expected = spread(noted, TOKENS if kind in COMPUTE else 0)
+        expected = spread(noted, TOKENS if kind in COMPUTE else 0, 0 if kind == "decode machines" else TOKENS)
         assert noted.answers == expected, f"{router} among {kind}"
         if router in LEVELS:
             assert [noted.answers.count(i) for i in range(OF)] == [N // OF] * OF

@@ -268,6 +268,30 @@ def test_whose_transfers_wait_for_each_other(shared: Any, senders: int, receiver
     assert {*map(int, (link[end] for link in columns.meta["links"] for end in ("sender", "receiver")))} <= {-1, 0, 1, 2}
 
 
+def test_requests_whose_kv_has_come_are_before_all_without_in_the_order_in_which_it_came() -> None:
+    # The machine that decodes does one request at a time. Short prompts are its own: one runs and four are queued when the KV of
+    # three long ones comes, one after the other.
+    prompts = [16, 16, 16, 16, 16, 64, 64, 64]
+    trace = Trace(
+        arrival_ns=[0, *[MS] * 4, *(n * 20 * MS for n in (1, 2, 3))],
+        prompt_tokens=prompts,
+        output_tokens=[120, *[3] * 7],
+    )
+    found = run(two(trace, decode=one_at_a_time(1e-3), local_tokens=16), check_invariants=True).requests
+    assert (found["landed_ns"] < found["finish_ns"][0]).all()
+    assert np.argsort(found["finish_ns"]).tolist() == [0, 5, 6, 7, 1, 2, 3, 4]
+
+
+def test_room_is_not_made_of_the_block_that_a_step_in_vain_takes() -> None:
+    # The first request might have more tokens, so that the step at 5 ms is planned with it and takes one of two free blocks.
+    # The second, whose prompt needs both, has room when that step has ended, and nobody is preempted.
+    trace = Trace(arrival_ns=[0, 3 * MS], prompt_tokens=[8, 7], output_tokens=[5, 3], max_tokens=[14, 12])
+    spec = ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=5, block_tokens=4)
+    found = run(two(trace, prefill=spec, decode=spec), check_invariants=True).requests
+    assert found["preemptions"].tolist() == [0, 0]
+    assert found["room_ns"][1] == found["finish_ns"][0] + MS
+
+
 def test_who_goes_while_waiting_for_room_gives_back_what_was_computed_and_takes_no_room() -> None:
     # The first fills the decode machine until it ends; the second waits for room there with all of the prefill machine's memory.
     trace = Trace(

@@ -271,6 +271,22 @@ def test_prompts_that_every_rank_has_wait_for_more() -> None:
     assert columns.requests["scheduled_ns"].tolist() == [0, 0] + [(1040 + 4 * 1001) * US] * 2
 
 
+@pytest.mark.parametrize("timeout_iters", [15, 25])
+def test_a_rank_without_a_seat_has_all_prompts_wait_however_many_wait_there(timeout_iters: int) -> None:
+    """Rank 0 has two decodes for two seats and rank 1 one; a prompt for each comes in the ninth step."""
+    spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(2), kv_blocks=100)
+    balance = PromptBalance(timeout_iters=timeout_iters, batching_wait_iters=0)
+    machine = MachineSpec(hosted=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
+    trace = Trace(arrival_ns=[0] * 4 + [8500 * US] * 2, prompt_tokens=[40] * 6, output_tokens=[60, 60, 60, 3, 2, 2])
+    experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
+    columns = run(experiment, check_invariants=True)
+    assert_same(columns, run(experiment, fast_forward=False))
+    scheduled = columns.requests["scheduled_ns"]
+    # The prompts' step takes 1,080 us and those of two decodes 1,002; each of these counts, and the last that counts has prompts.
+    assert scheduled[5] == (1080 + (timeout_iters - 1) * 1002) * US
+    assert scheduled[4] == columns.requests["finish_ns"][0]
+
+
 # Machines with ranks that fail.
 
 
@@ -398,7 +414,7 @@ def test_a_horizon_drops_the_step_in_flight_on_every_rank() -> None:
         ({"rank_router": None}, "a rank_router is of a machine with ranks"),
         ({"ranks": 1}, "a rank_router is of a machine with ranks"),
         ({"ranks": 1, "rank_router": None, "prompt_balance": PromptBalance()}, "has nothing to balance"),
-        ({"rank_router": LlmD()}, "which no router inside a machine is told"),
+        ({"rank_router": LlmD(no_hit_lru=2.0)}, "which no router inside a machine is told"),
         ({"cost": Linear()}, "does not say what a step of 2 ranks takes"),
         ({"cost": StageTable(batch_sizes=(1,), stage_ns=((5,),))}, "does not say what a step of 2 ranks takes"),
     ],

@@ -12,6 +12,7 @@ import pytest
 from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.routers import (
+    Booked,
     Dynamo,
     Knowledge,
     LeastOutstanding,
@@ -135,6 +136,51 @@ def test_blocks_that_nobody_else_can_ask_for_take_their_place_in_the_index() -> 
     sent = SentBlocks(block_tokens=4, capacity_blocks=3)
     assert told(trace, sent=sent)[4] == [0, 0]
     assert told(trace, sent=replace(sent, capacity_blocks=6))[4] == [8, 0]
+
+
+@dataclass(frozen=True)
+class Books:
+    """Writes down the account of every machine at each request, and draws where it goes."""
+
+    told: list[list[Booked]]
+    found: list[int]
+    """What the machine that gets it has of it."""
+    knows: Knowledge
+
+    def route(self, request, replicas, /) -> int:
+        at = int(request.luck[0] * len(replicas))
+        self.told.append([load.booked(request) for load in replicas])
+        self.found.append(replicas[at].found_tokens(request))
+        return at
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_router_s_own_account_is_that_of_sets_of_blocks(seed: int) -> None:
+    """Beside a count of what every unfinished request has, block by block, from the columns of the run."""
+    rng = np.random.default_rng(seed)
+    stems = [rng.integers(0, 3, 6).tolist() for _ in range(3)]
+    ids = [stems[rng.integers(3)][: rng.integers(0, 7)] for _ in range(60)]
+    prompts = [4 * len(each) + int(rng.integers(1, 9)) for each in ids]
+    arrivals = np.sort(rng.integers(0, 40 * S, 60))
+    trace = Trace(
+        arrival_ns=arrivals,
+        prompt_tokens=prompts,
+        output_tokens=rng.integers(1, 6, 60),
+        prefix_blocks=np.array([id_ for each in ids for id_ in each], np.int64),
+        prefix_offsets=np.cumsum([0, *(len(each) for each in ids)]),
+        prefix_block_tokens=4,
+    )
+    router = Books([], [], Knowledge(prefixes=True, booked=True))
+    columns = served(trace, router, n=2).requests
+    for at, told in enumerate(router.told):
+        now_ns = arrivals[at]
+        for machine, account in enumerate(told):
+            here = [i for i in range(at) if columns["replica"][i] == machine and columns["finish_ns"][i] > now_ns]
+            named = {tuple(ids[i][: end + 1]) for i in here for end in range(len(ids[i]))}
+            own = sum(-(-prompts[i] // 4) - len(ids[i]) for i in here)
+            shared = sum(tuple(ids[at][: end + 1]) in named for end in range(len(ids[at])))
+            computing = sum(prompts[i] - router.found[i] for i in here if columns["first_token_ns"][i] > now_ns)
+            assert account == Booked(len(named) + own, shared, computing), (at, machine)
 
 
 def test_who_got_what_nobody_had_last_is_told_of_such_requests_alone() -> None:

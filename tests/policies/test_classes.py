@@ -342,13 +342,26 @@ def test_reserve_keeps_machines_for_the_first_classes() -> None:
     assert [router.route(RoutedRequest(0, turn=turn, priority=1), loads) for turn in (0, 1, 2)] == [1, 2, 1]
 
 
-def test_shed_refuses_the_last_classes_where_every_machine_is_full() -> None:
+@pytest.mark.parametrize(
+    ("loads", "saturated"),
+    [
+        # The larger of queue / 5 and memory / 0.8, on average: exactly 1 is enough.
+        ((Load(waiting=5), Load(kv_use=0.8)), True),
+        ((Load(waiting=5), Load(waiting=4, kv_use=0.79)), False),
+        ((Load(waiting=6), Load(waiting=4)), True),
+        # One long queue saturates eight machines.
+        ((Load(waiting=40), *[Load()] * 7), True),
+        ((Load(waiting=39), *[Load()] * 7), False),
+        ((Load(waiting=5, kv_use=0.8), Load()), False),
+    ],
+)
+def test_shed_refuses_the_last_classes_where_machines_are_full_on_average(
+    loads: tuple[Load, ...], saturated: bool
+) -> None:
     router = Shed(RoundRobin(), priority=1, max_waiting=5, max_kv_use=0.8)
-    full, free = Load(waiting=6), Load(waiting=5, kv_use=0.8)
-    assert router.route(RoutedRequest(0, priority=1), (full, free)) == 0
-    refused = router.route(RoutedRequest(0, priority=1), (full, Load(kv_use=0.9)))
-    assert refused == Refused("class is shed: every machine is saturated")
-    assert router.route(RoutedRequest(0, priority=0), (full, full)) == 0
+    answer = router.route(RoutedRequest(0, priority=1), loads)
+    assert answer == (Refused("class is shed: the machines are saturated") if saturated else 0)
+    assert router.route(RoutedRequest(0, priority=0), loads) == 0
 
 
 # Whole runs.

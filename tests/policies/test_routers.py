@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from policies.routers import (
+    Booked,
     Dynamo,
     LeastKv,
     LeastKvUse,
@@ -114,7 +117,34 @@ def test_scores_of_llm_d_by_hand():
 
 def test_llm_d_sends_what_nobody_has_to_who_got_such_last_longest_ago():
     loads = tuple(Load(no_hit_order=order) for order in (4, -1, 2))
-    assert LlmD().scores(RoutedRequest(0, prompt_tokens=160), loads) == [4.0, 6.0, 5.0]
+    assert LlmD(no_hit_lru=2.0).scores(RoutedRequest(0, prompt_tokens=160), loads) == [4.0, 6.0, 5.0]
+
+
+def test_llm_d_weighs_queue_memory_and_prefix_alone_unless_it_is_told_more() -> None:
+    load = Load(kv_use=0.5, found=32, no_hit_order=0)
+    assert LlmD().scores(RoutedRequest(0, prompt_tokens=64), (load,)) == [2.0 + 2.0 * 0.5 + 3.0 * 0.5]
+    assert not LlmD().knows.no_hits
+
+
+@pytest.mark.parametrize(
+    ("prompt", "blocks"), [(15, 0), (16, 1), (17, 2), (32, 2), (4095, 256), (4096, 256), (4097, 256), (9000, 256)]
+)
+def test_llm_d_looks_at_256_blocks_of_the_engine_the_rest_of_a_prompt_among_them(prompt: int, blocks: int) -> None:
+    sent = LlmD(index="approximate").knows.sent
+    assert sent is not None
+    assert sent.blocks_of(prompt, sent.tokens_in(16)) == blocks
+    (share,) = LlmD(index="approximate").shares(RoutedRequest(0, prompt_tokens=prompt), (Load(found=16),))
+    assert share == (1 / blocks if blocks else 0.0)
+
+
+def test_an_index_has_the_engine_s_blocks_and_dynamo_s_forgets_after_two_minutes() -> None:
+    of_llm_d, of_dynamo = (router(index="approximate").knows.sent for router in (LlmD, Dynamo))
+    assert of_llm_d is not None
+    assert of_dynamo is not None
+    assert [of_llm_d.tokens_in(size) for size in (16, 64, 1)] == [16, 64, 16]
+    assert (of_llm_d.capacity_blocks, of_llm_d.max_age_s) == (None, None)
+    assert (of_dynamo.max_age_s, of_dynamo.max_blocks, of_dynamo.blocks_of(10**6 + 15, 16)) == (120.0, None, 62500)
+    assert Dynamo(index="approximate", block_tokens=64).knows.sent == replace(of_dynamo, block_tokens=64)
 
 
 def test_llm_d_draws_among_equals():
@@ -125,15 +155,24 @@ def test_llm_d_draws_among_equals():
 
 
 def test_costs_of_dynamo_by_hand():
-    loads = (Load(kv_blocks_used=10, prefill_tokens=32, found=0), Load(kv_blocks_used=14, found=48))
-    request = RoutedRequest(0, prompt_tokens=64, luck=(0.0, 0.0))
-    # (32 + 64) / 16 = 6 blocks to compute on the first, (64 - 48) / 16 = 1 on the second; held: 10 + 6 and 14 + 1.
-    assert Dynamo(overlap_weight=2.0).costs(request, loads) == [2 * 6 + 16, 2 * 1 + 15]
+    # 70 tokens are 5 blocks. The first has booked 10 and shares none; the second 14, and shares 3 of the 4 that it has cached.
+    loads = (Load(account=Booked(10, 0, 32), kv_blocks_used=99), Load(account=Booked(14, 3, 0), found=64))
+    request = RoutedRequest(0, prompt_tokens=70, luck=(0.0, 0.0))
+    # (32 + 70) / 16 blocks to compute on the first, (70 - 64) / 16 on the second; held: 10 + 5 and 14 + 2.
+    assert Dynamo(overlap_weight=2.0).costs(request, loads) == [2 * 102 / 16 + 15, 2 * 6 / 16 + 16]
     assert Dynamo().route(request, loads) == 1
+    assert Dynamo(overlap_weight=0.0).route(request, loads) == 0
+
+
+def test_a_cached_block_saves_dynamo_one_and_two_where_a_request_in_flight_has_it():
+    request = RoutedRequest(0, prompt_tokens=64)
+    loads = (Load(), Load(found=16), Load(found=16, account=Booked(blocks=1, shared_blocks=1)))
+    nothing, idle, in_flight = Dynamo().costs(request, loads)
+    assert (nothing, idle, in_flight - 1) == (8, 7, 6)
 
 
 def test_dynamo_at_a_temperature_draws_by_exp_of_the_scaled_cost():
-    loads = (Load(kv_blocks_used=10), Load(kv_blocks_used=20))
+    loads = (Load(account=Booked(blocks=10)), Load(account=Booked(blocks=20)))
     # Costs 10 and 20 are one range apart: the first has 1 / (1 + 1/e) of the draws.
     warm = Dynamo(temperature=1.0)
     assert [warm.route(RoutedRequest(0, luck=(luck, 0.0)), loads) for luck in (0.0, 0.73, 0.74)] == [0, 0, 1]

@@ -53,6 +53,35 @@ def test_every_token_that_a_speculative_decode_submits_is_of_the_budget() -> Non
     assert TrtLlm(max_num_tokens=419).plan(view(*some(4), waiting=QUEUE, query_tokens=5)).run == ((1, 300),)
 
 
+def test_what_is_cached_of_a_prompt_is_of_the_budget_in_1_x_and_not_in_2026() -> None:
+    # 300 tokens of which 256 are cached, and 100: 400 with two decodes are 402.
+    found = (WaitingSeq(1, tokens=44, cached_tokens=256), WaitingSeq(2, tokens=100))
+    both, first = ((1, 44), (2, 100)), ((1, 44),)
+    assert TrtLlm(max_num_tokens=402).plan(view(*some(2), waiting=found)).run == both
+    assert TrtLlm(max_num_tokens=401).plan(view(*some(2), waiting=found)).run == first
+    of_2026 = TrtLlm(max_num_tokens=146, count_cached_tokens=False)
+    assert of_2026.plan(view(*some(2), waiting=found)).run == both
+    # A prompt is too long by all of its tokens.
+    refused = TrtLlm(max_num_tokens=299).plan(view(waiting=found[:1])).reject
+    assert refused == ((1, "a prompt of 300 tokens exceeds max_num_tokens (299) and enable_chunked_prefill is off"),)
+
+
+def test_cached_tokens_move_a_chunk_on_and_do_not_shorten_it() -> None:
+    # 128 of 300 tokens fit: those behind the cached ones. The end of a prompt counts all of it, cached tokens included.
+    chunked = TrtLlm(max_num_tokens=128, enable_chunked_prefill=True)
+    for cached, chunk in ((0, 128), (64, 128), (192, 108), (256, 44)):
+        seq = WaitingSeq(1, tokens=300 - cached, cached_tokens=cached)
+        assert chunked.plan(view(waiting=(seq,), block_tokens=16)).run == ((1, chunk),)
+    # One that has begun counts what is left of it.
+    partial = PartialSeq(1, cached_tokens=256, remaining_tokens=44)
+    assert chunked.plan(view(waiting=QUEUE[1:2], prefilling=(partial,), block_tokens=16)).run == ((1, 44), (2, 80))
+
+
+def test_kv_that_has_come_from_another_machine_counts_for_nothing() -> None:
+    come = WaitingSeq(1, tokens=0, cached_tokens=300), WaitingSeq(2, tokens=1, cached_tokens=299, kept_blocks=19)
+    assert TrtLlm(max_num_tokens=100).plan(view(waiting=come)).run == ((1, 0), (2, 1))
+
+
 def test_nobody_overtakes_a_prompt_that_the_decodes_leave_no_budget_for() -> None:
     assert TrtLlm(max_num_tokens=302).plan(view(*some(3), waiting=QUEUE)) == HELD_WHOEVER_COMES
 

@@ -95,6 +95,7 @@ def _columns(number: int) -> dict[str, bool]:
         "class": number in (4, 7),
         "tenant": number in (5, 7),
         "predicted_tokens": number in (6, 7),
+        "encoder_tokens": number in (0, 7),
         "prefix_blocks_16": number in (2, 3, 6, 7),
     }
 
@@ -121,6 +122,7 @@ def _write_trace(path: Path, rng: Random, number: int) -> None:
                 "class": _CLASSES[rng.random() < 0.4],
                 "tenant": f"t{rng.randrange(3)}",
                 "predicted_tokens": max(1, output + rng.randrange(-5, 20)),
+                "encoder_tokens": prompt % 3 * 100,
                 "prefix_blocks_16": " ".join(map(str, ids)),
             }
             writer.writerow([f"{at_s:.9f}", prompt, output, *(values[name] for name in has)])
@@ -216,7 +218,23 @@ def draw(rng: Random) -> Mapping:
     around.common(found)
     if not {"pools", "placement"} & set(found) and rng.random() < 0.1:
         found["memory"]["max_model_len"] = max(64, int(load.longest * rng.choice([0.6, 0.9, 1.5])))
+    late = {"event_delay_s", "poll_s"} & set(str(found.get("router")).split("'"))
+    if not (late or around.fleet_changes or "failures" in found) and (own := Random(str(found))).random() < 0.2:
+        found["encode"] = _encoders(own, load)
     return found
+
+
+def _encoders(rng: Random, load: _Load) -> Mapping:
+    found: Mapping = {
+        "token_s": rng.choice([0, 1e-5, 1e-4]),
+        "bandwidth_gb_per_s": rng.choice([0.1, 10]),
+        "bytes_per_token": 8192,
+    }
+    if "encoder_tokens" not in load.columns:
+        found["encoder_tokens"] = rng.choice([1, 500])
+    return found | _some(
+        rng, 0.4, replicas=[2, 3], request_s=[1e-3], batch_s=[5e-3], max_batch=[4], latency_s=[1e-3], router=["least_outstanding"],
+    )  # fmt: skip
 
 
 class _Around:
@@ -507,6 +525,8 @@ class _Around:
                     tier |= _some(own, 0.3, store_read_gb_per_s=[5.0], store_write_gb_per_s=[3.0])
                 if kind != "host":
                     tier |= _some(own, 0.2, fabric=[{"name": "net", "gb_per_s": 4.0}])
+            if kind in ("host", "disk"):
+                tier |= _some(own, 0.4, eviction=["lfu", "fifo", "mru", {"policy": "retention", "tokens": 64}])
             found.append(tier)
         return found
 
@@ -936,6 +956,9 @@ def _export(rng: Random) -> _Load:
 
 
 def _builtin(rng: Random) -> _Load:
+    if rng.random() < 0.5:
+        own = {"policy": "workloads:azure_conversation_like", "n_requests": 25}
+        return _Load({"generator": own, "rate_scale": 20}, longest=5000)
     return _Load({"trace": "conversation", "requests": 25, "rate_scale": 20}, longest=5000)
 
 

@@ -162,6 +162,7 @@ class _Run:
             **self._utilisation(self.begin, self.end, whole=True),
             "saturated": self._saturated(),
             "speculation": self._speculation(),
+            **self._encode(self.requests),
             **self._handover(self.requests),
             **self._tiers(self.requests),
             **self._ranks(None, None),
@@ -340,6 +341,7 @@ class _Run:
             **self._figures(inside, span_s),
             **self._throughput(begin, end, whole=False),
             **self._utilisation(begin, end, whole=False),
+            **self._encode(inside),
             **self._handover(inside),
             **self._tiers(inside),
             **self._ranks(begin, end),
@@ -439,6 +441,17 @@ class _Run:
             "acceptance_rate_per_pos": [one / other for one, other in zip(at, of, strict=True)],
             "alpha": accepted / tried if n else None,
         }
+
+    def _encode(self, requests: pd.DataFrame) -> dict[str, Any]:
+        if "encoder" not in requests:
+            return {}
+        over = requests[(requests["status"] == "finished") & (requests["encoder"] >= 0)]
+        instants = ("arrival_ns", "encode_begin_ns", "encoded_ns", "encode_landed_ns")
+        stages = {
+            name: _statistics((over[end] - over[begin]) * 1e-9)
+            for name, begin, end in zip(("queue_s", "encode_s", "transfer_s"), instants[:-1], instants[1:], strict=True)
+        }
+        return {"encode": {"requests": len(over), "stages": stages}}
 
     def _handover(self, requests: pd.DataFrame) -> dict[str, Any]:
         if "landed_ns" not in requests:

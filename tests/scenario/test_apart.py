@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from policies.routers import Dynamo
 from sim import simulate
 from sim.engine.tiers.links import Slowdown
 from sim.errors import ScenarioError
@@ -88,6 +89,12 @@ def test_the_way_is_the_serving_stacks_unless_said_otherwise(
     assert (said["first_token"], said["room"], said["headroom_tokens"]) == (first_token, room, headroom)
     assert result.summary["requests"]["finished"] == 60
     assert result.summary["handover"]["requests"] == 60
+
+
+def test_dynamo_chooses_machines_that_decode_by_what_they_hold_alone() -> None:
+    experiment = resolve(apart(router={"policy": "dynamo", "overlap_weight": 2.0})).experiment
+    assert experiment.handover is not None
+    assert (experiment.router, experiment.handover.router) == (Dynamo(overlap_weight=2.0), Dynamo(overlap_weight=0.0))
 
 
 def test_each_rank_of_the_receiver_gets_what_it_keeps() -> None:

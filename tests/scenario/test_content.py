@@ -69,6 +69,7 @@ POLICIES = {
     "scheduler": lambda behind: {"scheduler": behind},
     "router": lambda behind: {"router": behind},
     "rank_router": lambda behind: {"rank_router": behind},
+    "encode.router": lambda behind: {"encode": {"token_s": 0, "bandwidth_gb_per_s": 1, "router": behind}},
     "handover.router": lambda behind: {**PARTED, "handover": {"router": behind}},
     "autoscale.policy": lambda behind: {"autoscale": {"policy": behind, "max": 2}},
     "decoding.acceptance.policy": lambda behind: {"decoding": _decoding("policy", behind)},

@@ -277,7 +277,7 @@ workload: {arrivals: {process: deterministic, rate_per_s: 4}, requests: 24, prom
         ("parallel.expert=3", "parallel.expert 3 must divide tensor * data = 4"),
         ("parallel={data: 3, expert: 3}", "parallel.expert 3 does not divide the 128 experts of qwen3-30b-a3b"),
         ("model=llama-3.1-8b", "parallel.expert needs a mixture of experts, and llama-3.1-8b is dense"),
-        ("rank_router=llm_d", "rank_router: LlmD(index='exact'"),
+        ("rank_router=dynamo", "rank_router: Dynamo(index='exact'"),
         ("rank_router=nearest", "rank_router: 'nearest' is not a policy; valid here: round_robin"),
         ("prompt_balance={timeout_iters: 0}", "prompt_balance.timeout_iters is a number at least 1; got 0"),
         ("prompt_balance={timeout: 5}", "prompt_balance.timeout is not a setting; did you mean timeout_iters?"),

@@ -85,6 +85,14 @@ def test_a_generated_server_computes_one_whole_prompt_an_iteration():
     assert scheduler == Cap(inner=TrtLlm(max_batch_size=16, max_num_tokens=2540), max_prompts=1)
 
 
+@pytest.mark.parametrize(
+    ("version", "mixed"), [("0.5.1", False), ("0.5.1.post3", False), ("0.5.6.post2", True), ("nightly-dev", True)]
+)
+def test_generated_sglang_servers_mix_prompts_with_decodes_since_a_release(version, mixed):
+    row = {**ROW, "provenance": "internal-gap-analysis", "backend_version": version}
+    assert settings_of(row, None).mixed_chunk is mixed
+
+
 @pytest.mark.parametrize(("version", "ahead"), [("0.12.0", False), ("0.14.0", True)])
 def test_vllm_plans_ahead_by_itself_since_0_14(version, ahead):
     row = {**ROW, "provenance": "internal-gap-analysis", "backend": "vllm", "backend_version": version}

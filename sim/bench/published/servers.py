@@ -42,6 +42,8 @@ GAP_ANALYSIS = "internal-gap-analysis"
 GENERATED_SPARE_TOKENS = 1500
 """The spare tokens of its token budgets: C + ISL + 1500 (ai-dynamo/aiconfigurator, cli/backends/trtllm.py and the rule files of its
 generator)."""
+_GENERATED_MIXED_CHUNKS = (0, 5, 6)
+"""The first SGLang release of a row whose server it started with enable_mixed_chunk; servers of 0.5.1 had the default, off."""
 BALANCE = (60, 0)
 """The balance of TensorRT-LLM's ranks in InferenceX: `attention_dp_config` with enable_balance, timeout_iters 60 and
 batching_wait_iters 0, as its launch scripts of DeepSeek write it (from knowledge, to be checked there; the settings table has no
@@ -177,7 +179,7 @@ def _generated(row: Mapping[str, Any]) -> ServerSettings:
         return ServerSettings(
             known_from="generator",
             max_prefill_tokens=prompt + GENERATED_SPARE_TOKENS,
-            mixed_chunk=True,
+            mixed_chunk=_release(row, 3) >= _GENERATED_MIXED_CHUNKS,
             prompts_per_iteration=1,
             kv_precision=_cache_by_default(row),
         )
@@ -191,10 +193,11 @@ def _generated(row: Mapping[str, Any]) -> ServerSettings:
     )
 
 
-def _release(row: Mapping[str, Any]) -> tuple[int, ...]:
+def _release(row: Mapping[str, Any], numbers: int = 2) -> tuple[int, ...]:
     """The leading numbers of a release; (999,) where the row does not say them."""
-    parts = str(row.get("backend_version", "")).split(".")[:2]
-    return tuple(int(part) for part in parts) if len(parts) == 2 and all(part.isdigit() for part in parts) else (999,)
+    parts = str(row.get("backend_version", "")).split(".")[:numbers]
+    said = len(parts) == numbers and all(part.isdigit() for part in parts)
+    return tuple(int(part) for part in parts) if said else (999,)
 
 
 def _cache_by_default(row: Mapping[str, Any]) -> str | None:

@@ -42,14 +42,19 @@ class AsyncScheduling:
     def hide(self, batch: MicroBatch, queue: QueueView, *, given: bool) -> bool:
         """Leaves in the view of *batch* what the next plan knew; returns whether that hides anything. *given*: blocks of ended
         sequences are free already."""
-        view, seen_ns = batch.view, self.seen_ns
+        seen_ns = self.seen_ns
         self.seen_ns, self.made = ALWAYS_NS, seen_ns != ALWAYS_NS
-        self._planned_ns = seen_ns if self.made else view.now_ns
-        queue.hidden = came_after(self._came_ns, seen_ns)
+        self._planned_ns = seen_ns if self.made else batch.view.now_ns
+        if seen_ns == ALWAYS_NS and batch.leaving:
+            batch.forget_the_leaving()
+        return self.leave(batch, queue, seen_ns, given=given)
+
+    def leave(self, batch: MicroBatch, queue: QueueView, seen_ns: int, *, given: bool) -> bool:
+        """As `hide`, for a plan that is not made: what was known at *seen_ns*."""
+        view = batch.view
+        queue.hidden = came_after(self._came_ns, seen_ns) if self._came_ns else 0
         view.waiting = queue if queue else ()
         view.n_leaving = view.leaving_blocks = 0
-        if seen_ns == ALWAYS_NS:
-            batch.forget_the_leaving()
         for _, blocks, growth_blocks, steps_on, promised, _ in batch.leaving.values():
             view.free_blocks -= blocks if given else 0
             if steps_on:
@@ -59,7 +64,6 @@ class AsyncScheduling:
             else:
                 view.n_leaving += 1
                 view.leaving_blocks += blocks
-        return queue.hidden > 0 or bool(batch.leaving)
 
     def misses(self, version: Version, *, through_arrivals: bool) -> bool:
         """Whether news or an arrival that the plan to be carried out now does not let pass came after it was made."""

@@ -42,9 +42,6 @@ class BlockCache(RunPool):
 
     def _chain(self, number: int) -> Chain | None:
         chains, contents = self._chains, self._contents
-        known = chains.get(number)
-        if known is not None or number < 0:
-            return known
         missing: list[int] = []
         while number >= 0 and number not in chains:
             missing.append(number)
@@ -90,7 +87,11 @@ class BlockCache(RunPool):
 
     def unheld_blocks(self, id_: int, blocks: int) -> int:
         """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
-        return sum(hi - lo for run, lo, hi in self._copies(self._last_chain(id_), blocks) if not run.refs)
+        unheld = 0
+        for run, lo, hi in self._copies(self._last_chain(id_), blocks):
+            if not run.refs:
+                unheld += hi - lo
+        return unheld
 
     def _catch_up(self, chain: Chain | None) -> None:
         """Caches the tokens emitted by now that *chain* and those before it name."""
@@ -127,14 +128,16 @@ class BlockCache(RunPool):
 
     def writes_on(self, id_: int, prompt_tokens: int) -> None:
         """Registers an admitted request as a writer of the chains that name its output, if any."""
-        for chain in self._written(id_, prompt_tokens // self.block_tokens):
-            chain.writers[id_] = None
-            self._writes += 1
+        prompt_blocks = prompt_tokens // self.block_tokens
+        if self._contents.named[id_] > prompt_blocks:
+            for chain in self._written(id_, prompt_blocks):
+                chain.writers[id_] = None
+                self._writes += 1
 
     def _written(self, id_: int, first: int) -> list[Chain]:
         """The chains that name blocks of a request from *first* on."""
         found: list[Chain] = []
-        chain = self._chain(self._contents.chain[id_]) if self._contents.named[id_] > first else None
+        chain = self._chain(self._contents.chain[id_])
         while chain is not None:
             found.append(chain)
             chain = chain.parent if chain.start > first else None
@@ -180,7 +183,7 @@ class BlockCache(RunPool):
 
     def _own_chain(self, id_: int, named: int) -> Chain:
         """A new chain for a request's own content behind its *named* blocks."""
-        chain = self._own[id_] = Chain(named, self._chain(self._contents.chain[id_]), id_)
+        chain = self._own[id_] = Chain(named, self._last_chain(id_), id_)
         if self._log is not None:
             self._log.append((self._own.pop, id_))
         return chain

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from policies.view import PlanFunction, Scheduler, WaitingSeq, admits_in_turn, looks_itself
 from sim.engine.batch.async_scheduling import AsyncScheduling
 from sim.engine.batch.micro_batch import Ended, MicroBatch
 from sim.engine.kv.pool import KvPool
 from sim.engine.requests.state import RequestState
+
+_new: Final = tuple[object, ...].__new__
+"""Builds a NamedTuple without the detour through its constructor."""
 
 
 class PrefixLookup:
@@ -42,7 +46,8 @@ class PrefixLookup:
         known = cached
         if not (self.kv.caches_late or self.ahead is not None or not emitted_last):
             known = cached - emitted_last + 1
-        self.ended.append((self._rank(id_), id_, blocks, known))
+        order = self.kv.order(id_) if self.listed is None else self._rank(id_)
+        self.ended.append((order, id_, blocks, known))
 
     def _rank(self, id_: int) -> int:
         """Its rank among sequences that end, or complete their prompts, together."""
@@ -149,7 +154,11 @@ class PrefixLookup:
             state.prefix_hits_again[id_] += found
         else:
             state.prefix_hits[id_] += found
-        return seq._replace(tokens=seq.tokens - found, cached_tokens=found)
+        _, tokens, arrival_ns, model, deadline_ns, preempted, _, priority, shared, kept = seq
+        return _new(
+            WaitingSeq,
+            (id_, tokens - found, arrival_ns, model, deadline_ns, preempted, found, priority, shared, kept),
+        )
 
     def free_one(self, id_: int, beside: int, unknown: int) -> None:
         """Frees the blocks of a preempted sequence that has ended, and *beside*; *unknown* of its tokens are not cached."""

@@ -194,6 +194,8 @@ class Handovers(Course[Machine]):
         self._at["prefilled_ns"][id_] = end_ns
         self.prefill_replica[id_] = state.replica[id_]
         self.n_computed[id_] += 1
+        if self._entry.routing is not None:
+            self._entry.routing.leave(id_)
         if self._spec.first_token == "prefill":
             if state.first_token[id_] < 0:
                 state.first_token[id_] = end_ns

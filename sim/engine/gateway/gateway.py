@@ -41,7 +41,7 @@ class Gateway(Generic[M]):
         self._hosting = eligible(machines, workload)
         self._rng = np.random.default_rng(draw_stream)
         self._draws = self._rng.random((len(workload), 2))
-        self.routing = routing_of(router, everybody, clock, state.prompt, state.model, state.contents_in)
+        self.routing = routing_of(router, everybody, clock, state)
 
     def hosting(self, id_: int) -> list[M]:
         """The machines that host the model that the request asks for."""

@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from policies.routers import Knowledge, RoutedRequest, knowledge_of
+from policies.routers import Booked, Knowledge, RoutedRequest, knowledge_of
+from sim.engine.gateway.booked import Ledger
 from sim.engine.kv.content import Contents
 from sim.engine.kv.content_store import ContentStore, Piece
 from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.machine.loads import left_waiting
+from sim.engine.requests.state import RequestState
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
 
 
@@ -111,23 +113,21 @@ class Seen:
     def found_tokens(self, request: RoutedRequest) -> int:
         return self._of.found_tokens(request, self.machine)
 
+    def booked(self, request: RoutedRequest) -> Booked:
+        return self._of.booked(request, self.index)
+
 
 class Routing:
     """Keeps what a router needs to know."""
 
-    def __init__(
-        self, knows: Knowledge, machines: Sequence[AnyMachine], clock: Clock, prompt: Sequence[int],
-        model: Sequence[int] | None, contents_in: Callable[[int], Contents] | None,
-    ) -> None:  # fmt: skip
-        """*prompt*, *model*: of each request, None: all ask for one model; *contents_in*: the workload's contents in blocks of so
-        many tokens, None: it names none."""
+    def __init__(self, knows: Knowledge, machines: Sequence[AnyMachine], clock: Clock, state: RequestState) -> None:
         self.seen = [Seen(machine, self) for machine in machines]
         self._served_by: dict[int, int] = {}
         """The machine that got each session's last request."""
         self._knows = knows
         self._clock = clock
-        self._prompt = prompt
-        self._model = model
+        self._prompt = state.prompt
+        self._model = state.model
         self._delay_ns = round(knows.event_delay_s * 1e9) if knows.sent is None and knows.prefixes else 0
         self._poll_ns = round(knows.poll_s * 1e9)
         if self._poll_ns:
@@ -144,13 +144,21 @@ class Routing:
         """Tokens found for the present request, by machine."""
         self._n_unhit = 0
         self._sent: list[SentTo] = []
-        self._contents: Contents | None = None
-        self._of_it: tuple[int, list[Piece]] = (-1, [])
-        if knows.sent is not None and contents_in is not None:
+        self._sizes: list[int] = []
+        """Tokens of a block of the index, for each machine."""
+        self._contents: dict[int, Contents] = {}
+        self._of_it: tuple[int, dict[int, list[Piece]]] = (-1, {})
+        if knows.sent is not None and state.contents_in is not None:
             sent = knows.sent
-            self._contents = contents_in(sent.block_tokens)
+            serving = [machine for machine in machines if machine.cores]
+            self._sizes = [sent.tokens_in(machine.block_tokens) for machine in serving]
+            self._contents = {size: state.contents_in(size) for size in set(self._sizes)}
             age_ns = None if sent.max_age_s is None else round(sent.max_age_s * 1e9)
-            self._sent = [SentTo(sent.capacity_blocks, age_ns) for _ in machines]
+            self._sent = [
+                SentTo(machine.kv_blocks if sent.capacity_blocks is None else sent.capacity_blocks, age_ns)
+                for machine in serving
+            ]
+        self._ledger = Ledger(machines, state) if knows.booked else None
 
     @property
     def now_ns(self) -> int:
@@ -228,6 +236,8 @@ class Routing:
     def show(self, request: RoutedRequest, machines: Sequence[AnyMachine]) -> tuple[RoutedRequest, list[Seen]]:
         """Return what the router sees of a request that has reached it, and of *machines*."""
         self._found.clear()
+        if self._ledger is not None:
+            self._ledger.settle(self._clock.now_ns)
         if self._poll_ns:
             loads = self._loads_then.pop(request.id, None) if self._polling is None else self._latest[1]
             for seen in self.seen:
@@ -252,22 +262,36 @@ class Routing:
             self._found[index] = found
         return found
 
-    def _pieces_of(self, id_: int) -> list[Piece]:
-        """The part of a prompt that is looked at."""
+    def _pieces_of(self, id_: int, index: int) -> list[Piece]:
+        """The part of a prompt that a machine's index looks at."""
         if self._of_it[0] != id_:
+            self._of_it = (id_, {})
+        size = self._sizes[index]
+        pieces = self._of_it[1].get(size)
+        if pieces is None:
             sent = self._knows.sent
             assert sent is not None
-            assert self._contents is not None
-            blocks = self._prompt[id_] // sent.block_tokens
-            if sent.max_blocks is not None:
-                blocks = min(blocks, sent.max_blocks)
-            space = (0, sent.block_tokens, 1)
-            self._of_it = (id_, [((space, chain), lo, hi) for chain, lo, hi in self._contents.path(id_, blocks)])
-        return self._of_it[1]
+            prompt = self._prompt[id_]
+            blocks = sent.blocks_of(prompt, size)
+            full = min(blocks, prompt // size)
+            space = (0, size, 1)
+            pieces = [((space, chain), lo, hi) for chain, lo, hi in self._contents[size].path(id_, full)]
+            if blocks > full:
+                pieces.append(((space, -1 - id_), full, blocks))
+            self._of_it[1][size] = pieces
+        return pieces
 
     def _found_sent(self, id_: int, index: int) -> int:
-        assert self._knows.sent is not None
-        return self._sent[index].found(self._pieces_of(id_), self._clock.now_ns) * self._knows.sent.block_tokens
+        return self._sent[index].found(self._pieces_of(id_, index), self._clock.now_ns) * self._sizes[index]
+
+    def booked(self, request: RoutedRequest, index: int) -> Booked:
+        """The router's own account of machine *index*."""
+        return Booked() if self._ledger is None else self._ledger.of(request, index)
+
+    def leave(self, id_: int) -> None:
+        """A request has passed the stage of the router's machines."""
+        if self._ledger is not None:
+            self._ledger.leave(id_)
 
     def sent(self, request: RoutedRequest, machine: AnyMachine) -> None:
         """Note that the present request is sent to *machine*."""
@@ -278,14 +302,13 @@ class Routing:
             self.seen[index].no_hit_order = self._n_unhit
             self._n_unhit += 1
         if self._sent:
-            self._sent[index].add(self._pieces_of(request.id), self._clock.now_ns)
+            self._sent[index].add(self._pieces_of(request.id, index), self._clock.now_ns)
+        if self._ledger is not None:
+            self._ledger.enter(request, index, self.found_tokens(request, machine))
         self._blocks_then.pop(request.id, None)
 
 
-def routing_of(
-    router: object, machines: Sequence[AnyMachine], clock: Clock, prompt: Sequence[int], model: Sequence[int] | None,
-    contents_in: Callable[[int], Contents] | None,
-) -> Routing | None:  # fmt: skip
+def routing_of(router: object, machines: Sequence[AnyMachine], clock: Clock, state: RequestState) -> Routing | None:
     """The `Routing` that *router* needs, if any."""
     knows = knowledge_of(router)
-    return None if knows is None else Routing(knows, machines, clock, prompt, model, contents_in)
+    return None if knows is None else Routing(knows, machines, clock, state)

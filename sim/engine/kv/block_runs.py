@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import takewhile
 from math import inf
 from typing import Any
 
@@ -74,7 +73,8 @@ class HeldRuns(Held):
     __slots__ = ("entries", "full")
 
     def __init__(self, order: int, found: int) -> None:
-        super().__init__(order, found)
+        self.order = order
+        self.found = found
         self.full = 0
         """Full blocks whose content is cached; others that it holds have none yet."""
         self.entries: list[tuple[Run, int]] = []
@@ -128,38 +128,41 @@ class RunPool(CachingPool[HeldRuns]):
             self._prepaid -= prepaid
         if blocks > self.free:
             raise OutOfBlocks
-        blank, log = self._blank, self._log
-        if log is not None:
-            log.append((self._count, self.free, blank, self.evicted))
+        blank = self._blank
+        if self._log is not None:
+            self._log.append((self._count, self.free, blank, self.evicted))
         self.free -= blocks
         if blocks <= blank:
             self._blank = blank - blocks
-            return
-        blocks -= blank
-        self._blank = 0
+        else:
+            self._blank = 0
+            self._evict(blocks - blank)
+
+    def _evict(self, blocks: int) -> None:
+        """Takes the content of free blocks; so many are free and not blank."""
         self.evicted += blocks
+        log = self._log
         gives_up = self.gives_up if log is None else None
         while blocks:
             run = self._head.after if self.eviction is None else self._ranked_first()
             assert run is not None
             assert run.chain is not None
             chain, lo, hi = run.chain, run.lo, run.hi
-            size = hi - lo
             alone = not chain.overlaps
+            gone = hi - lo <= blocks
             if log is not None:
-                log += (
-                    (setattr, run, "hi", hi),
-                    (setattr, chain, "end", chain.end),
-                    (setattr, chain, "overlaps", chain.overlaps),
-                )
-            if size > blocks:
-                run.hi = top = hi - blocks
-                blocks = 0
-            else:
-                blocks -= size
+                log.append((self._bring_back, run, hi, chain.end, chain.overlaps, gone))
+            if gone:
+                blocks -= hi - lo
                 top = lo
                 self._unlink(run)
-                self._drop(chain, run)
+                self._remove(chain, run)
+                chain.overlaps -= run.again
+                if chain.owner >= 0 and not chain.runs:
+                    del self._own[chain.owner]
+            else:
+                run.hi = top = hi - blocks
+                blocks = 0
             if gives_up is not None and (chain.number >= 0 or chain.owner >= 0):
                 gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
@@ -167,16 +170,16 @@ class RunPool(CachingPool[HeldRuns]):
     def _count(self, free: int, blank: int, evicted: int) -> None:
         self.free, self._blank, self.evicted = free, blank, evicted
 
-    def _drop(self, chain: Chain, run: Run) -> None:
-        """Removes a run without blocks."""
-        self._remove(chain, run)
-        chain.overlaps -= run.again
-        if self._log is not None:
-            self._log.append((self._insert, chain, run))
-        if chain.owner >= 0 and not chain.runs:
-            if self._log is not None:
-                self._log.append((self._own.__setitem__, chain.owner, chain))
-            del self._own[chain.owner]
+    def _bring_back(self, run: Run, hi: int, end: int, overlaps: int, gone: bool) -> None:
+        """Undoes the eviction of the blocks of *run* up to *hi*; *gone*: of all."""
+        chain = run.chain
+        assert chain is not None
+        run.hi, chain.end, chain.overlaps = hi, end, overlaps
+        if gone:
+            if chain.owner >= 0:
+                self._own[chain.owner] = chain
+            self._insert(chain, run)
+            self._relink(run)
 
     def _remove(self, chain: Chain, run: Run) -> None:
         chain.runs.remove(run)
@@ -244,11 +247,18 @@ class RunPool(CachingPool[HeldRuns]):
                 pieces.append((chain, upto))
                 upto = chain.start
             chain = chain.parent
-        if len(pieces) == 1:
-            piece, hi = pieces[0]
-            if not piece.overlaps and piece.runs and piece.runs[0].hi >= hi:
-                return [(piece.runs[0], piece.start, hi)]
-        return [part for piece, hi in reversed(pieces) for part in _first_runs(piece, hi)]
+        found: list[tuple[Run, int, int]] = []
+        for piece, hi in reversed(pieces):
+            if piece.overlaps:
+                found += _first_runs(piece, hi)
+                continue
+            for run in piece.runs:
+                if run.hi >= hi:
+                    if run.lo < hi:
+                        found.append((run, run.lo, hi))
+                    break
+                found.append((run, run.lo, run.hi))
+        return found
 
     def _insert(self, chain: Chain, run: Run) -> None:
         runs = chain.runs
@@ -271,6 +281,8 @@ class RunPool(CachingPool[HeldRuns]):
             self._split(run, hi)
         if run.refs == 0:
             self._unlink(run)
+            if self._log is not None:
+                self._log.append((self._relink, run))
         if self._log is not None:
             self._log.append((setattr, run, "refs", run.refs))
         run.refs += 1
@@ -315,8 +327,6 @@ class RunPool(CachingPool[HeldRuns]):
         run.before.after = run.after
         run.after.before = run.before
         run.place = 0
-        if self._log is not None:
-            self._log.append((self._relink, run))
 
     def _relink(self, run: Run) -> None:
         assert run.before is not None
@@ -367,10 +377,7 @@ class RunPool(CachingPool[HeldRuns]):
 
 
 def _first_runs(chain: Chain, hi: int) -> list[tuple[Run, int, int]]:
-    """(run, first block, end) of the cached blocks of *chain* below *hi*, each at the first to enter."""
-    if not chain.overlaps:
-        below = takewhile(lambda run: run.lo < hi, chain.runs)
-        return [(run, run.lo, run.hi if run.hi < hi else hi) for run in below]
+    """(run, first block, end) of the cached blocks of *chain* below *hi*, each at the first to enter, where some came twice."""
     found: list[tuple[Run, int, int]] = []
     at = chain.start
     while at < hi:

@@ -88,7 +88,12 @@ class CachingPool(KvPool, Generic[H]):
 
     def shared_blocks(self, id_: int) -> int:
         """Blocks of a request that other sequences hold too."""
-        return sum(part.hi - part.lo for part in self._parts(id_) if part.refs > 1) if id_ in self._held else 0
+        shared = 0
+        if id_ in self._held:
+            for part in self._parts(id_):
+                if part.refs > 1:
+                    shared += part.hi - part.lo
+        return shared
 
     def freed_by(self, id_: int, gone: dict[object, int]) -> int:
         """Cached blocks that preempting a request after others frees; *gone* counts the holds given up, by part."""

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
-
+_EARLY = 4
+"""Items that are compared one by one before halves are."""
 
 Piece = tuple[int, int, int]
 """A chain (-1 - id: a request's own), and which of its blocks: the first, and the one after the last."""
@@ -131,8 +132,7 @@ class GrowingContents:
         while number >= 0:
             mine, begin = self._digests[number], self._begin[number]
             end = begin + len(mine)
-            upto = min(count, end)
-            at += _alike(mine[at - begin : upto - begin], digests[at:upto])
+            at += _alike(mine, at - begin, digests, at, (end if end < count else count) - at)
             if at == count:
                 return number
             if at == end:
@@ -165,11 +165,16 @@ class GrowingContents:
         return [digest for piece in reversed(pieces) for digest in piece]
 
 
-def _alike(one: array[int], other: array[int]) -> int:
-    """The number of first items in which two arrays of one length are equal."""
+def _alike(one: array[int], first: int, other: array[int], at: int, size: int) -> int:
+    """How many of *size* items from *first* of *one* on, and from *at* of *other* on, are equal before two differ."""
+    # Most differ early or not at all.
+    for i in range(min(size, _EARLY)):
+        if one[first + i] != other[at + i]:
+            return i
+    one, other = one[first : first + size], other[at : at + size]
     if one == other:
-        return len(one)
-    low, high = 0, len(one)
+        return size
+    low, high = 0, size
     while high - low > 1:
         middle = (low + high) // 2
         if one[low:middle] == other[low:middle]:

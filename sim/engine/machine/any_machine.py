@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from policies.routers import RoutedRequest
+from policies.routers import Booked, RoutedRequest
 from sim.engine.machine.groups import Group
 
 
@@ -49,6 +49,10 @@ class AnyMachine:
         return 0.0
 
     @property
+    def kv_blocks(self) -> int:
+        return 0
+
+    @property
     def block_tokens(self) -> int:
         return 1
 
@@ -73,6 +77,10 @@ class AnyMachine:
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""
         return 0
+
+    def booked(self, request: RoutedRequest) -> Booked:
+        """Only `gateway.routing.Seen` keeps it."""
+        return Booked()
 
     def hosts(self, model: int) -> bool:
         """Whether requests for a model may be sent here."""

@@ -105,15 +105,15 @@ class Group:
         if self._balance is None:
             return self._plan(batches, ticks, refused)
         waited = self._waited
-        self._let_prompts_start(self._balance, batches)
+        self._let_prompts_start(self._balance, batches, ticks)
         found = self._plan(batches, ticks, refused)
         prompts_wait = self.cores[0].planner.prompts_wait
-        if found[0] or not prompts_wait or all([work.decodes for work in self.rank_works(batches)]):
+        if found[0] or not prompts_wait or all(self.decodes(batches)):
             return found
         # The decodes that prompts were to wait for have left as the ranks planned, such as those of clients that have gone. No step
         # has been waited.
         self._waited = waited
-        self._let_prompts_start(self._balance, batches)
+        self._let_prompts_start(self._balance, batches, ticks)
         return self._plan(batches, ticks, refused)
 
     def _plan(
@@ -151,21 +151,27 @@ class Group:
 
     # Prompts that wait for each other.
 
-    def _let_prompts_start(self, balance: PromptBalance, batches: Sequence[MicroBatch]) -> None:
+    def _let_prompts_start(self, balance: PromptBalance, batches: Sequence[MicroBatch], ticks: int) -> None:
         """Let prompts start in the coming micro-batches, or have them wait."""
-        starts, self._waited = balance.start(self.rank_works(batches), self._waited)
+        prompts = [core.schedules_prompts(batch, ticks) for core, batch in zip(self.cores, batches, strict=True)]
+        works = [RankWork(*each) for each in zip(prompts, self.decodes(batches), strict=True)]
+        starts, self._waited = balance.start(works, self._waited)
         for core in self.cores:
             core.planner.let_prompts_start(starts)
 
-    def pass_steps(self, works: Sequence[RankWork], n: int) -> None:
-        """Count *n* steps in which the ranks had *works* to do."""
+    def pass_steps(self, decodes: Sequence[bool], n: int) -> None:
+        """Count *n* steps in which the ranks had no prompt that could run; *decodes*: whether each had decodes."""
         if self._balance is not None:
+            works = [RankWork(False, each) for each in decodes]
             for _ in range(n):
                 _, self._waited = self._balance.start(works, self._waited)
 
-    def rank_works(self, batches: Sequence[MicroBatch]) -> list[RankWork]:
-        """The work that each rank has now for its micro-batch."""
-        return [
-            RankWork(bool(core.sequences.queue or batch.partial), bool(batch.decoding.n or batch.paused))
-            for core, batch in zip(self.cores, batches, strict=True)
-        ]
+    def decodes(self, batches: Sequence[MicroBatch]) -> list[bool]:
+        """Whether each rank has decodes for its micro-batch now."""
+        return [bool(batch.decoding.n or batch.paused) for batch in batches]
+
+    def prompts_wait(self, batches: Sequence[MicroBatch]) -> bool:
+        """Whether prompts are there, and none may start."""
+        return self.cores[0].planner.prompts_wait and any(
+            [bool(core.sequences.queue or batch.partial) for core, batch in zip(self.cores, batches, strict=True)]
+        )

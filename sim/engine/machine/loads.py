@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.routers import RoutedRequest
+from policies.routers import Booked, RoutedRequest
 from sim.engine.batch.async_scheduling import came_after
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.sequences import take_for_rounds
@@ -55,6 +55,10 @@ class CoreLoad:
         """Tokens of prompts that are still to be computed."""
         partial = (each.remaining_tokens for batch in self.core.batches for each in batch.partial.values())
         return sum(seq.tokens for seq in self._sequences.queue) + sum(partial)
+
+    def booked(self, request: RoutedRequest) -> Booked:
+        """Only `gateway.routing.Seen` keeps it."""
+        return Booked()
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached now."""

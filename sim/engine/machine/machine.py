@@ -83,7 +83,11 @@ class Machine(AnyMachine):
 
     @property
     def kv_use(self) -> float:
-        return self.kv_blocks_used / sum(core.sequences.kv.total for core in self.cores)
+        return self.kv_blocks_used / self.kv_blocks
+
+    @property
+    def kv_blocks(self) -> int:
+        return sum(core.sequences.kv.total for core in self.cores)
 
     @property
     def block_tokens(self) -> int:

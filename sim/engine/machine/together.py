@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from hwmodels.totals import Totals
-from policies.ranks import RankWork
 from policies.view import ALWAYS_NS
 from sim.engine.batch.decode_set import DecodeSet
 from sim.engine.batch.micro_batch import MicroBatch
@@ -38,8 +37,8 @@ class Together(Turns):
         # Speculating sequences emit different numbers each step, and loads from tiers end at any time: steps are single.
         first = group.cores[0]
         self._joins = fast_forward and first.spec.decoding is None and first.loading is None
-        self._works: list[RankWork] = []
-        """The work of each rank behind the first of the steps in flight."""
+        self._decode: list[bool] = []
+        """Whether each rank has decodes behind the first of the steps in flight."""
         self._n_steps = 0
         """Steps in flight; 0: none."""
 
@@ -66,7 +65,7 @@ class Together(Turns):
         n, self._n_steps = self._n_steps, 0
         self.events += 1
         if self._balances:
-            self._group.pass_steps(self._works, n - 1)
+            self._group.pass_steps(self._decode, n - 1)
         for core, batch in zip(self._cores, self._batches, strict=True):
             if batch.span is not None:
                 if batch.held is not None:
@@ -95,8 +94,8 @@ class Together(Turns):
             return 1
         if self._balances:
             # Messages may have brought prompts since the last check of whether prompts may start, which precedes every step.
-            self._works = self._group.rank_works(self._batches)
-            if self._cores[0].planner.prompts_wait and any(work.prompts for work in self._works):
+            self._decode = self._group.decodes(self._batches)
+            if self._group.prompts_wait(self._batches):
                 return 1
         n = _MOST
         for rank in taking:

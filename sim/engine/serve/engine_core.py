@@ -139,7 +139,7 @@ class EngineCore:
             total_blocks=kv.total,
             running=RunningView(batch, self.sequences.running_seq),
             price=BatchPrice(batch, iterations.prices, self.stages, iterations.window, iterations.pads_to),
-            elsewhere=Elsewhere(self.batches, batch),
+            elsewhere=Elsewhere(self.batches, batch) if self._max_batches > 1 else (),
             prompt_tokens=state.prompt,
             max_tokens=OneEach(state.carried) if self.sequences.hands_over else state.max_tokens,
             by_chunk=kv.by_chunk,
@@ -162,8 +162,8 @@ class EngineCore:
         """
         planner = self.planner
         while True:
-            if self._hears:
-                self._hear(batch, ticks)
+            for hear in self._hears:
+                hear(batch, ticks)
             if batch.held is not None:
                 if self._still_holds(batch, batch.held, ticks):
                     return self._go_on(batch, batch.held, ticks)
@@ -180,6 +180,12 @@ class EngineCore:
             if not self._asks_again(batch, plan, ticks, changed=end == ASK_AGAIN):
                 batch.wake_ns = plan.until_ns
                 return NOTHING
+
+    def schedules_prompts(self, batch: MicroBatch, ticks: int) -> bool:
+        """Whether the scheduler would have prompts in the coming iteration were they shown."""
+        if self._hears:
+            self._hear(batch, ticks)
+        return self.planner.schedules_prompts(batch, ticks)
 
     def _still_holds(self, batch: MicroBatch, held: HeldPlan, ticks: int) -> bool:
         """Whether nothing has happened that a held plan does not let pass, and there is memory for its next iteration."""
@@ -280,11 +286,6 @@ class EngineCore:
         if self._late:
             steps.append(self._show_chunks)
         return tuple(steps)
-
-    def _hear(self, batch: MicroBatch, ticks: int) -> None:
-        """Take in what has arrived since the last plan, as far as the coming one knows it."""
-        for step in self._hears:
-            step(batch, ticks)
 
     def give_up(self, id_: int, now_ns: int) -> None:
         """The client of a request that is here has gone."""

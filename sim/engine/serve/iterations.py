@@ -238,7 +238,10 @@ class Iterations:
             if by_chunk:
                 work.blocks += kv.held(cached)
             if caches:
-                self._take_chunk(id_, cached, ticks)
+                if work.blocks:
+                    self._sequences.take(work.blocks, ticks)
+                    work.blocks = 0
+                kv.cached(id_, cached)
             partials[id_] = _new(PartialSeq, (id_, cached, remaining, arrival_ns, model, deadline_ns, priority))
             if remaining == 0:
                 work.completing.append(id_)
@@ -255,7 +258,11 @@ class Iterations:
             work.blocks += -(-(seq.tokens + seq.cached_tokens) // self._kv.block_tokens)
         work.blocks -= seq.kept_blocks
         if self._finds and not seq.kept_blocks:
-            self._note_found(id_)
+            found, loaded = self._kv.found(id_), self._sequences.connector.loaded_last
+            work.blocks -= found
+            work.loaded += loaded
+            # The blocks of what was loaded are cached, too.
+            work.found += max(found - -(-loaded // self._kv.block_tokens), 0) * self._kv.block_tokens
         return seq
 
     # With a prefix cache or tiers.
@@ -279,7 +286,7 @@ class Iterations:
             sequences.take(work.blocks, ticks)
             return
         # Sequences that have ended take the blocks of a wasted step, and give them back.
-        wasted = sum(gone.growth_blocks for gone in ended.values())
+        wasted = sum(gone.growth_blocks for gone in ended.values()) if ended else 0
         if not prefix_lookup.in_turn:
             prefix_lookup.keep(self._queue, batch, run)
         if self._late:
@@ -290,29 +297,13 @@ class Iterations:
         if self._late:
             kv.before_decodes(n + len(ended))
             sequences.take(growth + wasted, ticks)
-            prefix_lookup.step_on(ended)
-        else:
+            if ended:
+                prefix_lookup.step_on(ended)
+        elif wasted:
             kv.give(wasted)
         if prefix_lookup.ended:
             prefix_lookup.free_the_ended()
         work.evicted = self._recorder.newly_evicted(kv.evicted) if run else 0
-
-    def _note_found(self, id_: int) -> None:
-        """Count what a sequence has found as it is admitted, on the device and loaded from tiers."""
-        block_tokens, work = self._kv.block_tokens, self._work
-        found = self._kv.found(id_)
-        loaded = self._sequences.connector.loaded_last
-        work.blocks -= found
-        work.loaded += loaded
-        # The blocks of what was loaded are cached, too.
-        work.found += (found - min(-(-loaded // block_tokens), found)) * block_tokens
-
-    def _take_chunk(self, id_: int, cached: int, ticks: int) -> None:
-        work = self._work
-        if work.blocks:
-            self._sequences.take(work.blocks, ticks)
-        self._kv.cached(id_, cached)
-        work.blocks = 0
 
     # Several at once.
 

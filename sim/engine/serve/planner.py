@@ -49,7 +49,7 @@ class Planner:
     def plan(self, batch: MicroBatch, ticks: int) -> Plan | None:
         """Show *batch* as it is to the scheduler, and take its plan, held for no longer than it holds; None where there is nothing
         to plan."""
-        decoding, partial, queue, view = batch.decoding, batch.partial, self._queue, batch.view
+        decoding, view = batch.decoding, batch.view
         if self._speculates:
             decoding.follow_batch()
             view.query_tokens = decoding.query_tokens
@@ -58,20 +58,14 @@ class Planner:
         if batch.paused:
             n += len(batch.paused)
             growth = self._sequences.growth_of(batch)
-        if not (n or partial or queue) and not self._is_leaving(batch):
+        if not (n or batch.partial or self._queue) and not self._is_leaving(batch):
             view.memo = None
             return None
         kv = self._kv
         if growth > kv.free and self._connector.tiers.here:
             assert self._loading is not None
             self._loading.make_room(growth)
-        view.waiting = self.queue_view if queue else ()
-        view.prefilling = tuple(partial.values()) if partial else ()
-        view.n_decoding = n
-        view.free_blocks = kv.free
-        view.growth_blocks = growth
-        view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
-        view.after_prefill = len(batch.run) > 0
+        self._show(batch, n, growth, ticks)
         if self._shows_more:
             self._show_more(batch)
         plan = self._plan(view)
@@ -81,6 +75,32 @@ class Planner:
             plan = self._taken_up(batch, plan)
         view.memo = plan.memo
         return plan
+
+    def _show(self, batch: MicroBatch, n: int, growth: int, ticks: int) -> None:
+        """Show *batch* with *n* decodes, which take *growth* blocks in the coming iteration."""
+        partial, view = batch.partial, batch.view
+        view.waiting = self.queue_view if self._queue else ()
+        view.prefilling = tuple(partial.values()) if partial else ()
+        view.n_decoding = n
+        view.free_blocks = self._kv.free
+        view.growth_blocks = growth
+        view.now_ns, view.rounds = ticks >> TICK_BITS, batch.decoding.round
+        view.after_prefill = len(batch.run) > 0
+
+    def schedules_prompts(self, batch: MicroBatch, ticks: int) -> bool:
+        """Whether the scheduler would have prompts in the coming iteration were they shown. Nothing is planned by that."""
+        sequences, queue = self._sequences, self.queue_view
+        if not (batch.partial or self._queue):
+            return False
+        hidden, view = queue.hidden, batch.view
+        growth = sequences.growth_of(batch) if batch.paused else batch.decoding.growth_blocks if batch.decoding.n else 0
+        self._show(batch, batch.decoding.n + len(batch.paused), growth, ticks)
+        view.promised_blocks = sequences.reservations.blocks - self._connector.promised
+        if self._ahead is not None:
+            self._ahead.leave(batch, queue, self._ahead.seen_ns, given=not self._kv.caches)
+        answer = self._answer(view)
+        queue.hidden = hidden
+        return len(answer.run) > 0
 
     def _is_leaving(self, batch: MicroBatch) -> bool:
         """Whether sequences that have ended keep their seats in an otherwise empty micro-batch until a plan knows it."""

@@ -12,6 +12,7 @@ from sim.errors import ScenarioError
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.context import beyond_own_context, limits_of, within_context
 from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.encoding import encode_of
 from sim.scenario.assembly.fleet import fleet_of, with_slow
 from sim.scenario.assembly.handover import check_models, handover_of
 from sim.scenario.assembly.manifest import manifest_of
@@ -22,6 +23,7 @@ from sim.scenario.assembly.replica import build_pool
 from sim.scenario.assembly.scheduler import policy_of
 from sim.scenario.assembly.tiers import check_stores
 from sim.scenario.classes import check_classes, classed
+from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
@@ -64,9 +66,9 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
         rows = {}
     workload, cut = within_context(workload, limits, rows)
     router = policy_of(scenario, "router")
-    check_router(scenario, router, workload)
     check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows) for pool in pools]
+    check_router(scenario, router, workload, (hosted.spec.block_tokens for pool in built for hosted in pool))
     check_classes(scenario, [hosted.spec.scheduler for pool in built for hosted in pool], workload)
     handover = handover_of(scenario, pools, built, workload)
     machines = [
@@ -74,16 +76,18 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
         for pool, hosted in zip(pools, built, strict=True)
         for machine in (machine_of(pool.scenarios[0], [each.spec for each in hosted]),) * pool.replicas
     ]
-    experiment = Experiment(
-        workload=workload,
-        replicas=tuple(with_slow(scenario, machines)),
-        router=router,
-        seed=scenario.seed,
-        stream=_stream(scenario, pools),
-        handover=handover,
-        fleet=fleet_of(scenario, pools, workload),
-        **_front_end(scenario, pools),
-    )
+    with told_by(scenario):
+        experiment = Experiment(
+            workload=workload,
+            replicas=tuple(with_slow(scenario, machines)),
+            router=router,
+            seed=scenario.seed,
+            stream=_stream(scenario, pools),
+            handover=handover,
+            encode=encode_of(scenario, pools, workload),
+            fleet=fleet_of(scenario, pools, workload),
+            **_front_end(scenario, pools),
+        )
     manifest = manifest_of(scenario, pools, built, experiment)
     manifest["notes"] += [*cut, *dict.fromkeys(beyond_own_context(pools))]
     return Built(

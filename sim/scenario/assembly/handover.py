@@ -11,6 +11,7 @@ from hwmodels.cache import held_bytes, keeps_every_token
 from hwmodels.stacks import stacks
 from hwmodels.stacks.description import Handover
 from hwmodels.transfers import transfer_terms
+from policies.routers import Dynamo
 from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import LinkSpec
 from sim.errors import ScenarioError
@@ -63,7 +64,10 @@ def handover_of(
     way, policy = way_of(scenario, pools), settings.router or scenario.router
     with told_by(scenario, "handover.router"):
         router = policy.made("handover.router")
-    check_router(scenario, router, workload)
+    if isinstance(router, Dynamo):
+        # Of machines that decode its router counts no prefixes and no prompts to compute (1.6.1, `build_decode_router_override`).
+        router = replace(router, overlap_weight=0.0)
+    check_router(scenario, router, workload, (hosted.spec.block_tokens for pool in built for hosted in pool))
     _can_hold(scenario, pools, built, workload)
     with told_by(scenario, "handover"):
         return HandoverSpec(

@@ -12,6 +12,7 @@ from policies.classes import Preempt
 from policies.routers import Knowledge, knowledge_of
 from policies.view import reserves
 from sim.scenario import named
+from sim.scenario.assembly.encoding import about_encoding
 from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, sorts_by_nothing, windows_left_behind, without_cache
@@ -67,6 +68,7 @@ def notes_of(
         note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload, machines)
     )
     notes += dict.fromkeys(about_fleet(pools))
+    notes += about_encoding(scenario, workload)
     notes += _scheduler_left_out(scenario.source, pools)
     notes += _router(scenario, router, pools, workload)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))

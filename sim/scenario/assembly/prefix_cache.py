@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.cache import cached_kinds, groups_of
 from policies.eviction import foresees
-from policies.routers import knowledge_of
+from policies.routers import Knowledge, knowledge_of
 from sim.engine.spec.experiment import LeftBehind
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -75,15 +75,20 @@ def caches(scenario: Scenario) -> bool:
     return _kind(scenario) is not None
 
 
-def check_router(scenario: Scenario, router: object, workload: Workload) -> None:
-    """ScenarioError where a router's index has blocks that the workload's ids cannot be told in."""
-    knows, tokens = knowledge_of(router), workload.prefix_block_tokens
-    size = None if knows is None or knows.sent is None else knows.sent.block_tokens
-    if size is not None and tokens is not None and tokens % size and size % tokens:
-        raise ScenarioError(
-            f"{scenario.source}: router.block_tokens: the trace's ids stand for {tokens} tokens each and a block of the router's "
-            f"index for {size}, and one has to divide the other; give another block_tokens"
-        )
+def check_router(scenario: Scenario, router: object, workload: Workload, block_tokens: Iterable[int]) -> None:
+    """ScenarioError where a router counts in blocks that the workload's ids cannot be told in; *block_tokens*: of the machines."""
+    knows, tokens = knowledge_of(router) or Knowledge(), workload.prefix_block_tokens
+    if tokens is None:
+        return
+    engine = set(block_tokens)
+    index = set() if knows.sent is None else {knows.sent.tokens_in(size) for size in engine}
+    for size in sorted(index | (engine if knows.booked else set())):
+        if tokens % size and size % tokens:
+            raise ScenarioError(
+                f"{scenario.source}: router.block_tokens: the trace's ids stand for {tokens} tokens each and a block of the "
+                f"router's index for {size}, and one has to divide the other; give another block_tokens"
+                + (", or memory.block_tokens" if size in engine else "")
+            )
 
 
 def without_cache(scenario: Scenario) -> Iterator[str]:
