@@ -629,7 +629,11 @@ class _Around:
                 found |= {"enable_chunked_prefill": True, "max_num_tokens": rng.choice([128, 512])}
                 found["context_chunking_policy"] = rng.choice(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])
             if rng.random() < 0.3:
-                found |= {"batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5}
+                found |= {
+                    "batch_wait_timeout_iters": 3,
+                    "batch_wait_max_tokens_ratio": 0.5,
+                    "count_cached_tokens": False,
+                }
             if no_overlap or rng.random() < 0.3:
                 found["disable_overlap_scheduler"] = True
             return found
