@@ -752,7 +752,15 @@ class _Around:
                 "measure": rng.choice(["requests_per_s", "output_tokens_per_s"]),
             },
             {"policy": "concurrency", "target": 4, **_some(rng, 0.5, tolerance=[0.0])},
-            {"policy": "knative", "target": 4, "stable_s": 1.0, "panic_s": 0.2, **_some(rng, 0.5, panic_at=[1.2])},
+            {
+                "policy": "knative",
+                "target": 4,
+                "stable_s": 1.0,
+                "panic_s": 0.2,
+                "grace_s": 1.0,
+                "utilization": 0.8,
+                **_some(rng, 0.5, panic_at=[1.2]),
+            },
             {
                 "policy": "rate_model",
                 "rate_per_s": 10,
