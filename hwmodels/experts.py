@@ -72,11 +72,6 @@ class ExpertLayout:
                 f"redundant is {self.redundant}, and copies of experts are made by placement eplb alone; set it, or leave "
                 "redundant out"
             )
-        if self.popularity == "measured" and self.placement != "linear":
-            raise ValueError(
-                f"placement {self.placement} goes by which experts are popular, and popularity measured does not say; give "
-                "popularity even, a Zipf or a file"
-            )
 
     def check(self, name: str, n_experts: int | None, ranks: int, groups: int) -> None:
         """ValueError in one sentence where a model of *n_experts* (None: dense) on *ranks* cannot be laid out so.
@@ -89,6 +84,11 @@ class ExpertLayout:
             raise ValueError(f"experts.popularity is the file {self.popularity}, which `read_popularity` reads")
         if n_experts is None:
             raise ValueError(f"experts is about a mixture of experts, and {name} is dense; leave experts out")
+        if self.popularity == "measured" and self.placement != "linear":
+            raise ValueError(
+                f"experts.placement {self.placement} goes by which experts are popular, and popularity measured does not say; "
+                "give popularity even, a Zipf or a file"
+            )
         if isinstance(self.popularity, tuple) and len(self.popularity) != n_experts:
             raise ValueError(
                 f"experts.popularity has {len(self.popularity)} weights and {name} has {n_experts} experts; give one for each"

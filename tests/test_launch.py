@@ -103,6 +103,19 @@ def test_ranks_and_experts_of_a_mixture() -> None:
     assert "--enable-eplb" in written.text
 
 
+@pytest.mark.parametrize(
+    ("options", "graphs"),
+    [
+        ("--enforce-eager --cudagraph-capture-sizes 1 2 4", {"eager": True}),
+        ("--enforce-eager --max-cudagraph-capture-size 8", {"eager": True}),
+        ("--cudagraph-capture-sizes 1 2 4 --max-cudagraph-capture-size 4", {"sizes": [1, 2, 4]}),
+    ],
+)
+def test_what_a_server_without_graphs_or_with_all_sizes_takes_no_heed_of_is_left_out(options, graphs) -> None:
+    found = scenario_from(f"vllm serve Qwen/Qwen3-8B {options}", hardware="h200")
+    assert found.scenario.settings()["cuda_graphs"] == graphs
+
+
 def test_a_negative_number_is_a_value() -> None:
     command = (
         "python -m sglang.launch_server --model-path m --chunked-prefill-size -1 --schedule-conservativeness -.5 --tp 2"

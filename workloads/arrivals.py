@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.columns import NS_PER_S, IntArray
-from workloads.streams import Stream, check_count, check_from_zero, check_positive, stream
+from workloads.streams import (
+    FromZero,
+    Positive,
+    Stream,
+    check_bounds,
+    check_count,
+    check_from_zero,
+    check_positive,
+    stream,
+)
 
 FloatArray = NDArray[np.float64]
 
@@ -35,10 +44,10 @@ _CHUNK = 4096
 class _AtRate:
     """The part that processes which are told their mean rate have in common."""
 
-    rate_per_s: float
+    rate_per_s: Positive
 
     def __post_init__(self) -> None:
-        check_positive(self.rate_per_s, "rate_per_s")
+        check_bounds(self)
 
     @property
     def mean_rate_per_s(self) -> float:
@@ -62,11 +71,7 @@ class Gamma(_AtRate):
     Time 0 counts as a renewal, so over a short time t the expected count exceeds rate * t by about (cv^2 - 1) / 2.
     """
 
-    cv: float
-
-    def __post_init__(self) -> None:
-        _AtRate.__post_init__(self)
-        check_from_zero(self.cv, "cv")
+    cv: FromZero
 
     def gaps_s(self, seed: int, /, *key: int) -> Iterator[FloatArray]:
         rng = stream(seed, Stream.ARRIVALS, *key)

@@ -10,7 +10,7 @@ from workloads.arrivals import ArrivalProcess, arrivals_ns
 from workloads.columns import NS_PER_S
 from workloads.follows import Follows
 from workloads.lengths import LengthDistribution
-from workloads.streams import Stream, check_count, check_from_zero, stream
+from workloads.streams import Count, CountFromZero, FromZero, Stream, check_bounds, stream
 from workloads.trace import Trace
 
 
@@ -25,19 +25,16 @@ class Conversations:
     ids, which name the answers too.
     """
 
-    sessions: int
+    sessions: Count
     turns: LengthDistribution
     user_tokens: LengthDistribution
     answer_tokens: LengthDistribution
-    system_prompt_tokens: int = 0
-    mean_think_s: float = 0.0
-    block_tokens: int = 16
+    system_prompt_tokens: CountFromZero = 0
+    mean_think_s: FromZero = 0.0
+    block_tokens: Count = 16
 
     def __post_init__(self) -> None:
-        check_count(self.sessions, "sessions")
-        check_count(self.block_tokens, "block_tokens")
-        check_count(self.system_prompt_tokens, "system_prompt_tokens", minimum=0)
-        check_from_zero(self.mean_think_s, "mean_think_s")
+        check_bounds(self)
 
     def trace(self, starts: ArrivalProcess, seed: int) -> Trace:
         """The requests of all sessions, which start as *starts* says; `Trace.session` numbers them by their start."""

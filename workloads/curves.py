@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.streams import Stream, check_from_zero, check_positive, stream
+from workloads.streams import FromZero, Positive, Stream, check_bounds, check_from_zero, stream
 
 FloatArray = NDArray[np.float64]
 _CHUNK = 4096
@@ -29,16 +29,10 @@ class _Curve:
     *burst_s* on average and *burst_every_s* passes between them, both exponential.
     """
 
-    cv: float = 1.0
-    burst_factor: float = 1.0
-    burst_every_s: float = 3600.0
-    burst_s: float = 60.0
-
-    def _check(self) -> None:
-        check_from_zero(self.cv, "cv")
-        check_from_zero(self.burst_factor, "burst_factor")
-        check_positive(self.burst_every_s, "burst_every_s")
-        check_positive(self.burst_s, "burst_s")
+    cv: FromZero = 1.0
+    burst_factor: FromZero = 1.0
+    burst_every_s: Positive = 3600.0
+    burst_s: Positive = 60.0
 
     def expected(self, seconds: FloatArray) -> FloatArray:
         """Requests that the curve brings on average until each of *seconds*, without bursts."""
@@ -98,13 +92,12 @@ class _Bursts:
 class Piecewise(_Curve):
     """One rate after the other, each for *window_s* seconds, and then again from the first."""
 
-    rates_per_s: tuple[float, ...]
-    window_s: float = 3600.0
+    rates_per_s: tuple[FromZero, ...]
+    window_s: Positive = 3600.0
 
     def __post_init__(self) -> None:
-        self._check()
+        check_bounds(self)
         object.__setattr__(self, "rates_per_s", tuple(map(float, self.rates_per_s)))
-        check_positive(self.window_s, "window_s")
         for rate in self.rates_per_s:
             check_from_zero(rate, "rates_per_s")
         if not any(self.rates_per_s):
@@ -139,18 +132,16 @@ class Piecewise(_Curve):
 class Sinusoidal(_Curve):
     """rate_per_s * (1 + amplitude * cos(2 pi (t - peak_s) / period_s)): a day with one peak, from midnight on by default."""
 
-    rate_per_s: float
+    rate_per_s: Positive
     """The mean of a period."""
     amplitude: float = 0.5
     """At the peak the rate is 1 + amplitude times the mean, at its lowest 1 - amplitude."""
-    period_s: float = DAY_S
+    period_s: Positive = DAY_S
     peak_s: float = 50_400.0
     """Two in the afternoon."""
 
     def __post_init__(self) -> None:
-        self._check()
-        check_positive(self.rate_per_s, "rate_per_s")
-        check_positive(self.period_s, "period_s")
+        check_bounds(self)
         if not 0 <= self.amplitude <= 1:
             raise ValueError(f"amplitude lies between 0 and 1, or the rate falls below 0; got {self.amplitude!r}")
         if not math.isfinite(self.peak_s):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workloads.columns import IntArray, int_column
-from workloads.streams import check_count, check_from_zero, check_positive, check_range
+from workloads.streams import CountFromZero, FromZero, check_bounds, check_positive, check_range
 
 FloatArray = NDArray[np.float64]
 
@@ -27,10 +27,10 @@ class LengthDistribution(Protocol):
 class Fixed:
     """The same number for all."""
 
-    tokens: int
+    tokens: CountFromZero
 
     def __post_init__(self) -> None:
-        check_count(self.tokens, "tokens", minimum=0)
+        check_bounds(self)
 
     def sample(self, rng: np.random.Generator, n: int, /) -> IntArray:
         return np.full(n, self.tokens, dtype=np.int64)
@@ -62,14 +62,14 @@ class LogNormal:
     """
 
     mu: float
-    sigma: float
+    sigma: FromZero
     min_tokens: int = 1
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.mu):
             raise ValueError(f"mu is a finite number; got {self.mu!r}")
-        check_from_zero(self.sigma, "sigma")
+        check_bounds(self)
         check_range(self.min_tokens, self.max_tokens)
 
     @classmethod
@@ -97,12 +97,12 @@ class Zipf:
     SARATHI draws total lengths so, with theta 0.4 on 1K to 4K (arXiv 2308.16369, section 5.3).
     """
 
-    theta: float
+    theta: FromZero
     min_tokens: int
     max_tokens: int
 
     def __post_init__(self) -> None:
-        check_from_zero(self.theta, "theta")
+        check_bounds(self)
         check_range(self.min_tokens, self.max_tokens)
 
     def sample(self, rng: np.random.Generator, n: int, /) -> IntArray:

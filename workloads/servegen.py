@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from workloads.columns import NS_PER_S, IntArray
-from workloads.streams import Stream, check_from_zero, check_positive, stream
+from workloads.streams import FromZero, Positive, Stream, check_bounds, stream
 from workloads.trace import Trace
 
 WINDOW_S = 600
@@ -45,10 +45,10 @@ class ServeGen:
     """Parquet file: model, client, window_start_s, field, value, probability."""
     model: Annotated[str, MinLen(1)]
     """The model's name in the files (m-small, deepseek-r1, mm-image), not in the scenario."""
-    start_s: Annotated[float, Ge(0)] = 0.0
+    start_s: FromZero = 0.0
     """The beginning of the traffic in the recording."""
-    duration_s: Annotated[float, Gt(0)] = 86_400.0
-    rate_scale: Annotated[float, Gt(0)] = 1.0
+    duration_s: Positive = 86_400.0
+    rate_scale: Positive = 1.0
     """Times as many requests of each client, in the same time."""
     clients: Annotated[tuple[int, ...], MinLen(1)] | None = None
     """Some of its clients; all of them where it is left out."""
@@ -56,9 +56,7 @@ class ServeGen:
     """Leave out clients whose lengths were not published; otherwise they are an error that names their share."""
 
     def __post_init__(self) -> None:
-        check_from_zero(self.start_s, "start_s")
-        check_positive(self.duration_s, "duration_s")
-        check_positive(self.rate_scale, "rate_scale")
+        check_bounds(self)
 
     def trace(self, seed: int) -> Trace:
         """The requests, with arrivals from 0. ValueError where the tables lack what is asked for."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from workloads.columns import NS_PER_S, IntArray
 from workloads.follows import Follows
-from workloads.streams import Stream, check_count, check_from_zero, check_positive, stream
+from workloads.streams import Count, CountFromZero, FromZero, Positive, Stream, check_bounds, stream
 from workloads.trace import Trace
 
 
@@ -20,12 +20,11 @@ from workloads.trace import Trace
 class LoadStage:
     """Part of a load: floor(rate x duration) requests."""
 
-    rate_per_s: Annotated[float, Gt(0)]
-    duration_s: Annotated[float, Gt(0)]
+    rate_per_s: Positive
+    duration_s: Positive
 
     def __post_init__(self) -> None:
-        check_positive(self.rate_per_s, "rate_per_s")
-        check_positive(self.duration_s, "duration_s")
+        check_bounds(self)
         if self.requests < 1:
             raise ValueError(f"a stage sends at least one request; got {self.rate_per_s:g}/s for {self.duration_s:g} s")
 
@@ -41,31 +40,28 @@ class SharedPrefix:
     the prompts of an earlier one again.
 
     The texts of all groups, a system prompt and a question of its own each, are shuffled once, if at all; request n of a stage is
-    text n modulo their number. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py,
-    load_generator.py). Not kept: its limit on requests in flight.
+    text n modulo their number. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py, load_generator.py).
+    Not kept: its limit on requests in flight.
     """
 
-    groups: Annotated[int, Ge(1)]
-    prompts_per_group: Annotated[int, Ge(1)]
-    system_prompt_tokens: Annotated[int, Ge(1)]
-    question_tokens: Annotated[int, Ge(1)]
-    output_tokens: Annotated[int, Ge(0)]
+    groups: Count
+    prompts_per_group: Count
+    system_prompt_tokens: Count
+    question_tokens: Count
+    output_tokens: CountFromZero
     stages: Annotated[tuple[LoadStage, ...], MinLen(1)]
-    pause_s: Annotated[float, Ge(0)] = 1.0
+    pause_s: FromZero = 1.0
     """The time from the end of a stage's last request to the next stage."""
     arrival: Literal["poisson", "constant"] = "poisson"
     """`poisson`: a Poisson number each second, spread by exponential gaps; `constant`: exponential gaps scaled to the stage,
     despite its name in inference-perf."""
-    block_tokens: Annotated[int, Ge(1)] = 16
+    block_tokens: Count = 16
     """Tokens that one id of the generated prompts stands for."""
     shuffle: bool = True
     """Prompts of all groups are mixed; otherwise group comes after group, which is the least that a cache has to hold at once."""
 
     def __post_init__(self) -> None:
-        for name in ("groups", "prompts_per_group", "system_prompt_tokens", "question_tokens", "block_tokens"):
-            check_count(getattr(self, name), name)
-        check_count(self.output_tokens, "output_tokens", minimum=0)
-        check_from_zero(self.pause_s, "pause_s")
+        check_bounds(self)
         if not self.stages:
             raise ValueError("stages needs at least one, such as {rate_per_s: 5, duration_s: 60}")
         if self.arrival not in ("poisson", "constant"):

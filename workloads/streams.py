@@ -6,11 +6,18 @@ the same luck.
 
 from __future__ import annotations
 
+import functools
 import math
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
+from annotated_types import Ge, Gt
+
+Positive = Annotated[float, Gt(0)]
+FromZero = Annotated[float, Ge(0)]
+Count = Annotated[int, Ge(1)]
+CountFromZero = Annotated[int, Ge(0)]
 
 
 class Stream(IntEnum):
@@ -52,6 +59,28 @@ def check_count(value: Any, name: str, *, minimum: int = 1) -> None:
     """ValueError but for a whole number from *minimum* that fits in 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not minimum <= value < 2**63:
         raise ValueError(f"{name} is a whole number from {minimum}; got {value!r}")
+
+
+def check_bounds(settings: Any) -> None:
+    """ValueError but for numbers within the bounds that the types of the dataclass *settings* state."""
+    for name, kind, bound in _bounds(type(settings)):
+        value = getattr(settings, name)
+        if kind is int:
+            check_count(value, name, minimum=bound.ge)
+        elif isinstance(bound, Gt):
+            check_positive(value, name)
+        else:
+            check_from_zero(value, name)
+
+
+@functools.cache
+def _bounds(kind: type) -> list[tuple[str, type, Any]]:
+    hints = get_type_hints(kind, include_extras=True).items()
+    return [
+        (name, *get_args(hint))
+        for name, hint in hints
+        if get_origin(hint) is Annotated and get_args(hint)[0] in (int, float)
+    ]
 
 
 def check_range(min_tokens: int, max_tokens: int | None) -> None:

@@ -101,6 +101,12 @@ class Reading:
             at = at.setdefault(part, {})
         at[last] = value
 
+    def put_graphs(self, *, eager: bool | None, largest: Any, sizes: Any) -> None:
+        """Set what is said of CUDA graphs; beside none of them, and beside all sizes, the rest is without effect."""
+        self.put("cuda_graphs.eager", eager)
+        self.put("cuda_graphs.sizes", None if eager else sizes)
+        self.put("cuda_graphs.largest", None if eager or sizes else largest)
+
     def left(self) -> tuple[list[str], list[str]]:
         """Sentences on what was not taken: options that may change how long requests take, and those that cannot."""
         found = {name: _shown(name, value) for name, value in self._left.items()}

@@ -20,6 +20,7 @@ from sim.placement.generative import GenerativeModel, GenerativeServing
 from sim.placement.serving import Serving
 from sim.scenario import explain, named
 from sim.scenario.chosen import Process
+from sim.scenario.schema import schema_of
 from sim.scenario.section import Policy, Section
 from sim.scenario.yaml import parse_yaml
 from workloads import (
@@ -422,12 +423,7 @@ def _assign(settings: dict[str, Any], assignment: str) -> None:
 
 def describe_schema() -> dict[str, Any]:
     """JSON Schema of a placement scenario."""
-    schema: dict[str, Any] = PlaceSettings.model_json_schema()
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "Rooftrace placement scenario",
-    }
+    return schema_of(PlaceSettings, "Rooftrace placement scenario")
 
 
 __all__ = ["SEARCHES", "PlaceScenario", "PlaceSettings", "describe_schema"]

@@ -11,8 +11,16 @@ from pydantic_core import CoreSchema, core_schema
 from sim.scenario import named
 from sim.scenario.section import Named, Policy
 
-OWN = {"type": "string", "pattern": "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"}
-"""JSON Schema of the name of a policy of the user's own."""
+_OWN = {"type": "string", "pattern": "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"}
+_OWN_WITH_SETTINGS = {"type": "object", "properties": {"policy": _OWN}, "required": ["policy"]}
+
+
+class Own(Policy):
+    """Something of the user's own, package.module:Class, and its settings."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [_OWN, _OWN_WITH_SETTINGS]}
 
 
 class BuiltIn(Policy):
@@ -33,8 +41,7 @@ class BuiltIn(Policy):
         alone = [name for name, settings in loaded.items() if not any(needed for _, needed in settings.values())]
         again = handler(core_schema.definition_reference_schema(cast("str", schema.get("ref"))))
         options = _options("policy", cls.table, again)
-        own = {"type": "object", "properties": {"policy": OWN}, "required": ["policy"]}
-        return {"anyOf": [{"type": "string", "enum": alone}, OWN, *options, own]}
+        return {"anyOf": [{"type": "string", "enum": alone}, _OWN, *options, _OWN_WITH_SETTINGS]}
 
 
 class Scheduler(BuiltIn):
@@ -51,14 +58,6 @@ class Eviction(BuiltIn):
 
 class Control(BuiltIn):
     table, method = named.CONTROLS, "wanted"
-
-
-class Generator(Policy):
-    """A class, or a function, of the user's own that makes a workload; every other key is a setting of it."""
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [OWN, {"type": "object", "properties": {"policy": OWN}, "required": ["policy"]}]}
 
 
 class Process(Named):

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, mo
 
 from policies.acceptance import BetaAlpha, Rule, Tree, check_rule
 from policies.decoding import Method as Drafting
-from sim.scenario.section import FilePath, ModelName, Policy, Section
+from sim.scenario.chosen import Own
+from sim.scenario.section import FilePath, ModelName, Section
 from sim.text import shown
 
 Method = Literal["autoregressive", Drafting]
@@ -90,7 +91,7 @@ class AcceptanceSettings(Section):
     tree: Tree | None = None
     published: Annotated[str, Field(min_length=1)] | None = None
     """Rates by the name they are known under, such as deepseek-v3 (`policies.acceptance.PUBLISHED`)."""
-    policy: Policy | None = None
+    policy: Own | None = None
     """A process of one's own, as package.module:Class; every other key is a setting of that class."""
 
     @model_validator(mode="before")

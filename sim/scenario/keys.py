@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import date
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -20,59 +20,35 @@ from pydantic_core import PydanticCustomError
 
 from hwmodels.experts import ExpertLayout
 from hwmodels.graphs import GraphSettings
+from hwmodels.precision import PRECISIONS
 from hwmodels.stacks import default_scheduler, default_stack, stacks
 from policies.ranks import PromptBalance
-from sim.scenario.chosen import Distribution, Eviction, Generator, Process, Router, Scheduler
+from sim.scenario.chosen import Distribution, Eviction, Own, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.encoding import EncodeSettings
 from sim.scenario.fleet import Autoscale, Failures
-from sim.scenario.section import FilePath, MayBeFile, ModelName, Section
+from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
-from workloads import ServeGen, SharedPrefix
+from workloads import FORMATS, ServeGen, SharedPrefix
+from workloads.exports import MissingOutput
 
-# Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
-TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain", "export"]
-MissingOutput = Literal["drop", "max_tokens", "draw"]
-# Names of `hwmodels.precision.PRECISIONS`; a test compares.
-WeightPrecision = Literal[
-    "bf16",
-    "fp16",
-    "fp32",
-    "fp8",
-    "fp8_static",
-    "fp8_block",
-    "int8",
-    "int4",
-    "int4_g32",
-    "int4_fp8",
-    "mxfp4",
-    "nvfp4",
-    "nvfp4_a16",
-]
+TraceFormat = Annotated[str, OneOf("auto", *(name for name in FORMATS if not name.startswith("azure_functions")))]
+WeightPrecision = Annotated[str, OneOf(*PRECISIONS)]
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 _STACKS = tuple(stacks())
 BUILT_IN_TRACES = ("conversation",)
-# Keys of a workload that say one thing together.
-_LENGTHS = ("prompt_tokens", "output_tokens")
-_AMOUNTS = ("requests", "duration_s")
-_PROTOCOL = ("protocol", "concurrency")
 
 
-def _one_of(names: tuple[str, ...], ending: str | None = None) -> AfterValidator:
-    """A check that a text is one of *names*, or has the *ending*."""
-
-    def check(value: str) -> str:
-        if value not in names and not (ending and value.endswith(ending)):
-            raise PydanticCustomError("literal_error", "not one of the names", {"expected": ", ".join(names)})
-        return value
-
-    return AfterValidator(check)
+def _stack_or_file(value: str) -> str:
+    if value not in _STACKS and not value.endswith(".toml"):
+        raise PydanticCustomError("literal_error", "not a serving stack", {"expected": ", ".join(_STACKS)})
+    return value
 
 
 StackOrFile = Annotated[
     str,
-    _one_of(_STACKS, ".toml"),
+    AfterValidator(_stack_or_file),
     WithJsonSchema({"anyOf": [{"enum": list(_STACKS)}, {"type": "string", "pattern": r"\.toml$"}]}),
     MayBeFile(names=_STACKS),
 ]
@@ -175,6 +151,63 @@ Moment = Annotated[Annotated[str, Field(min_length=1)] | float, BeforeValidator(
 """A date with a time, or seconds from the first row of a trace."""
 
 
+class _Source(NamedTuple):
+    """What says which requests are sent when."""
+
+    says: str
+    needs: tuple[str, ...] = ()
+    """Settings that have to be beside it."""
+    lacks: str = ""
+    """The error where some of them are not."""
+    takes: tuple[str, ...] = ()
+    """Settings that may be."""
+
+
+_LENGTHS = ("prompt_tokens", "output_tokens")
+_AMOUNTS = ("requests", "duration_s")
+_OF_FILES = (
+    *("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed"),
+    *("tokenizer", "since", "until"),
+)
+_WHEN = "say in arrivals when {what} start (poisson, deterministic, ...)"
+_SOURCES = {
+    "shared_prefix": _Source("shared_prefix already says what is sent", takes=("limit",)),
+    "conversations": _Source(
+        "conversations already says what is sent", ("arrivals",), _WHEN.format(what="conversations"), ("limit",)
+    ),
+    "servegen": _Source("servegen already says what is sent", takes=("limit",)),
+    "generator": _Source("generator already says what is sent", takes=("limit",)),
+    "sessions": _Source(
+        "sessions already say what is sent",
+        ("arrivals",),
+        f"sessions have no common clock; {_WHEN.format(what='they')}",
+        ("limit", "block_tokens"),
+    ),
+    "protocol": _Source("a protocol says who sends what when", ("concurrency", *_LENGTHS), "a protocol also needs {}"),
+    "trace": _Source(
+        "a trace says what is sent when, and limit shortens it", takes=("limit", "arrivals", "requests", *_OF_FILES)
+    ),
+}
+_DRAWN = _Source(
+    "this workload is generated", ("arrivals", *_LENGTHS), "a generated workload also needs {}", ("limit", *_AMOUNTS)
+)
+_OF_SOURCES = (*_SOURCES, "concurrency", "arrivals", *_LENGTHS, *_AMOUNTS, "limit", "block_tokens")
+_TOLD = {
+    "concurrency": "{name} is the clients of a protocol; give protocol, or arrivals: {{process: closed_loop, concurrency: ...}}",
+    "block_tokens": "{name} is about the blocks of sessions; give sessions or leave it out",
+    **dict.fromkeys(_OF_FILES, "{name} is about reading a trace, and {source}; leave it out"),
+}
+"""Errors about some settings that are given beside a source that does not take them."""
+_TOO_MUCH = (
+    "{source}, so {names} cannot be given too; leave out one or replace the whole section (--set 'workload={{...}}')"
+)
+_ONE_AMOUNT = "give requests or duration_s, one of the two"
+_NO_SOURCE = (
+    "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, or arrivals, prompt_tokens, "
+    "output_tokens and requests or duration_s"
+)
+
+
 class Workload(Section):
     """The requests that arrive: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
@@ -189,7 +222,7 @@ class Workload(Section):
     """Conversations whose next prompt contains the last answer; `arrivals` says when they start."""
     servegen: ServeGen | None = None
     """Production traffic by client, its rate, burstiness and lengths by the hour."""
-    generator: Generator | None = None
+    generator: Own | None = None
     """A kind of workload of your own: package.module:Class or a class method (`batches:Batches.equal`), with its settings."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Prompt tokens that one of a session's block ids stands for; where it is left out, what the lengths say."""
@@ -248,126 +281,43 @@ class Workload(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         """Check what the source of the requests needs and what it does not take; the first that is given is the source."""
-        if generators := [
-            name
-            for name in ("shared_prefix", "conversations", "servegen", "generator")
-            if getattr(self, name) is not None
+        given = [name for name in _OF_SOURCES if getattr(self, name) is not None]
+        name = next((name for name in _SOURCES if name in given), "")
+        source = _SOURCES.get(name, _DRAWN)
+        if misplaced := [
+            each for each in (*given, *self.about_files()) if each not in (name, *source.needs, *source.takes)
         ]:
-            self._check_generator(generators)
-        elif self.sessions is not None:
-            self._check_sessions()
-        elif self.protocol is not None:
-            self._check_protocol()
-        elif self.trace is not None:
-            self._check_trace()
-        else:
-            self._check_drawn()
+            told = _TOLD.get(misplaced[0], _TOO_MUCH)
+            raise ValueError(told.format(source=source.says, name=misplaced[0], names=" and ".join(misplaced)))
+        missing = [each for each in source.needs if each not in given]
+        if source is _DRAWN:
+            amounts = [each for each in _AMOUNTS if each in given]
+            missing += [] if amounts else [" or ".join(_AMOUNTS)]
+            if len(amounts) > 1 or len(missing) > len(source.needs):
+                raise ValueError(_ONE_AMOUNT if amounts else _NO_SOURCE)
+        if missing:
+            raise ValueError(source.lacks.format(", ".join(missing)))
+        self._check_values()
         return self
 
-    def _given(self, *names: str) -> list[str]:
-        """Those of *names* that are set."""
-        return [name for name in names if getattr(self, name) is not None]
-
-    def about_files(self) -> dict[str, Any]:
-        """The settings about reading a trace's file that are not at their defaults."""
-        names = (
-            "format",
-            "sort",
-            "drop_empty",
-            "columns",
-            "missing_output",
-            "keep_failed",
-            "tokenizer",
-            "since",
-            "until",
-        )
-        return {
-            name: value for name in names if (value := getattr(self, name)) != type(self).model_fields[name].default
-        }
-
-    def _check_generator(self, generators: list[str]) -> None:
-        """Check a generator whose prompts share their beginnings; a second generator is misplaced."""
-        name = generators[0]
-        misplaced = self._given("trace", "sessions", "block_tokens", *_LENGTHS, *_AMOUNTS, *_PROTOCOL)
-        misplaced += [*self.about_files(), *generators[1:]]
-        if name != "conversations":
-            misplaced += self._given("arrivals")
-        if misplaced:
-            raise ValueError(f"{name} already says what is sent, so {' and '.join(misplaced)} cannot be given too")
-        if name == "conversations" and self.arrivals is None:
-            raise ValueError("say in arrivals when conversations start (poisson, deterministic, ...)")
+    def _check_values(self) -> None:
+        """Check what the source's settings say together with others."""
         if self.shared_prefix is not None and len(self.shared_prefix.stages) > 1 and self.rate_scale != 1.0:
             raise ValueError("rate_scale does not reach stages, which begin when others have ended; change their rates")
-
-    def _check_sessions(self) -> None:
-        if misplaced := [*self._given("trace", *_LENGTHS, *_AMOUNTS, *_PROTOCOL), *self.about_files()]:
-            raise ValueError(
-                f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
-            )
-        if self.arrivals is None:
-            raise ValueError(
-                "sessions have no common clock; say in arrivals when they start (poisson, deterministic, ...)"
-            )
-
-    def _check_protocol(self) -> None:
-        misplaced = [*self._given("trace", "arrivals", "requests", "limit", "duration_s"), *self.about_files()]
-        if misplaced:
-            raise ValueError(f"a protocol says who sends what when, so {' and '.join(misplaced)} cannot be given too")
-        needed = ("concurrency", *_LENGTHS)
-        given = self._given(*needed)
-        if missing := [name for name in needed if name not in given]:
-            raise ValueError(f"a protocol also needs {', '.join(missing)}")
-        for name in _LENGTHS:
+        for name in _LENGTHS if self.protocol is not None else ():
             if getattr(self, name).distribution != "fixed":
                 raise ValueError(
                     f"{name} of a protocol is a number, the nominal length; how it varies is the protocol's"
                 )
-
-    def _check_trace(self) -> None:
-        self._check_no_clients_or_blocks()
-        if self.duration_s is not None:
-            self._check_one_amount()
-            raise ValueError(
-                "duration_s is about generated arrivals; a trace says when its requests arrive, and limit shortens it"
-            )
-        if given := self._given(*_LENGTHS):
-            raise ValueError(
-                f"trace already says the lengths, so {' and '.join(given)} cannot be given too; "
-                "leave out one or replace the whole section (--set 'workload={...}')"
-            )
-
-    def _check_drawn(self) -> None:
-        """Check lengths that are drawn under generated arrivals."""
-        self._check_no_clients_or_blocks()
-        self._check_one_amount()
         if self.duration_s is not None and self.arrivals is not None and self.arrivals.process == "closed_loop":
             raise ValueError(
                 "closed-loop clients send as fast as they are answered; give requests in place of duration_s"
             )
-        given = self._given("arrivals", *_LENGTHS)
-        missing = [name for name in ("arrivals", *_LENGTHS) if name not in given]
-        missing += [] if self._given(*_AMOUNTS) else ["requests or duration_s"]
-        if len(missing) == 4:
-            raise ValueError(
-                "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, or arrivals, prompt_tokens, "
-                "output_tokens and requests or duration_s"
-            )
-        if missing:
-            raise ValueError(f"a generated workload also needs {', '.join(missing)}")
-        if misplaced := self.about_files():
-            raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
 
-    def _check_no_clients_or_blocks(self) -> None:
-        if self.concurrency is not None:
-            raise ValueError(
-                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: closed_loop, concurrency: ...}"
-            )
-        if self.block_tokens is not None:
-            raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")
-
-    def _check_one_amount(self) -> None:
-        if len(self._given(*_AMOUNTS)) > 1:
-            raise ValueError("give requests or duration_s, one of the two")
+    def about_files(self) -> dict[str, Any]:
+        """The settings about reading a trace's file that are not at their defaults."""
+        fields = type(self).model_fields
+        return {name: value for name in _OF_FILES if (value := getattr(self, name)) != fields[name].default}
 
 
 SLO_MEASURES = ("ttft", "tpot", "e2el", "itl")
@@ -577,7 +527,7 @@ class KvLink(Section):
 class HandoverSettings(Section):
     """The way in which requests go from machines that prefill to machines that decode. What is left out is as in `like`."""
 
-    like: Annotated[str, _one_of(_LIKE), WithJsonSchema({"enum": list(_LIKE), "type": "string"})] | None = None
+    like: Annotated[str, OneOf(*_LIKE)] | None = None
     """The stack or paper whose way it is (docs/pools.md has the releases); where it is left out, that of the decode pools' serving
     stack."""
     first_token: Literal["prefill", "arrival", "decode"] | None = None

@@ -291,9 +291,9 @@ def make(
 
 def parameters(factory: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
     """The settings that *factory* takes: name to (type, whether it must be given)."""
-    hints = typing.get_type_hints(factory)
-    if not isinstance(factory, type) or not hints:
-        hints = typing.get_type_hints(getattr(factory, "__init__", factory)) if isinstance(factory, type) else hints
+    hints = typing.get_type_hints(factory, include_extras=True)
+    if isinstance(factory, type) and not hints:
+        hints = typing.get_type_hints(getattr(factory, "__init__", factory), include_extras=True)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {
         parameter.name: (hints.get(parameter.name, Any), parameter.default is inspect.Parameter.empty)

@@ -7,34 +7,32 @@ import inspect
 import itertools
 from typing import Any, get_args
 
-from sim.scenario.chosen import OWN
 from sim.scenario.keys import Settings
-from sim.scenario.section import is_section, settings_of
+from sim.scenario.section import Section, is_section, settings_of
 
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) in which every built-in policy, process and distribution lists its settings."""
-    schema = Settings.model_json_schema()
-    _describe(schema)
+    schema = schema_of(Settings, "Rooftrace scenario")
     definitions = schema["$defs"]
     acceptance = definitions["AcceptanceSettings"]
-    del acceptance["properties"]["policy"], definitions["Policy"]
-    own = {"type": "object", "properties": {"policy": OWN}, "required": ["policy"]}
-    definitions["AcceptanceSettings"] = {"anyOf": [acceptance, own]}
+    del acceptance["properties"]["policy"]
+    definitions["AcceptanceSettings"] = {"anyOf": [acceptance, {"$ref": "#/$defs/Own"}]}
     rules = definitions["Window"]["properties"]["rule"]["enum"]
     definitions["Window"] = {
         "anyOf": [{"type": "string", "enum": [rule for rule in rules if rule != "arrivals"]}, definitions["Window"]]
     }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Rooftrace scenario"}
+    return schema
 
 
-def _describe(schema: dict[str, Any]) -> None:
-    """Put the docstring below each setting into the schema, and of a section's own the first paragraph.
+def schema_of(settings: type[Section], title: str) -> dict[str, Any]:
+    """JSON Schema of *settings* with the docstring below each of them, and of a section's own the first paragraph.
 
     pydantic can do so itself (use_attribute_docstrings), but at every import: a fifth of the time to start.
     """
-    sections = _sections_in(Settings)
-    for name, found in {"Settings": schema, **schema["$defs"]}.items():
+    schema = settings.model_json_schema()
+    sections = _sections_in(settings)
+    for name, found in {settings.__name__: schema, **schema["$defs"]}.items():
         if "description" in found:
             found["description"] = found["description"].partition("\n\n")[0]
         (body,) = ast.parse(inspect.getsource(sections[name])).body
@@ -43,6 +41,7 @@ def _describe(schema: dict[str, Any]) -> None:
             match node, following:
                 case ast.AnnAssign(target=ast.Name(id=setting)), ast.Expr(value=ast.Constant(value=text)):
                     found["properties"][setting]["description"] = text
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
 
 
 def _sections_in(kind: Any) -> dict[str, type]:

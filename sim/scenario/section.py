@@ -38,6 +38,16 @@ class Open:
     policy: bool
 
 
+class OneOf:
+    """Marks a setting whose text is one of these names."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = list(names)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.literal_schema(self._names)
+
+
 Mark = MayBeFile | Open
 INNER = "inner"
 """The setting of a policy around another that is a policy itself."""
@@ -69,7 +79,7 @@ def _plain(value: Any, info: core_schema.SerializationInfo) -> Any:
     """A dataclass as plain values; without its defaults where those of a section are left out."""
     if dataclasses.is_dataclass(value):
         short = info.exclude_unset or info.exclude_defaults
-        given = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
+        given = {field: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         return {
             field.name: _plain(each, info) for field, each in given.items() if not (short and each == field.default)
         }

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sim.cli import build_app
+from sim.placement.scenario import describe_schema
 from sim.scenario import Scenario
 from sim.scenario.settings import DEFAULT_SCENARIO
 from sim.scenario.yaml import parse_yaml
@@ -101,3 +102,18 @@ def test_settings_are_described_and_defaults_given():
         if option.get("properties", {}).get("policy") == {"const": "sarathi"}
     )
     assert sarathi["properties"]["token_budget"] == {"anyOf": [{"type": "integer"}, {"const": "auto"}], "default": 512}
+
+
+def _references(schema):
+    if isinstance(schema, dict):
+        yield from [schema["$ref"]] if "$ref" in schema else []
+        for each in schema.values():
+            yield from _references(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _references(each)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, describe_schema()], ids=["a scenario", "a placement"])
+def test_every_reference_leads_to_a_definition(schema):
+    assert set(_references(schema)) <= {f"#/$defs/{name}" for name in schema["$defs"]}

@@ -274,6 +274,8 @@ def test_deepep_is_priced_as_it_was_measured():
          "experts.popularity has 64 weights and qwen3-235b-a22b has 128 experts; give one for each"),
         ({"data": 8, "expert": 8}, {"popularity": "even", "placement": "eplb", "redundant": 3},
          "experts.redundant 3 makes 131 experts, which do not divide over 8 ranks; it may be 0, 8, 16, ..."),
+        ({"data": 8, "expert": 8}, {"placement": "eplb"},
+         "experts.placement eplb goes by which experts are popular, and popularity measured does not say"),
         ({"tensor": 8}, {"popularity": "even", "placement": "eplb"},
          "experts.placement eplb needs experts on several ranks; set parallel.expert or leave it out"),
         ({"tensor": 8, "expert": 8}, {"exchange": "all_to_all"},
@@ -294,10 +296,6 @@ def test_layouts_that_cannot_be_are_refused(degrees, settings, message):
         ({"popularity": (0.0, 0.0)}, "popularity has a weight of at least 0 for each expert, not all of them 0"),
         ({"placement": "random"}, "placement of experts is linear, round_robin, eplb; got 'random'"),
         ({"popularity": "even", "redundant": 2}, "copies of experts are made by placement eplb alone"),
-        (
-            {"placement": "eplb"},
-            "placement eplb goes by which experts are popular, and popularity measured does not say",
-        ),
         ({"exchange": "nccl"}, "the exchange with experts is allgather_reducescatter, all_to_all"),
     ],
 )

@@ -208,3 +208,6 @@ def test_schema_lists_every_section():
     assert schema == describe_schema()
     assert {"cluster", "models", "workload", "placement", "test"} <= set(schema["properties"])
     assert schema["additionalProperties"] is False
+    assert schema["$defs"]["ClusterSection"]["properties"]["memory_gib"]["description"].startswith("For weights")
+    processes = [option["properties"]["process"]["const"] for option in schema["$defs"]["Process"]["anyOf"]]
+    assert "poisson" in processes

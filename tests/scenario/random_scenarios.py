@@ -629,7 +629,11 @@ class _Around:
                 found |= {"enable_chunked_prefill": True, "max_num_tokens": rng.choice([128, 512])}
                 found["context_chunking_policy"] = rng.choice(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])
             if rng.random() < 0.3:
-                found |= {"batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5}
+                found |= {
+                    "batch_wait_timeout_iters": 3,
+                    "batch_wait_max_tokens_ratio": 0.5,
+                    "count_cached_tokens": False,
+                }
             if no_overlap or rng.random() < 0.3:
                 found["disable_overlap_scheduler"] = True
             return found
@@ -748,7 +752,15 @@ class _Around:
                 "measure": rng.choice(["requests_per_s", "output_tokens_per_s"]),
             },
             {"policy": "concurrency", "target": 4, **_some(rng, 0.5, tolerance=[0.0])},
-            {"policy": "knative", "target": 4, "stable_s": 1.0, "panic_s": 0.2, **_some(rng, 0.5, panic_at=[1.2])},
+            {
+                "policy": "knative",
+                "target": 4,
+                "stable_s": 1.0,
+                "panic_s": 0.2,
+                "grace_s": 1.0,
+                "utilization": 0.8,
+                **_some(rng, 0.5, panic_at=[1.2]),
+            },
             {
                 "policy": "rate_model",
                 "rate_per_s": 10,
@@ -956,6 +968,9 @@ def _export(rng: Random) -> _Load:
 
 
 def _builtin(rng: Random) -> _Load:
+    if rng.random() < 0.5:
+        own = {"policy": "workloads:azure_conversation_like", "n_requests": 25}
+        return _Load({"generator": own, "rate_scale": 20}, longest=5000)
     return _Load({"trace": "conversation", "requests": 25, "rate_scale": 20}, longest=5000)
 
 

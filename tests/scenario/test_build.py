@@ -258,7 +258,7 @@ POISSON = "{process: poisson, rate_per_s: 1}"
 @pytest.mark.parametrize(
     ("prompt", "output", "arrivals", "expected"),
     [
-        ("-1", "1", POISSON, "tokens is a whole number from 0; got -1"),
+        ("-1", "1", POISSON, "workload.prompt_tokens.tokens is a number at least 0; got -1"),
         ("1.5", "1", POISSON, "workload.prompt_tokens is a mapping of settings"),
         ("0", "0", POISSON, "a request needs prompt_tokens or output_tokens above 0"),
         ("{distribution: lognormal, mu: 1, mean: 3}", "1", POISSON, "lognormal needs mu, sigma or mean, median"),
@@ -268,7 +268,7 @@ POISSON = "{process: poisson, rate_per_s: 1}"
         ("1", "1", "{process: poison}", "'poison' is not an arrival process; did you mean poisson?"),
         ("1", "1", "{process: poisson}", "poisson needs rate_per_s; got nothing"),
         ("1", "1", "{process: poisson, rate_per_s: .nan}", "workload.arrivals.rate_per_s is a finite number"),
-        ("1", "1", "{process: poisson, rate_per_s: 0}", "rate_per_s is a finite number above 0"),
+        ("1", "1", "{process: poisson, rate_per_s: 0}", "workload.arrivals.rate_per_s is a number above 0; got 0"),
         ("1", "1", "{process: closed_loop, concurrency: 0}", "concurrency is at least 1; got 0"),
         ("1", "1", "{process: closed_loop}", "closed_loop needs concurrency"),
     ],

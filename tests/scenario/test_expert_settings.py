@@ -94,7 +94,7 @@ def test_graphs_that_a_server_was_told_of():
         ({"sizes": [8], "largest": 16}, {}, "my.yaml: cuda_graphs: sizes of CUDA graphs say the largest too; leave largest out"),
         ({"eager": True, "sizes": [8]}, {}, "my.yaml: cuda_graphs: a server without graphs (eager) has no sizes of them"),
         ({"largest": 8}, {"serving_stack": "ideal"},
-         "my.yaml: cuda_graphs: CUDA graphs of given sizes are of vllm, sglang, trtllm on GPUs; ideal on h100-sxm has none"),
+         "my.yaml: cuda_graphs: CUDA graphs of given sizes are of vllm, trtllm, sglang on GPUs; ideal on h100-sxm has none"),
         ({"largest": 8}, {"cost_model": "roofline"}, "my.yaml: cuda_graphs: cost_model roofline has no launches"),
         ({"larges": 8}, {}, "cuda_graphs.larges is not a setting; did you mean largest?"),
         ({"sizes": [0]}, {}, "cuda_graphs.sizes"),

@@ -1,5 +1,6 @@
 import pickle
 import typing
+from random import Random
 
 import pytest
 
@@ -8,10 +9,10 @@ from hwmodels.precision import PRECISIONS
 from sim.errors import ScenarioError
 from sim.scenario import Scenario, named
 from sim.scenario.assembly import resolve
-from sim.scenario.keys import KvPrecision, TraceFormat, WeightPrecision
+from sim.scenario.keys import KvPrecision
 from sim.scenario.yaml import parse_yaml
 from sim.study.points import Sweep, read_axis
-from workloads import FORMATS
+from tests.scenario.random_scenarios import draw
 
 
 def message(text):
@@ -99,7 +100,10 @@ seed: 4
             "my.yaml: workload: give a trace, sessions, or a generator: shared_prefix, conversations, servegen",
         ),
         ("workload: {requests: 5}", "a generated workload also needs arrivals, prompt_tokens, output_tokens"),
-        ("workload: {trace: x, prompt_tokens: 5}", "trace already says the lengths"),
+        (
+            "workload: {trace: x, prompt_tokens: 5}",
+            "a trace says what is sent when, and limit shortens it, so prompt_tokens cannot be given too",
+        ),
         (
             "workload: {format: plain, requests: 1, prompt_tokens: 1, output_tokens: 1, arrivals: {process: poisson}}",
             "format is about reading a trace",
@@ -202,9 +206,7 @@ def test_a_scenario_file_that_cannot_be_read_is_named(tmp_path, name, content, e
         Scenario.load(path)
 
 
-def test_the_names_copied_from_other_packages_are_still_theirs():
-    assert set(typing.get_args(TraceFormat)) - {"auto"} <= set(FORMATS)
-    assert set(typing.get_args(WeightPrecision)) == set(PRECISIONS)
+def test_formats_of_the_kv_cache_are_formats():
     assert set(typing.get_args(KvPrecision)) <= set(PRECISIONS)
 
 
@@ -386,3 +388,11 @@ def test_a_section_that_a_room_defines_is_its_object_and_is_written_as_it_was_gi
     assert scenario.resolved()["cuda_graphs"] == {"largest": None, "sizes": [8, 16], "eager": False}
     assert Scenario.from_yaml(scenario.to_yaml()) == scenario
     assert scenario.with_set("cuda_graphs={eager: true}").cuda_graphs == GraphSettings(eager=True)
+
+
+def test_random_scenarios_are_written_and_read_back_as_they_are():
+    for seed in range(100):
+        scenario = Scenario.from_mapping(draw(Random(seed)))
+        assert Scenario.from_yaml(scenario.to_yaml()) == scenario
+        for name in scenario.pools or ():
+            scenario.pool(name)

@@ -51,9 +51,11 @@ def settings(reading: Reading, *, experts: bool) -> None:
         reading.put("memory.eviction", rule)
     elif rule is not None:
         reading.give_back("radix-eviction-policy", rule)
-    reading.put("cuda_graphs.eager", reading.switch("disable-cuda-graph"))
-    reading.put("cuda_graphs.largest", reading.integer("cuda-graph-max-bs-decode"))
-    reading.put("cuda_graphs.sizes", reading.integers("cuda-graph-bs-decode"))
+    reading.put_graphs(
+        eager=reading.switch("disable-cuda-graph"),
+        largest=reading.integer("cuda-graph-max-bs-decode"),
+        sizes=reading.integers("cuda-graph-bs-decode"),
+    )
     if reading.switch("enable-eplb"):
         reading.put("experts.placement", "eplb")
         reading.put("experts.redundant", reading.integer("ep-num-redundant-experts"))

@@ -72,10 +72,11 @@ def _scheduling(reading: Reading, given: _File) -> None:
     reading.put("scheduler.batch_wait_max_tokens_ratio", given.take("batch_wait_max_tokens_ratio"))
     reading.put("scheduler.capacity_scheduler_policy", given.take("scheduler_config.capacity_scheduler_policy"))
     reading.put("scheduler.context_chunking_policy", given.take("scheduler_config.context_chunking_policy"))
-    reading.put("cuda_graphs.largest", given.integer("cuda_graph_config.max_batch_size"))
-    reading.put("cuda_graphs.sizes", given.take("cuda_graph_config.batch_sizes"))
-    if given.says_none("cuda_graph_config"):
-        reading.put("cuda_graphs.eager", True)
+    reading.put_graphs(
+        eager=given.says_none("cuda_graph_config") or None,
+        largest=given.integer("cuda_graph_config.max_batch_size"),
+        sizes=given.take("cuda_graph_config.batch_sizes"),
+    )
 
 
 def _speculation(reading: Reading, given: _File) -> None:

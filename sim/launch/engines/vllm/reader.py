@@ -70,9 +70,11 @@ def _eplb(reading: Reading) -> None:
 
 
 def _graphs(reading: Reading) -> None:
-    reading.put("cuda_graphs.eager", reading.switch("enforce-eager"))
-    reading.put("cuda_graphs.largest", reading.integer("max-cudagraph-capture-size"))
-    reading.put("cuda_graphs.sizes", reading.integers("cudagraph-capture-sizes"))
+    reading.put_graphs(
+        eager=reading.switch("enforce-eager"),
+        largest=reading.integer("max-cudagraph-capture-size"),
+        sizes=reading.integers("cudagraph-capture-sizes"),
+    )
 
 
 def _data_parallel(reading: Reading, experts: bool) -> None:
