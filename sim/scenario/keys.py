@@ -502,9 +502,7 @@ class KvLink(Section):
     """A pool with role prefill; where it is left out, the only one."""
     receiver: Annotated[str, Field(min_length=1)] | None = None
     """A pool with role decode; where it is left out, the only one."""
-    connector: (
-        Annotated[str, _one_of(_CONNECTORS), WithJsonSchema({"enum": list(_CONNECTORS), "type": "string"})] | None
-    ) = None
+    connector: Annotated[str, OneOf(*_CONNECTORS)] | None = None
     """Fixed cost and share of the bandwidth as measured (docs/pools.md), in place of `latency_s` and of all of it."""
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
     """The bandwidth of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the

@@ -39,17 +39,16 @@ class AsyncScheduling:
         # A plan that a micro-batch holds counts as made anew, with no call of the scheduler.
         return self._planned_ns if self.seen_ns == ALWAYS_NS else self.seen_ns
 
-    def hide(self, batch: MicroBatch, queue: QueueView, *, given: bool) -> bool:
-        """Leaves in the view of *batch* what the next plan knew; returns whether that hides anything. *given*: blocks of ended
-        sequences are free already."""
+    def hide(self, batch: MicroBatch, queue: QueueView, *, given: bool) -> None:
+        """Leaves in the view of *batch* what the next plan knew. *given*: blocks of ended sequences are free already."""
         seen_ns = self.seen_ns
         self.seen_ns, self.made = ALWAYS_NS, seen_ns != ALWAYS_NS
         self._planned_ns = seen_ns if self.made else batch.view.now_ns
         if seen_ns == ALWAYS_NS and batch.leaving:
             batch.forget_the_leaving()
-        return self.leave(batch, queue, seen_ns, given=given)
+        self.leave(batch, queue, seen_ns, given=given)
 
-    def leave(self, batch: MicroBatch, queue: QueueView, seen_ns: int, *, given: bool) -> bool:
+    def leave(self, batch: MicroBatch, queue: QueueView, seen_ns: int, *, given: bool) -> None:
         """As `hide`, for a plan that is not made: what was known at *seen_ns*."""
         view = batch.view
         queue.hidden = came_after(self._came_ns, seen_ns) if self._came_ns else 0
