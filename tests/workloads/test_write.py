@@ -108,6 +108,7 @@ ELSEWHERE = {
     ("hwmodels/profiles/files.py", "write_profile"): "in the folder of a calibration, and profiles that ship",
     ("hwmodels/model/hub.py", "fetch_config"): "in a cache folder of our own, in which nothing else is written",
     ("hwmodels/left_out.py", "write_widths"): "a table that ships",
+    ("hwmodels/stack_page.py", ""): "a page of the documentation",
     ("sim/cli/app.py", "_mute"): "/dev/null in the place of standard output",
     ("sim/engine/record/spill.py", "write"): "a temporary file without a name",
     ("sim/study/table.py", "__init__"): "a temporary file without a name",
