@@ -283,7 +283,9 @@ class Deployment:
                 if fits(self.device, dataclasses.replace(self.parallel, **{name: degree})):
                     offers.append(f"{name} {degree}")
                     break
-        larger = [d for d in device_catalogue().values() if d.memory_bytes > self.device.memory_bytes]
+        # Of the same maker: a stack, or its kernels, may not run on another's.
+        known = [d for d in device_catalogue().values() if d.vendor == self.device.vendor]
+        larger = [d for d in known if d.memory_bytes > self.device.memory_bytes]
         for device in sorted(larger, key=lambda d: (d.memory_bytes, d.name)):
             if fits(device, self.parallel):
                 offers.append(f"{device.name} ({device.memory_bytes / 1e9:.0f} GB)")

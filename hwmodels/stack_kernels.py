@@ -77,8 +77,9 @@ class StackKernels:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The stacks whose measured kernels stand for the stack's, the best first."""
-        return tuple(dict.fromkeys((self.stack.kernels, *servers(), "vidur", "torch", "jax", "aiter")))
+        """The software whose measured kernels stand for the stack's, the best first: on AMD's devices AITER, which engines take."""
+        own = "aiter" if self.device.vendor == "AMD" else self.stack.kernels
+        return tuple(dict.fromkeys((own, *servers(), "vidur", "torch", "jax", "aiter")))
 
     def attention_variants(self, shape: AttentionShape, cache_bytes: float, *, prompts: bool) -> list[str]:
         """Parameter sets that may price softmax attention over a cache of `cache_bytes` a number, the best first.

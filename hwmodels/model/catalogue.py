@@ -12,7 +12,7 @@ from typing import Any
 
 from hwmodels.model.config import spec_from_config
 from hwmodels.model.hub import cached_config, fetch_config, is_hub_name
-from hwmodels.model.names import REFUSED, NameReading, normalised, quantization_config, read_name
+from hwmodels.model.names import REFUSED, NameReading, normalised, quantization_config, read_name, stated_anew
 from hwmodels.model.spec import ModelSpec
 from hwmodels.tables import ROOM, read_json
 
@@ -50,7 +50,7 @@ def _shipped_as(name: str) -> str | None:
     """The catalogue's own name of a model, alias or hub name; None for other names, and for a path."""
     if "/" in name and (not is_hub_name(name) or Path(name).exists()):
         return None
-    return _compared().get(normalised(name))
+    return None if stated_anew(name, _compared()) else _compared().get(normalised(name))
 
 
 def hub_name(name: str) -> str | None:

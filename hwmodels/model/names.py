@@ -96,13 +96,19 @@ def releases_fp8_in_blocks(name: str) -> bool:
     return name.strip().lower().rpartition("/")[0].rpartition("/")[2] in _FP8_IN_BLOCKS
 
 
+def stated_anew(name: str, known: Collection[str]) -> bool:
+    """Whether *name* is another publisher's FP8 checkpoint, with static scales, of a model of *known*."""
+    text, publisher = normalised(name), name.strip().lower().rpartition("/")[0].rpartition("/")[2]
+    return publisher in _FP8_STATIC and text.endswith("-fp8") and text.removesuffix("-fp8") in known
+
+
 def read_name(name: str, known: Collection[str]) -> NameReading | None:
     """*name* as a model of *known*, whose names are normalised; None if no rule leads to one."""
     publisher = name.strip().lower().rpartition("/")[0].rpartition("/")[2]
     text = normalised(name)
     fmt, spelt = None, None
     taken: list[str] = []
-    if text not in known:
+    if text not in known or stated_anew(name, known):
         rest = text
         while (ends := _format_at_the_end(rest)) is None:
             rest, _, last = rest.rpartition("-")

@@ -95,7 +95,7 @@ def published(name: str) -> Published:
         return CURVES[name].published()
     found = PUBLISHED.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, [*PUBLISHED, *CURVES], n=1)
+        near = difflib.get_close_matches(name.lower(), [*PUBLISHED, *CURVES], n=1)
         meant = f"did you mean {near[0]}?" if near else f"known are {', '.join([*PUBLISHED, *CURVES])}"
         raise ValueError(f"{name!r} is not a published acceptance; {meant}")
     return found

@@ -440,6 +440,12 @@ def _autoscaler(document: Mapping[str, Any], scaled: dict[str, Mapping[str, Any]
         key: _map(down, side).get("stabilizationWindowSeconds")
         for key, side in (("down_window_s", "scaleDown"), ("up_window_s", "scaleUp"))
     }
+    if down and windows["down_window_s"] is None:
+        windows["down_window_s"] = 300  # Kubernetes' own, of a behavior that does not say it
+    if any("policies" in _map(down, side) for side in ("scaleDown", "scaleUp")):
+        found.not_read(
+            f"the policies in behavior of {document.get('kind')} {_name(document)}: Kubernetes' own limits count"
+        )
     scaled[name] = {"policy": policy, **limits, **{key: value for key, value in windows.items() if value is not None}}
 
 

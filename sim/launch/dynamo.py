@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from hwmodels.device import device_catalogue
 from sim.launch.chosen import Chosen, Export
 from sim.launch.engines import launches
 from sim.launch.writers import commands, of_the_whole
@@ -44,6 +45,11 @@ def manifest(chosen: Chosen) -> Export:
         parallel = part.parallel
         container = _container(command.target, _MODULES[command.target], _arguments(command))
         devices = parallel.tensor * parallel.pipeline * parallel.data
+        known = device_catalogue().get(str(part.hardware))
+        if known is not None and known.vendor == "AMD":
+            command.not_carried(
+                f"hardware: {part.hardware}; ROCm's image, and amd.com/gpu in the place of nvidia.com/gpu"
+            )
         container["resources"] = {"limits": {"nvidia.com/gpu": str(devices)}}
         kind = "worker" if command.role == "both" else command.role
         components.append(_component(name, kind, part.replicas, container))

@@ -252,8 +252,8 @@ def _scaler(pool: _Pool) -> list[dict[str, Any]]:
     return documents
 
 
-def _behaviour(down_s: float | None, up_s: float) -> dict[str, Any]:
-    sides = {"scaleDown": down_s, "scaleUp": up_s or None}
+def _behaviour(down_s: float | None, up_s: float | None) -> dict[str, Any]:
+    sides = {"scaleDown": down_s, "scaleUp": up_s}
     return {side: {"stabilizationWindowSeconds": round(s)} for side, s in sides.items() if s is not None}
 
 

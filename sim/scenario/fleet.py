@@ -33,8 +33,8 @@ class Autoscale(Section):
     down_window_s: _Time | None = None
     """Machines go when fewer were asked for throughout so long; where it is left out, 300 for target_tracking and concurrency, and
     0 for others. Without either window these two have no `behavior`: the most that was asked for within 300 s counts, both ways."""
-    up_window_s: _Time = 0.0
-    """Machines come when more were asked for throughout so long."""
+    up_window_s: _Time | None = None
+    """Machines come when more were asked for throughout so long; where it is left out, at once."""
     drain_s: _Time | None = None
     """A machine that is to go ends what it has; what it still has after so long is treated as when a machine fails. Where it is
     left out, it ends all of it."""

@@ -52,9 +52,10 @@ def workload_of(scenario: Scenario) -> workloads.Workload:
             made = made.limit(settings.limit)
         if settings.rate_scale != 1.0:
             if made.planned_ns is None:
+                instead = "a setting of the generator" if settings.generator else "workload.arrivals.concurrency"
                 raise ScenarioError(
                     "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
-                    "change workload.arrivals.concurrency instead"
+                    f"change {instead} instead"
                 )
             made = made.scale_rate(settings.rate_scale)
         if settings.models is not None:

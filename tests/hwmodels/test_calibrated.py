@@ -56,6 +56,16 @@ def prompt(tokens):
     return Totals(tokens, tokens, 1, tokens * (tokens + 1) // 2, tokens, 0, 0, 1)
 
 
+@pytest.mark.parametrize("device", ["mi300x", "mi325x", "mi350x", "mi355x"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_costs_the_same_on_amd_under_either_name(device, engine):
+    def seconds(stack):
+        cost = deploy(model="llama-3.1-8b", hardware=device, cost=Calibrated.for_stack(stack)).cost
+        return cost.iteration_s(DECODE), cost.iteration_s(prompt(2048))
+
+    assert seconds(engine) == seconds(f"{engine}-rocm")
+
+
 @pytest.mark.parametrize("name", ["h100-sxm", "rtx-4090"])
 def test_fp32_is_refused_where_it_would_cost_what_16_bits_do(name):
     fp32 = {"model": "llama-3.1-8b", "hardware": name, "precision": "fp32"}

@@ -70,6 +70,14 @@ def test_a_model_that_does_not_fit_says_what_is_missing_and_what_would_fit():
         found.kv_pool_blocks()
 
 
+def test_a_larger_device_that_is_proposed_is_of_the_same_maker():
+    """MI325X (275 GB) is smaller than B300, and what is measured of one maker's devices may not run on another's."""
+    found = deploy(model="llama-3.1-405b", hardware="b200", parallel={"tensor": 4})
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        found.kv_pool_blocks()
+    assert not any(name in str(caught.value) for name in ("mi3", "gaudi", "tpu", "trainium"))
+
+
 @pytest.mark.parametrize(("name", "degree"), [("tensor", 2), ("pipeline", 2)])
 def test_what_the_error_proposes_does_fit(name, degree):
     assert deploy(model="llama-3.1-70b", hardware="h100-sxm", parallel={name: degree}).kv_pool_blocks() > 0

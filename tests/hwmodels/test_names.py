@@ -61,6 +61,7 @@ NAMES = {
     "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": ("qwen3-8b", "bf16", ""),
     "deepseek-ai/DeepSeek-V2-Lite-Chat": ("deepseek-v2-lite", "bf16", ""),
     "nvidia/Llama-3.1-8B-Instruct-FP8": ("llama-3.1-8b", "fp8_static", "fp8"),
+    "nvidia/Qwen3-32B-FP8": ("qwen3-32b", "fp8_static", "fp8"),
     "nvidia/Llama-3.3-70B-Instruct-FP4": ("llama-3.1-70b", "nvfp4", "fp8"),
     "nvidia/Llama-3.3-70B-Instruct-NVFP4": ("llama-3.1-70b", "nvfp4", "fp8"),
     "nvidia/DeepSeek-R1-FP4": ("deepseek-r1", "nvfp4", "fp8"),

@@ -88,6 +88,20 @@ def test_what_scales_a_deployment_comes_back(policy: str) -> None:
     assert (again.replicas, again.hardware) == (3, "h200")
 
 
+def test_a_behavior_without_a_window_for_scale_down_has_that_of_kubernetes() -> None:
+    chosen = of({"autoscale": {"policy": {"policy": "concurrency", "target": 12}, "min": 2, "max": 9}, "replicas": 3})
+    documents = list(yaml.safe_load_all(export(chosen, "kubernetes").text))
+    (scaler,) = [each for each in documents if each["kind"] == "ScaledObject"]
+    policies = [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+    behavior = {"scaleUp": {"stabilizationWindowSeconds": 0}, "scaleDown": {"policies": policies}}
+    scaler["spec"]["advanced"] = {"horizontalPodAutoscalerConfig": {"behavior": behavior}}
+    read = scenario_from(yaml.safe_dump_all(documents))
+    autoscale = read.scenario.autoscale
+    assert autoscale is not None
+    assert (autoscale.up_window_s, autoscale.down_window_s) == (0.0, 300.0)
+    assert any("policies in behavior" in text for text in read.notes)
+
+
 def test_kserve_scales_by_requests_under_way() -> None:
     chosen = of({"autoscale": {"policy": {"policy": "concurrency", "target": 12}, "min": 2, "max": 9}, "replicas": 2})
     written = export(chosen, "kserve")
@@ -105,6 +119,8 @@ def test_manifests_for_amd_say_what_is_nvidias_in_them() -> None:
     for stack in ("vllm-rocm", "sglang-rocm"):
         left = export(of({"hardware": "mi355x", "serving_stack": stack}), "kubernetes").left_out
         assert any("ROCm's image and amd.com/gpu" in text for text in left)
+    left = export(of({"hardware": "mi355x", "serving_stack": "vllm"}), "dynamo").left_out
+    assert any("ROCm's image, and amd.com/gpu" in text for text in left)
     assert not any("ROCm" in text for text in export(of({"hardware": "b300"}), "kubernetes").left_out)
 
 

@@ -61,6 +61,20 @@ def test_a_scenario_says_how_machines_start_and_how_many_there_may_be() -> None:
     assert (scaling.min_machines, scaling.initial, scaling.down_window_s) == (0, 2, 300.0)
 
 
+@pytest.mark.parametrize(
+    ("windows", "rule", "down_s"),
+    [({}, "default", 300.0), ({"up_window_s": 0}, "behavior", 300.0), ({"down_window_s": 60}, "behavior", 60.0)],
+)
+def test_a_window_that_is_given_is_a_behavior_even_if_it_is_of_no_length(
+    windows: dict[str, int], rule: str, down_s: float
+) -> None:
+    fleet = build(scenario(replicas=2, autoscale={**SCALED, **windows})).fleet
+    assert fleet is not None
+    (scaling,) = fleet.scaling
+    assert scaling is not None
+    assert (scaling.hpa, scaling.down_window_s, scaling.up_window_s) == (rule, down_s, 0.0)
+
+
 def test_a_control_policy_is_named_as_other_policies_are() -> None:
     """By its name alone where it needs no settings, and with settings put to a name by key."""
     named = {"policy": "tests.scenario.test_fleet:always_two", "max": 3}

@@ -58,7 +58,7 @@ STACK = Stack(
     choices=_choices,
     limits=_limits,
     prefix_cache="blocks",
-    eviction="by priority",
+    eviction="least recently used, as vLLM's",
     eviction_borrowed="KV blocks are found again and evicted by vLLM's rules; TensorRT-LLM evicts by priority, which changes what "
     "is found where memory is short.",
     graphs=Graphs(sizes=_sizes, of_sequences=True, source="`CudaGraphConfig` with `enable_padding`, as documented"),

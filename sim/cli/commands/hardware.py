@@ -144,7 +144,7 @@ def _kernels(device: Any, name: str) -> str:
     kept = len(profile.kernels) - len(own)
     lent = f"; {kept} more, lent by other devices, are in the file" if kept else ""
     if profile.lender is not None:
-        lent = "; what is not among them is lent by other devices, and a run says so"
+        lent = "; what is not among them is lent by other devices where these can, and a run says so"
     return f"parameter sets fitted to measurements of the device: {len(own)} ({families}){lent}"
 
 

@@ -47,7 +47,10 @@ class EncodeSpec:
 
     def __post_init__(self) -> None:
         if knowledge_of(self.router) is not None:
-            raise ValueError(f"{self.router!r} asks for more than loads as they are, which encoders do not report")
+            raise ValueError(
+                f"router {type(self.router).__name__} asks for more than loads as they are, which encoders do not report; choose "
+                "round_robin, random, least_outstanding or power_of_two"
+            )
         if not self.machines:
             raise ValueError("a stage that encodes has machines; got none")
         if min(self.sizes, default=0) < 0:

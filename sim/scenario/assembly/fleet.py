@@ -84,7 +84,7 @@ def _scaling(
         )
     down_s, hpa = settings.down_window_s, None
     if getattr(policy, "hpa", False):
-        hpa = "default" if down_s is None and not settings.up_window_s else "behavior"
+        hpa = "default" if down_s is None and settings.up_window_s is None else "behavior"
     if down_s is None:
         down_s = 0.0 if hpa is None else WINDOW_S
     return Scaling(
@@ -94,7 +94,7 @@ def _scaling(
         interval_s=interval_s,
         phases=phases,
         down_window_s=down_s,
-        up_window_s=settings.up_window_s,
+        up_window_s=settings.up_window_s or 0.0,
         hpa=hpa,
         drain_s=settings.drain_s,
     )
