@@ -6,8 +6,8 @@ Requests of 4,000 tokens in blocks of 16, one after the other, half of each shar
 processor time in microseconds a request. Then, on one machine, what the engine finds at several loads beside an ideal cache that is
 as large as the pool, and one that is as large as what running requests leave of it. Then requests per second of processor time of a
 replay on 8 machines, with the cache and without, the best of three runs each in turn: with vLLM's blocks and with SGLang's tree.
-Last the recorded sessions of a coding agent on four replicas, in a process of their own: its processor time until the file is read
-and until the run has ended, both from its start, and the most memory that it held.
+Before all that the recorded sessions of a coding agent on four replicas, in a process of their own: its processor time until the
+file is read and until the run has ended, both from its start, and the most memory that it held.
 """
 
 from __future__ import annotations
@@ -132,18 +132,19 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="Mooncake's conversation trace")
     parser.add_argument("--sessions", type=Path, default=DEFAULT_SESSIONS, help="recorded sessions of a coding agent")
     options = parser.parse_args()
-    for exponent in range(3, 8):
-        print(f"10^{exponent} blocks: {us_per_request(10**exponent):6.1f} us a request", flush=True)
-    if options.trace.exists():
-        replays(options.trace)
-    else:
-        print(f"{options.trace} is not here: the replay is left out")
+    # First, since a process counts the peak of the one that started it as its own.
     if options.sessions.exists():
         with ProcessPoolExecutor(1, get_context("spawn")) as own:
             read_s, ended_s, peak = own.submit(sessions_cost, options.sessions).result()
         print(f"sessions: {ended_s:.2f} s of processor time, {read_s:.2f} s until they are read; {peak:.2f} GB")
     else:
         print(f"{options.sessions} is not here: the sessions are left out")
+    for exponent in range(3, 8):
+        print(f"10^{exponent} blocks: {us_per_request(10**exponent):6.1f} us a request", flush=True)
+    if options.trace.exists():
+        replays(options.trace)
+    else:
+        print(f"{options.trace} is not here: the replay is left out")
 
 
 def replays(trace: Path) -> None:
