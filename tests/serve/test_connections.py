@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -119,8 +120,11 @@ def test_where_no_more_files_can_be_opened_it_goes_on_when_some_are_closed(tmp_p
         assert process.stdout is not None
         found = re.search(r"http://[\d.:]+", process.stdout.readline())
         assert found is not None
+        # It stands still while they come, so that it finds more of them at once than it has files, however fast either side is.
+        process.send_signal(signal.SIGSTOP)
         for _ in range(150):
             stack.enter_context(connected(found[0])).sendall(b"GET /health HTTP/1.1\r\n")
+        process.send_signal(signal.SIGCONT)
         end = time.monotonic() + 30
         answered = False
         while not answered and time.monotonic() < end:
