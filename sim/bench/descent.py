@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,8 @@ def least(
     """
     from scipy.optimize import least_squares
 
+    # It takes functions for `jac` and `loss` as well; scipy has no types, and its defaults are texts.
+    solve: Callable[..., Any] = least_squares
     here, slope = lines.residual / scale, lines.slope / scale
     n, priors = len(here), np.zeros(0) if widths is None else 1.0 / widths
     jacobian = np.vstack((slope, np.diag(priors))) if len(priors) else slope
@@ -50,12 +53,12 @@ def least(
         ones = np.ones(len(z) - n)
         return np.hstack((loss(z[:n]), np.stack((z[n:], ones, 0.0 * ones))))
 
-    return least_squares(
+    return solve(
         lambda x: np.concatenate((here + slope @ (x - lines.at), x[: len(priors)] * priors)),
         np.clip(lines.at, low + 1e-6, high - 1e-6),
-        jac=lambda _: jacobian,  # type: ignore[arg-type]
+        jac=lambda _: jacobian,
         bounds=(low, high),
-        loss=rho,  # type: ignore[arg-type]
+        loss=rho,
         x_scale=1.0 if widths is None else widths,
     ).x
 

@@ -173,7 +173,10 @@ def lengths(found: Mapping[str, float]) -> Lengths:
     if "median" in found:
         quantiles[MEDIAN] = found["median"]
     return Lengths(
-        **{f"{name}_tokens": found.get(name) for name in ("mean", "std", "min", "max")},  # type: ignore[arg-type]
+        mean_tokens=found.get("mean"),
+        std_tokens=found.get("std"),
+        min_tokens=found.get("min"),
+        max_tokens=found.get("max"),
         quantiles_tokens=dict(sorted(quantiles.items())),
     )
 
@@ -315,11 +318,12 @@ def run_of_rows(rows: RequestRows, notes: Iterable[str], **known: Any) -> BenchR
         raise Unreadable("no request completed, so that nothing was measured")
     ends = (rows.sent_s + rows.e2el_s)[good]
     duration = float(np.nanmax(ends)) if np.isfinite(ends).any() else 0.0
-    tokens = {side: getattr(rows, f"{side}_tokens") for side in ("prompt", "output")}
-    totals = {side: int(each[good & (each > 0)].sum()) or None for side, each in tokens.items()}
+    prompt, output = (each[good & (each > 0)] for each in (rows.prompt_tokens, rows.output_tokens))
+    output_tokens = int(output.sum()) or None
     offered = Offered(
         requests=len(rows),
-        **{side: Lengths(each_tokens=tuple(each[good & (each > 0)].tolist())) for side, each in tokens.items()},  # type: ignore[arg-type]
+        prompt=Lengths(each_tokens=tuple(prompt.tolist())),
+        output=Lengths(each_tokens=tuple(output.tolist())),
         **known.pop("offered", {}),
     )
     completed = int(good.sum())
@@ -329,10 +333,10 @@ def run_of_rows(rows: RequestRows, notes: Iterable[str], **known: Any) -> BenchR
             duration_s=duration if duration > 0 else None,
             completed=completed,
             failed=len(rows) - completed,
-            input_tokens=totals["prompt"],
-            output_tokens=totals["output"],
+            input_tokens=int(prompt.sum()) or None,
+            output_tokens=output_tokens,
             requests_per_s=completed / duration if duration > 0 else None,
-            output_tokens_per_s=totals["output"] / duration if duration > 0 and totals["output"] else None,
+            output_tokens_per_s=output_tokens / duration if duration > 0 and output_tokens else None,
             rows=rows,
             notes=tuple(notes),
             **latencies_of(rows),

@@ -202,7 +202,9 @@ def test_requests_of_closed_loop_clients_have_classes_and_predictions() -> None:
         scenario(classes=MIX, workload={"trace": "conversation", "limit": 40}),
     )
     assert (columns["finish_ns"] > 0).all()
-    assert columns["class_index"].tolist() == resolve(timed).experiment.workload.class_index.tolist()  # type: ignore[union-attr]
+    classes = resolve(timed).experiment.workload.class_index
+    assert classes is not None
+    assert columns["class_index"].tolist() == classes.tolist()
     assert len(set((columns["predicted_tokens"] / columns["output_tokens"]).tolist())) > 5
 
 

@@ -117,7 +117,8 @@ def test_the_column_is_read_and_written_and_joined(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "images.csv")
     trace.to_csv(tmp_path / "again.csv")
     again = read_trace(tmp_path / "again.csv")
-    assert again.encoder_tokens is not None
-    assert again.take([1, 2]).encoder_tokens.tolist() == [0, 1152]  # type: ignore[union-attr]
-    assert concat([trace, again]).encoder_tokens.tolist() == [576, 0, 1152] * 2  # type: ignore[union-attr]
+    taken, joined = again.take([1, 2]).encoder_tokens, concat([trace, again]).encoder_tokens
+    assert taken is not None
+    assert joined is not None
+    assert (taken.tolist(), joined.tolist()) == ([0, 1152], [576, 0, 1152] * 2)
     assert trace.describe()["encoder_tokens"]["max"] == 1152

@@ -289,7 +289,7 @@ def run_of(row: Mapping[str, Any], asked: Protocol, concurrency: int) -> BenchRu
     prompt, output = (whole(row, name, 0) for name in ("isl", "osl"))
     measured_s = {name: float(row.get(f"{name}_ms") or math.nan) * 1e-3 for name in ("ttft", "tpot")}
     latencies: dict[str, Any] = {
-        name: Latency(**{f"{asked.statistic}_s": value})  # type: ignore[arg-type]
+        name: Latency(mean_s=value) if asked.statistic == "mean" else Latency(median_s=value)
         for name, value in measured_s.items()
         if math.isfinite(value)
     }
@@ -333,15 +333,16 @@ def recorded_run(measurement: Measurement) -> Served:
         serving_stack(measurement.source)
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None
-    lengths = {
-        side: Lengths(each_tokens=tuple(getattr(rows, f"{side}_tokens").tolist())) for side in ("prompt", "output")
-    }
     return Served(
         run=BenchRun(
             name=measurement.path.stem,
             file=str(measurement.path),
             format="e2e_requests",
-            offered=Offered(requests=len(rows), **lengths),  # type: ignore[arg-type]
+            offered=Offered(
+                requests=len(rows),
+                prompt=Lengths(each_tokens=tuple(rows.prompt_tokens.tolist())),
+                output=Lengths(each_tokens=tuple(rows.output_tokens.tolist())),
+            ),
             rows=rows,
             **fields.latencies_of(rows),
         ),
