@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from sim.scenario import Scenario
 from sim.scenario.workload import workload_of
 from sim.study.rates import own_rate_per_s
 from tests.engine.costs import Linear
-from workloads import ClosedLoop, Trace, Workload
+from workloads import Trace, Workload
 
 MS = 1_000_000
 
@@ -69,10 +70,24 @@ def scenario(**settings: object) -> Scenario:
     return Scenario.from_mapping({"model": "llama-3.2-1b", "workload": {"generator": own}}, source="my.yaml")
 
 
-def one_by_one(workload: Workload, **experiment: object) -> Columns:
+def one_by_one(workload: Workload, **experiment: Any) -> Columns:
     """*workload* on a machine where an iteration takes a millisecond."""
     replica = ReplicaSpec(cost=Linear(fixed_s=1e-3), scheduler=OrcaPaged(max_sequences=8), kv_blocks=100)
-    return run(Experiment(workload=workload, replicas=(replica,), router=RoundRobin(), **experiment))  # type: ignore[arg-type]
+    return run(Experiment(workload=workload, replicas=(replica,), router=RoundRobin(), **experiment))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Own(Workload):
+    """Requests that *made* sends, whatever it is."""
+
+    made: Any
+
+    def clients(self) -> Any:
+        return self.made
+
+
+def three_sent_by(clients: object) -> Own:
+    return Own(prompt_tokens=np.ones(3, int), output_tokens=np.ones(3, int), made=clients)
 
 
 def test_a_batch_is_sent_when_the_one_before_has_ended() -> None:
@@ -92,12 +107,9 @@ def test_it_has_every_column_that_a_trace_has() -> None:
     assert own.keys() == trace.keys()
     assert all((own[name] == trace[name]).all() for name in own)
     first = kinds[0].take([True, False, True, True])
-    assert (first.size, first.priority.tolist(), first.prefix_of(0).tolist(), len(first.limit(2))) == (
-        4,
-        [3, 2, 0],
-        [1, 2],
-        2,
-    )  # type: ignore[union-attr]
+    assert first.priority is not None
+    assert (first.size, first.priority.tolist()) == (4, [3, 2, 0])
+    assert (first.prefix_of(0).tolist(), len(first.limit(2))) == ([1, 2], 2)
 
 
 def test_it_runs_in_a_scenario_and_its_summary_accounts_for_every_request() -> None:
@@ -171,13 +183,12 @@ def test_what_only_arrivals_have_is_refused_where_answers_say_when_requests_are_
             "send request 1 at 0 ns; expected one of 3 that has not been sent, and an instant from 1000000 ns",
         ),
         ([(2, 0)], [], "have not sent 2 requests (0, 1), and nothing is left to happen"),
+        ([(0, 0)], None, "do not answer with pairs of a row and an instant in ns, both whole numbers: 'NoneType'"),
+        ([(0, 0.5)], [], "do not answer with pairs of a row and an instant in ns, both whole numbers: 'float'"),
     ],
 )
 def test_clients_that_send_what_they_cannot_are_told_so(start: list, ended: list, sentence: str) -> None:
-    class Says(ClosedLoop):
-        def clients(self) -> Says:  # type: ignore[override]
-            return self
-
+    class Sends:
         starts_ns = (0,)
 
         def start(self, _now_ns: int, /) -> Iterable[tuple[int, int]]:
@@ -186,6 +197,14 @@ def test_clients_that_send_what_they_cannot_are_told_so(start: list, ended: list
         def ended(self, _row: int, _now_ns: int, /) -> Iterable[tuple[int, int]]:
             return ended
 
-    ones = np.ones(3, int)
     with pytest.raises(PolicyError, match=re.escape(sentence)):
-        one_by_one(Says(prompt_tokens=ones, output_tokens=ones, concurrency=1))
+        one_by_one(three_sent_by(Sends()))
+
+
+def test_clients_start_at_whole_nanoseconds() -> None:
+    class Starts(Sender):
+        starts_ns: Any = (0.5,)
+
+    own = Batches.drawn(requests=3, size=1, seed=0)
+    with pytest.raises(PolicyError, match=re.escape("start at whole nanoseconds: 'float' object")):
+        one_by_one(three_sent_by(Starts(own)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from policies.eviction import Lfu, Mru, Retention
+from policies.eviction import CachedBlocks, Lfu, Mru, Retention
 from sim.errors import ScenarioError
 from sim.report.timeline import events
 from sim.results import Result
@@ -250,6 +251,36 @@ def test_an_eviction_policy_that_a_tier_does_not_have_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(ScenarioError, match=sentence):
         build(scenario({"tiers": [tier]}))
+
+
+def _raises(blocks: CachedBlocks) -> float:
+    raise KeyError(blocks.uses)
+
+
+def _a_name(blocks: CachedBlocks) -> str:
+    return f"{blocks.uses}"
+
+
+def _nothing(blocks: CachedBlocks) -> tuple[float, ...]:
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (_raises, r"_raises fails at CachedBlocks\(.*\): KeyError: "),
+        (_a_name, "ranks by a number, or a tuple of numbers; got "),
+        (_nothing, "ranks by a number, or a tuple of numbers; got "),
+    ],
+)
+@pytest.mark.parametrize("where", ["memory.eviction", "memory.tiers.0.eviction"])
+def test_an_eviction_policy_that_cannot_rank_is_refused_before_the_run(
+    where: str, function: Callable[[CachedBlocks], object], sentence: str
+) -> None:
+    eviction = f"{__name__}:{function.__name__}"
+    memory = {"tiers": [HOST | ({"eviction": eviction} if "tiers" in where else {})]}
+    with pytest.raises(ScenarioError, match=f"{where}: .*{sentence}"):
+        build(scenario(memory if "tiers" in where else memory | {"eviction": eviction}))
 
 
 def test_replicas_that_disagree_about_the_eviction_of_their_store_are_refused_in_a_sentence() -> None:

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import index as whole
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -319,7 +320,11 @@ class Cluster:
     def _begin(self) -> None:
         """Send the first requests, and set the clock for known arrivals."""
         if self._clients is not None:
-            for start_ns in self._clients.starts_ns:
+            try:
+                starts_ns = [whole(start_ns) for start_ns in self._clients.starts_ns]
+            except TypeError as error:
+                raise PolicyError(f"clients of {self._workload!r} start at whole nanoseconds: {error}") from error
+            for start_ns in starts_ns:
                 if start_ns > self._clock.now_ns:
                     Alarm(self._clock, ARRIVALS, self._on_start).set(start_ns)
                 else:
@@ -404,7 +409,13 @@ class Cluster:
 
     def _send_all(self, requests: Iterable[tuple[int, int]], now_ns: int, ended_ns: int | None) -> None:
         """Clients send *requests*, each with its instant."""
-        for id_, sent_ns in requests:
+        try:
+            pairs = [(whole(id_), whole(sent_ns)) for id_, sent_ns in requests]
+        except (TypeError, ValueError) as error:
+            raise PolicyError(
+                f"clients of {self._workload!r} do not answer with pairs of a row and an instant in ns, both whole numbers: {error}"
+            ) from error
+        for id_, sent_ns in pairs:
             if not 0 <= id_ < self._n or self._state.arrival[id_] >= 0 or sent_ns < now_ns:
                 raise PolicyError(
                     f"clients of {self._workload!r} send request {id_} at {sent_ns} ns; expected one of {self._n} that has not "

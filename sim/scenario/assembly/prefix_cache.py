@@ -9,7 +9,7 @@ from typing import Any
 
 from hwmodels.cache import cached_kinds, groups_of
 from hwmodels.model import ModelSpec
-from policies.eviction import foresees
+from policies.eviction import CachedBlocks, foresees, rank_of
 from policies.routers import Knowledge, knowledge_of
 from sim.engine.spec.experiment import LeftBehind, PrefixCacheKind
 from sim.errors import ScenarioError
@@ -17,6 +17,7 @@ from sim.scenario import named
 from sim.scenario.chosen import Eviction
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
+from sim.text import shown
 from workloads import Workload
 
 _READS_THE_TARGET = ("eagle", "mtp")
@@ -62,9 +63,19 @@ def _eviction(scenario: Scenario, kind: PrefixCacheKind | None) -> Any:
 
 
 def eviction_of(scenario: Scenario, asked: Eviction, key: str) -> Any:
-    """The eviction policy that the setting *key* asks for."""
+    """The eviction policy that the setting *key* asks for, which has ranked a block once; ScenarioError where it cannot."""
     with told_by(scenario, key):
-        return asked.made(key)
+        policy = asked.made(key)
+        try:
+            rank = rank_of(policy)(CachedBlocks())
+        except Exception as error:
+            raise ScenarioError(
+                f"{key}: {asked.policy} fails at {CachedBlocks()}: {type(error).__name__}: {error}"
+            ) from error
+        numbers = rank if isinstance(rank, tuple) else (rank,)
+        if not numbers or not all(isinstance(number, int | float) for number in numbers):
+            raise ScenarioError(f"{key}: {asked.policy} ranks by a number, or a tuple of numbers; got {shown(rank)}")
+    return policy
 
 
 def caches(scenario: Scenario) -> bool:
