@@ -49,7 +49,6 @@ def two_models(quick: bool) -> Iterator[Row]:
         simulated="not run",
         kind="qualitative",
         evidence="shown only",
-        informational=True,
         note="without a stated load, burstiness and SLO the ratio is anything from 1 to 10",
     )
 

@@ -149,7 +149,6 @@ def _coverage() -> Iterator[Row]:
             published=float(line["gain"]),
             simulated=gain(cost, DecodeMaximal(chunk, batch), batch, tokens, decodes, 12).gain,
             evidence=SHOWN,
-            informational=True,
             note="neither is measured",
         )
 

@@ -107,6 +107,5 @@ def rows() -> Iterator[Row]:
             published=float(stated),
             simulated=pool / (4096 * room.kv_bytes_per_token_per_device) / pipeline,
             evidence=SHOWN,
-            informational=True,
             note="the reserve is not published",
         )

@@ -277,7 +277,6 @@ def _gpt3(requests: int) -> Iterator[Row]:
         simulated=1.48 * 1.28,
         kind="theory",
         evidence=SHOWN,
-        informational=True,
         note="arithmetic of the document's own figures",
     )
     alone = cost_of("gpt3-175b", "a100-80gb-sxm")
@@ -310,7 +309,6 @@ def _gpt3_beside(requests: int) -> Iterator[Row]:
                 simulated=ratio,
                 kind="emulated",
                 evidence=SHOWN,
-                informational=True,
                 note=note,
             )
 

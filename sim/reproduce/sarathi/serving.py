@@ -209,7 +209,6 @@ def _capacities(requests: int) -> Iterator[Row]:
                 published=float(line["ratio"]),
                 simulated=_ratio(ours, base),
                 evidence=SHOWN,
-                informational=True,
                 note="another system's server",
             )
 
