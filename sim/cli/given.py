@@ -1,4 +1,4 @@
-"""What options of several commands give: a scenario with its settings and limits, configs of models."""
+"""Options that several commands have are read here: a scenario with its settings and limits, and configs of models."""
 
 from __future__ import annotations
 
