@@ -11,7 +11,7 @@ import typer
 
 from sim.cli.commands.bench.fitting import fit, next_run
 from sim.cli.exits import USER_ERROR
-from sim.cli.options import Before, Facts, Files, Json, Where
+from sim.cli.options import Before, Csv, Facts, Files, Json, Where, set_option
 from sim.cli.tables import console, print_json, print_notes, print_table
 from sim.errors import RooftraceError
 
@@ -43,7 +43,7 @@ def show(
     where: Where = None,
     before: Before = None,
     as_json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")] = False,
+    csv: Csv = False,
 ) -> None:
     """Print what result files say: what was offered, what was measured, and what a simulation still needs to be told."""
     from sim.bench import to_frame
@@ -69,12 +69,7 @@ def compare(
     scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML): the deployment.")],
     files: Files,
     set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a setting of the scenario, or with run.KEY say what files do not.",
-        ),
+        list[str] | None, set_option("Change a setting of the scenario, or with run.KEY say what files do not.")
     ] = None,
     where: Where = None,
     before: Before = None,
@@ -95,7 +90,7 @@ def compare(
         Path | None, typer.Option("--plot", help="Draw the runs over their load (PNG).", show_default=False)
     ] = None,
     as_json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")] = False,
+    csv: Csv = False,
 ) -> None:
     """Simulate measured runs, each as its clients asked, and say how far off the simulation is."""
     from sim.bench.compare import compared, frame_of, to_json
