@@ -173,7 +173,6 @@ def _ms(value: float | None) -> str:
 
 def _short(runs: Sequence[BenchRun]) -> list[str]:
     """Names without the file where all are of one, which is then printed above them."""
-
     if len({run.file for run in runs}) > 1 or not all(", " in run.name for run in runs):
         return [run.name for run in runs]
     console().print(runs[0].file, markup=False, soft_wrap=True)
