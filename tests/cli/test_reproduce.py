@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sim.cli import build_app
 from sim.cli.commands import reproduce as command
-from sim.cli.commands.reproduce import _Progress, _run, _Task
+from sim.cli.commands.reproduce import _facts, _Progress, _run, _Task
 from sim.reproduce import Part, Row, groups, load_group, parts
 
 
@@ -121,6 +121,14 @@ def test_a_row_shown_only_has_no_tolerance_and_says_why_and_a_judged_one_has_one
     with pytest.raises(ValueError, match="note says why"):
         row("x", 1.0, evidence="shown only", within_pct=None)
     assert row("x", 3.0, evidence="shown only", within_pct=None, note="nobody timed it").ok is None
+
+
+def test_json_says_of_each_row_whether_it_is_judged():
+    said = _facts(ROWS, failures_only=False)["rows"]
+    assert [(each["ok"], each["informational"]) for each in said] == [
+        (True, False), (False, False), (None, True), (True, False),
+    ]  # fmt: skip
+    assert said[0]["error_pct"] == pytest.approx(1.0)
 
 
 def test_ok_is_a_plain_boolean_for_numbers_of_numpy():
