@@ -56,11 +56,12 @@ def test_numpy_times_every_operation() -> None:
     every_operation_has_a_time(open_backend("numpy", "cpu", clock="cpu"))
 
 
+@pytest.mark.slow
 def test_numpy_calibrates_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The budget runs down by the look, not by the second: a busy machine takes as many samples as a quiet one.
     ticks = itertools.count()
     monkeypatch.setattr("hwmodels.calibrate.session.time", SimpleNamespace(monotonic=lambda: 0.022 * next(ticks)))
-    arguments = ["calibrate", "--backend", "numpy", "--budget", "3s", "--clock", "cpu", "--allow-noise"]
+    arguments = ["calibrate", "--backend", "numpy", "--budget", "6s", "--clock", "cpu", "--allow-noise"]
     done = CliRunner().invoke(build_app(), [*arguments, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert f"hardware: {tmp_path / 'profile.toml'}" in done.output
