@@ -210,6 +210,7 @@ class Stack:
     eviction_borrowed: str = ""
     """A sentence where another engine's order stands in."""
     graphs: Graphs | None = None
+    published: Published | None = None
     stream_by: Literal["tokens", "iterations"] = "tokens"
     """Tokens that are sent together (`stream_interval`) are counted in these."""
     rank_router: str | None = None
@@ -220,7 +221,6 @@ class Stack:
     connector: str | None = None
     """The connector between machines that prefill and decode whose terms were measured with it."""
     kernels: Kernels = Kernels()
-    published: Published | None = None
     checks: tuple[Check, ...] = ()
     left_out: str = ""
     """Parts that are not modelled, in a sentence."""
