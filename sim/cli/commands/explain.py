@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.options import Json
+from sim.cli.options import Json, set_option
 from sim.cli.tables import console, print_facts, print_json, print_notes, print_table
 from sim.under_way import under_way
 
@@ -35,9 +35,7 @@ def explain(
             help="Results folder of a run, or a scenario file; without one, the built-in default.", show_default=False
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the scenario.")
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting of the scenario.")] = None,
     effects: Annotated[
         bool, typer.Option(help="Run it again with a tenth more of each resource, and say what that changes.")
     ] = True,
