@@ -99,14 +99,15 @@ class StackKernels:
     @property
     def host(self) -> HostTimes:
         own = self._own
-        beside_s = own.expert_host_s * self.expert_layers + own.latent_host_s * self.latent_layers
-        floor_s = own.layer_host_s * self.layers + beside_s
+        floor_s = own.layer_host_s * self.layers
+        floor_s += own.expert_host_s * self.expert_layers + own.latent_host_s * self.latent_layers
         decode_floor_s = 0.0 if self.stack.graph else floor_s
         launch_floor_s = decode_floor_s
         if self.captured is not None:
-            # What launches of a layer take was fitted to the eager stack's runs alone.
-            layer_host_s = own.layer_host_s or serving_stack("eager").overheads.layer_host_s
-            launch_floor_s = layer_host_s * self.layers + beside_s
+            # Of a dense layer launches were fitted to the eager stack's runs alone. What a stack's prompts with experts or latent
+            # attention take was fitted with nothing for the rest of the layer, and holds it.
+            any_layer_s = serving_stack("eager").overheads.layer_host_s * self.layers
+            launch_floor_s = floor_s if own.layer_host_s else max(any_layer_s, floor_s)
             if not self.captured:
                 floor_s = decode_floor_s = launch_floor_s
         return HostTimes(

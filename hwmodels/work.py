@@ -284,6 +284,10 @@ def _collectives_of_layers(spec: ModelSpec, parallel: ParallelConfig, count: _La
         for name, layers in (("attention", count.all), ("mlp", after_mlp)):
             if layers:
                 yield Collective(name=name, kind="all_reduce", bytes_per_row=row, n=t, layers=layers)
+        if isinstance(spec.attention, Attention) and spec.attention.norm_over_heads and count.softmax:
+            # A sum of squares in 32 bits of queries and one of keys, as engines have it of MiniMax (from knowledge). OLMo's
+            # layers gather queries and keys whole, which is no less.
+            yield Collective(name="query_key_norm", kind="all_reduce", bytes_per_row=8.0, n=t, layers=count.softmax)
     if parallel.data > 1 and count.moe and t > 1:
         # Each device of a group has brought back its share of the group's rows.
         yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
@@ -330,6 +334,12 @@ def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> I
     width = a.n_heads // tensor * (a.head_dim if isinstance(a, Attention) else a.v_dim)
     if count.softmax:
         yield Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * width * act, launches=2, layers=count.softmax)
+    if count.softmax and isinstance(a, Attention) and a.norm_over_heads:
+        # Squares and their sum, and the products with root and weights: queries and keys are read twice and written once.
+        heads = a.n_heads // tensor + max(1, a.n_kv_heads // tensor)
+        yield Elementwise(
+            name="query_key_norm", bytes_per_row=3.0 * heads * a.head_dim * act, launches=2, layers=count.softmax
+        )
     if count.linear and spec.linear_attention is not None:
         s = spec.linear_attention
         values = s.n_value_heads // tensor * s.value_dim

@@ -132,17 +132,18 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
     kv_heads, head_dim = c.integer("num_key_value_heads", heads), c.integer("head_dim", max(1, hidden // heads))
     if heads % kv_heads:
         raise ValueError(f"{c.where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    norm = 0
+    norm, over_heads = 0, False
     if family in ("qwen3", "qwen3_moe", "gemma3_text", "exaone4") or family in HYBRID:
         norm = 2 * head_dim
     elif family in OLMO:
-        norm = (heads + kv_heads) * head_dim
+        norm, over_heads = (heads + kv_heads) * head_dim, True
     elif family == "llama4_text":
         # Llama4TextL2Norm has no parameters.
         norm = 0
     elif c.flag("use_qk_norm", False):
-        whole = family in COHERE or c.data.get("qk_norm_type") == "per_layer"
-        norm = (heads + kv_heads) * head_dim if whole else 2 * head_dim
+        # Cohere's weights differ from head to head, and each head is normalised by itself.
+        over_heads = c.data.get("qk_norm_type") == "per_layer"
+        norm = (heads + kv_heads) * head_dim if over_heads or family in COHERE else 2 * head_dim
     bias = c.flag("use_bias" if family == "starcoder2" else "attention_bias", False)
     return Attention(
         n_heads=heads,
@@ -151,6 +152,7 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
         qkv_bias=bias or family in ("qwen2", "qwen2_moe"),
         out_bias=c.flag("attention_out_bias", bias and family not in _NO_OUT_BIAS),
         qk_norm_params=norm,
+        norm_over_heads=over_heads,
         sink_params=heads if family == "gpt_oss" else 0,
         output_gate=c.flag("attn_output_gate", family in HYBRID),
     )

@@ -24,6 +24,8 @@ class Attention:
     out_bias: bool = False
     qk_norm_params: int = 0
     """Parameters of query and key normalisation in one layer."""
+    norm_over_heads: bool = False
+    """Queries and keys are normalised over all heads together, of which devices that split them know the sum alone."""
     sink_params: int = 0
     output_gate: bool = False
     """Queries come with a gate of the same width (Qwen3.5)."""

@@ -27,6 +27,8 @@ class Server:
     router: str | None = None
     hardware: str | None = None
     autoscale: Mapping[str, Any] | None = None
+    release: str | None = None
+    """Of its engine, as the tag of its image says; None where that is the one whose options are known, or no release."""
 
 
 @dataclass(slots=True)
@@ -166,7 +168,15 @@ def read_container(
     engine = next((engine for part, engine in _OF_IMAGES.items() if part in name), None)
     if engine and re.match(r"v?\d", tag) and release_of(engine).removesuffix(".0") not in tag:
         found.notes.append(f"image {image} is of another release than the options that are known, {release_of(engine)}")
+        numbers = _RELEASE.match(tag)
+        # Others build images of their own around an engine, and number them by themselves.
+        if numbers and _OF_IMAGES.get(name) == engine:
+            found.servers = [replace(server, release=numbers[1]) for server in found.servers]
     return found
+
+
+_RELEASE = re.compile(r"v?(\d+(?:\.\d+)+(?:\.?(?:rc|post)\d+)*)")
+"""The release at the front of a tag."""
 
 
 _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwmodels.device import load_device
+from hwmodels.memory import stack_memories
 from hwmodels.model import load_model
+from hwmodels.overheads import at_or_before
 from sim.errors import RooftraceError, ScenarioError
 from sim.launch.arguments import NO_SERVER, Command, read_words, yaml_file
 from sim.launch.documents import is_document, read_documents
@@ -143,10 +145,20 @@ def _read(server: Server, instead: str | None, strict: bool) -> Reading:
             f"{error}; or set one in its place: --set model=NAME, or the folder of its config.json"
         ) from None
     reader_of(found.engine)(reading, experts=experts)
+    if server.release is not None:
+        _put_release(reading, server.release)
     aside = [word for word in found.aside if not word.startswith("LMCACHE_")]
     if aside:
         reading.notes.append(f"not read, because it stands before the server's own words: {' '.join(masked(aside))}")
     return reading
+
+
+def _put_release(reading: Reading, release: str) -> None:
+    """The overheads of an image's release, and its account of memory where the stack has several."""
+    reading.put("serving_release", release)
+    accounts = stack_memories().get(reading.command.engine, {})
+    if len(accounts) > 1 and "kv_blocks" not in reading.settings.get("memory", {}):
+        reading.put("memory.release", at_or_before(release, accounts))
 
 
 def _of_dynamo(server: Server) -> tuple[list[str], str | None]:

@@ -265,9 +265,16 @@ farthest first; [files_served.csv](validation/files_served.csv) has all models a
   be the same in all rows ([evidence](validation/servers.md#ranks)).
 * Qwen3-235B behind vLLM 0.12 and DeepSeek-R1-NVFP4 take two to four times what their kernels take, as the publishers of the
   rows say. They inform no fit.
-* Short outputs behind SGLang 0.5.6: first tokens come sooner than one prompt an iteration allows.
-* SGLang's admission is one constant, 0.124 s for 0.5.9 and 0.293 s for 0.5.6, fitted to models of 8 billion parameters and more.
-  Smaller models were not measured: Llama-3.2-1B on one H100 gets a TTFT of 126 and 298 ms, against 19 ms behind vLLM.
+* Prompts behind SGLang 0.5.6: those of Qwen3-235B take 0.3 to 0.5 ms a token, several times their kernels.
+* SGLang's admission is one constant, 0.124 s for 0.5.9 and 0.060 s for 0.5.6, fitted to models of 8 billion parameters and more.
+  Smaller models were not measured: Llama-3.2-1B on one H100 gets a TTFT of 128 and 68 ms, against 19 ms behind vLLM.
+* Experts at few clients: with 4 in flight MiniMax-M2.5 behind vLLM takes 16 us (FP4) and 35 us (FP8) a layer more than its
+  kernels, Qwen3.5 and GLM-5 behind SGLang about 30; gpt-oss takes none more. One time of a layer with experts, offered to the
+  fit, was put on zero for vLLM, and SGLang's deployments that a fit had not seen were no better for it.
+* Long prompts of GLM-5: with a cache of 16 bits one layer's sparse attention takes 4.7 ms for 8,192 tokens on B200 and 5.2 on H200,
+  measured apart (`dsa_module_prefill_*_sglang0.5.14.csv`); it is priced at 1.3 and 2.6.
+* DeepSeek behind TensorRT-LLM: rows of 2026-01-14 are as fast as those of that day with multi-token prediction, and may have had
+  it; in FP8 the rows of December 2025 are a fifth to a third slower than experts of either table make them.
 * Rows of no known concurrency are replayed at their batch size.
 """
 

@@ -73,6 +73,22 @@ def test_an_eager_server_pads_nothing_and_launches_everything():
 
 
 @pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize(("model", "layers", "latent"), [("qwen3-30b-a3b", 48, 0), ("deepseek-v3", 61, 61)])
+def test_a_layer_with_experts_is_launched_in_the_time_that_prompts_of_the_stack_say(stack, model, layers, latent):
+    # Prompts are launched with graphs and without: what they take was fitted to whole layers, of which nothing is counted twice.
+    of_prompts, eager = (cost_of(stack, model, "b200", ParallelConfig(tensor=8), eager=each) for each in (False, True))
+    own = serving_stack(stack).overheads
+    launched_s = max(
+        layers * serving_stack("eager").overheads.layer_host_s,
+        layers * own.expert_host_s + latent * own.latent_host_s,
+    )
+    host_s = own.step_s + own.sequence_s
+    assert eager.iteration_s(decodes(1)) == pytest.approx(launched_s + host_s)
+    short = Totals(8, 8, 1, 36, 8, 0, 0, 1)
+    assert eager.iteration_s(short) == pytest.approx(max(launched_s + host_s, of_prompts.iteration_s(short)))
+
+
+@pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b"])
 def test_scalars_and_arrays_agree_and_time_does_not_fall(stack, model):
     parallel = ParallelConfig(data=2, expert=2) if model.startswith("qwen3-30b") else None

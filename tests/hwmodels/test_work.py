@@ -207,3 +207,25 @@ def test_impossible_splits_are_refused(name, degrees, message):
 def test_degrees_are_positive_integers(degrees, message):
     with pytest.raises(ValueError, match=message):
         ParallelConfig(**degrees)
+
+
+@pytest.mark.parametrize(
+    ("model", "over_heads"),
+    [
+        ("minimax-m2.5", True),
+        ("olmo-2-7b", True),
+        ("qwen3-8b", False),
+        ("command-r-plus-104b", False),
+        ("llama-3.1-8b", False),
+    ],
+)
+def test_a_norm_over_all_heads_adds_a_sum_of_squares_over_the_devices_that_split_them(model, over_heads):
+    spec = load_model(model)
+    for tensor in (1, 4):
+        work = stage_work(spec, ParallelConfig(tensor=tensor), 0)
+        sums = [op for op in work.collectives if op.name == "query_key_norm"]
+        launched = [op for op in work.elementwise if op.name == "query_key_norm"]
+        assert [(op.kind, op.n, op.layers) for op in sums] == [("all_reduce", tensor, spec.n_layers)] * (
+            over_heads and tensor > 1
+        )
+        assert len(launched) == over_heads
