@@ -96,6 +96,8 @@ class Terms:
     """Limit of the first token, from arrival; -1: none."""
     predicted_tokens: ById = NOT_SAID
     """Output tokens that a predictor expects; how many there will be a policy cannot see."""
+    classes: Sequence[str] = ()
+    """The name of its class of service; empty where there are none."""
 
 
 NO_TERMS: Final = Terms()

@@ -17,7 +17,7 @@ the cache.
 
 from __future__ import annotations
 
-from policies.eviction import foresees, rank_of
+from policies.eviction import foresees, lasts, rank_of
 from policies.view import looks_itself
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
@@ -218,7 +218,8 @@ class BlockCache(RunPool):
                 (self._remove, chain, run),
             )
         if self.eviction is not None:
-            run.used, run.uses, run.place = self._n_uses, 1, 0
+            run.uses, run.place = 1, 0
+            run.was_used(self._n_uses, 0, -1)
         self._insert(chain, run)
         chain.overlaps += again
         if to > chain.end:
@@ -241,7 +242,6 @@ class BlockCache(RunPool):
         head = self._head
         latest: Run | None = None
         freed: list[Run] = []
-        self._n_uses += 1
         for first, hi in reversed(held.entries):
             for run in (first,) if first.hi >= hi else reversed(parts_of(first, hi)):
                 run.refs -= 1
@@ -268,11 +268,10 @@ class BlockCache(RunPool):
                 last.after = head.before = run
                 latest = run
                 if self.eviction is not None:
-                    run.used = self._n_uses
                     freed.append(run)
         self.free = free
-        for run in freed:
-            self._place(run)
+        if freed:
+            self._rank_the_freed(freed, id_)
 
     def reset(self) -> None:
         """Frees every block, and caches nothing."""
@@ -282,6 +281,7 @@ class BlockCache(RunPool):
         self._own.clear()
         self._head.before = self._head.after = self._head
         self._ranked.clear()
+        self._due.clear()
         self._behind.clear()
         self._writes = 0
 
@@ -303,7 +303,8 @@ def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool
         blocks.left_behind = spec.left_behind
     pool.drops_last = spec.prefix_drops_last
     if spec.eviction is not None:
-        pool.eviction = rank_of(spec.eviction)
+        pool.eviction, pool.lasts_s = rank_of(spec.eviction), lasts(spec.eviction)
+        pool.classes = state.terms.classes
     if foresees(spec.eviction):
         pool.next_uses = NextUses(contents, state.prompt)
     return pool

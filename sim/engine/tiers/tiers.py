@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Literal, NamedTuple
 
-from policies.eviction import Eviction, RankFunction, foresees, rank_of
+from policies.eviction import Eviction, RankFunction, asks_for_more, rank_of
 from sim.engine.kv.content import Contents
 from sim.engine.kv.content_store import LOADED, WRITTEN_AGAIN, Piece, Space
 from sim.engine.record.columns import DEVICE, LOAD, MOVE_IN, PLACES, STORE, Recorder
@@ -78,10 +78,10 @@ class TierSpec:
             raise ValueError(f"a {self.kind} tier has capacity_bytes; got {self.capacity_bytes}")
         if self.kind == "peer" and self.eviction is not None:
             raise ValueError("a peer tier reads the host memory of other machines, which evicts by its own rule")
-        if foresees(self.eviction):
+        if asks_for_more(self.eviction):
             raise ValueError(
-                "a tier is not told which request looks for its blocks next: part of them are found on the device; an eviction "
-                "policy that knows the next use of blocks is one of the device's cache alone"
+                "a tier is not told which request looks for its blocks next, nor whose they are and for how long: part of them are "
+                "used on the device; an eviction policy that asks for that is one of the device's cache alone"
             )
         if self.min_load_tokens < 0:
             raise ValueError(f"min_load_tokens is at least 0; got {self.min_load_tokens}")
