@@ -56,7 +56,7 @@ def foresees(eviction: Eviction | RankFunction | None) -> bool:
     return getattr(eviction, "foresees", False)
 
 
-def lasts(eviction: Eviction | RankFunction | None) -> RankFunction | None:
+def lasts(eviction: Eviction | RankFunction | None) -> Callable[[CachedBlocks], float] | None:
     """How long after their latest use (seconds; inf: always) a policy's rank of blocks holds, by its method `lasts_s`; None: it has
     none. Then they are ranked again, once, and count as used at that moment.
     """

@@ -52,7 +52,7 @@ class CachingPool(KvPool, Generic[H]):
 
     __slots__ = (
         "_blank", "_contents", "_due", "_held", "_log", "_n_admitted", "classes", "drops_last", "eviction", "gives_up",
-        "lasts_s", "next_uses", "now_ns",
+        "next_uses",
     )  # fmt: skip
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
@@ -64,10 +64,6 @@ class CachingPool(KvPool, Generic[H]):
         """Which cached blocks go first; None: the least recently used."""
         self.next_uses: NextUses | None = None
         """For an eviction policy that foresees."""
-        self.lasts_s: RankFunction | None = None
-        """For an eviction policy whose ranks hold for a time (`policies.eviction.lasts`)."""
-        self.now_ns: Callable[[], int] = int
-        """The clock, for such a policy."""
         self.classes: Sequence[str] = ()
         """The name of each request's class of service; empty: there are none."""
         self._due: list[tuple[int, int, int, Any]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from policies.eviction import CachedBlocks
 from policies.view import Looks
 
 
@@ -37,7 +38,9 @@ class KvPool:
         "caches_late",
         "evicted",
         "free",
+        "lasts_s",
         "lookahead_tokens",
+        "now_ns",
         "progress",
         "queue_looks",
         "total",
@@ -55,6 +58,10 @@ class KvPool:
         """Whether that is only after the iteration that computed it has ended."""
         self.evicted = 0
         """Blocks with content that were evicted."""
+        self.lasts_s: Callable[[CachedBlocks], float] | None = None
+        """How long the ranks of an eviction policy hold (`policies.eviction.lasts`)."""
+        self.now_ns: Callable[[], int] = int
+        """The clock, for such a policy."""
         self.queue_looks = 0
         """Plans whose scheduler had looked over the queue; see `policies.view.Looks`."""
         self.progress: Callable[[int], int] | None = None

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from policies.view import ALWAYS_NS, Plan, ReplicaView, plan_of, reserves
 from sim.engine.batch.micro_batch import MicroBatch, QueueView
-from sim.engine.kv.caching_pool import CachingPool
 from sim.engine.serve.loading import Loading
 from sim.engine.serve.sequences import Sequences
 from sim.engine.spec.experiment import ReplicaSpec
@@ -37,10 +36,8 @@ class Planner:
         self._by_chunk = sequences.kv.by_chunk
         self._late = sequences.kv.caches_late
         self._shares_cache = sequences.kv.caches and not alone
-        kv = sequences.kv
-        self._eviction_is_timed = loading is not None and loading.tiers.takes_evicted
-        if isinstance(kv, CachingPool) and kv.lasts_s is not None:
-            self._eviction_is_timed = True
+        writes_evicted = loading is not None and loading.tiers.takes_evicted
+        self._eviction_is_timed = writes_evicted or sequences.kv.lasts_s is not None
         self._shows_more = self._ahead is not None or is_rank or reserves(spec.scheduler)
         apart = self._connector.takes_part or self._ahead is not None or loading is not None
         self._is_plain = not (apart or sequences.kv.caches)
