@@ -226,19 +226,21 @@ class BlockCache(RunPool):
             chain.end = to
         entries.append((run, to))
 
-    def release(self, id_: int, blocks: int, tokens: int) -> None:
+    def release(self, id_: int, blocks: int, tokens: int, *, ended: bool = False) -> None:
         """Frees all *blocks* blocks of a request, with *tokens* tokens cached. Its last block is evicted first."""
-        self.cached(id_, tokens)
+        alone = self._found_by_nobody(id_, tokens, ended)
+        self.cached(id_, tokens - alone * self.block_tokens)
         held = self._held.pop(id_)
         if self._writes:
             for written in self._written(id_, 0):
                 self._writes -= written.writers.pop(id_, 0) is None
         left = self.left_behind
         if left is not None:
-            self._leave_behind(round(max(held.full - held.found - left.window_blocks, 0) * left.per_block))
-        blank = blocks - held.full
+            self._leave_behind(round(max(held.full + alone - held.found - left.window_blocks, 0) * left.per_block))
+        blank = blocks - held.full - alone
         self._blank += blank
         free = self.free + blank
+        free += self._queue_unfound(alone)
         head = self._head
         latest: Run | None = None
         freed: list[Run] = []
@@ -272,6 +274,13 @@ class BlockCache(RunPool):
         self.free = free
         if freed:
             self._rank_the_freed(freed, id_)
+
+    def _found_by_nobody(self, id_: int, tokens: int, ended: bool) -> int:
+        """Blocks of a request that has *ended*, of its first *tokens* tokens, that need no place among what is found: those that it
+        alone has, which are evicted first of its blocks. An eviction policy and tiers look at them."""
+        if not ended or self.eviction is not None or self.gives_up is not None or id_ in self._own:
+            return 0
+        return max(tokens // self.block_tokens - self._contents.named[id_], 0)
 
     def reset(self) -> None:
         """Frees every block, and caches nothing."""

@@ -131,7 +131,7 @@ class RadixCache(TreePool):
         held = self._held[id_]
         held.found = held.node.hi
 
-    def release(self, id_: int, blocks: int, tokens: int) -> None:
+    def release(self, id_: int, blocks: int, tokens: int, *, ended: bool = False) -> None:
         """Frees all *blocks* pages of a request; the tree keeps full pages of its first *tokens* tokens; 0: no more than it
         has."""
         self.computed(id_, tokens)

@@ -104,7 +104,7 @@ def parts_of(run: Run, hi: int) -> list[Run]:
 class RunPool(CachingPool[HeldRuns]):
     """A pool whose free blocks are blank or in the queue of unheld cached runs."""
 
-    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked")
+    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked", "_unfound")
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
         super().__init__(total, block_tokens, contents, slots)
@@ -112,6 +112,8 @@ class RunPool(CachingPool[HeldRuns]):
         self._own: dict[int, Chain] = {}
         self._head = head = Run(None, 0, 0, 0, False)
         head.before = head.after = head
+        self._unfound = Chain(0, None, -1)
+        """The chain of blocks that no look-up finds, which does not know them."""
         self._prepaid = self._n_placed = 0
         self._n_uses: int = 0
         self._ranked: list[tuple[Any, int, Run]] = []
@@ -164,6 +166,12 @@ class RunPool(CachingPool[HeldRuns]):
             gone = hi - lo <= blocks
             if log is not None:
                 log.append((self._bring_back, run, hi, chain.end, chain.overlaps, gone))
+            if chain is self._unfound:
+                run.hi -= min(blocks, hi - lo)
+                blocks -= hi - run.hi
+                if gone:
+                    self._unlink(run)
+                continue
             if gone:
                 blocks -= hi - lo
                 top = lo
@@ -190,7 +198,8 @@ class RunPool(CachingPool[HeldRuns]):
         if gone:
             if chain.owner >= 0:
                 self._own[chain.owner] = chain
-            self._insert(chain, run)
+            if chain is not self._unfound:
+                self._insert(chain, run)
             self._relink(run)
 
     def _remove(self, chain: Chain, run: Run) -> None:
@@ -256,10 +265,13 @@ class RunPool(CachingPool[HeldRuns]):
         self.take(blocks)
         self._prepaid = prepaid
         self.free += blocks
-        chain = Chain(0, None, -1)
-        chain.end = blocks
-        run = Run(chain, 0, blocks, 0, False)
-        chain.runs.append(run)
+        self._queue_unfound(blocks)
+
+    def _queue_unfound(self, blocks: int) -> int:
+        """Queues free blocks, if any, with content that no look-up finds; returns how many."""
+        if not blocks:
+            return 0
+        run = Run(self._unfound, 0, blocks, 0, False)
         last = self._head.before
         assert last is not None
         run.before, run.after = last, self._head
@@ -268,6 +280,7 @@ class RunPool(CachingPool[HeldRuns]):
             run.uses = 1
             run.was_used(self._n_uses, self.now_ns(), -1)
             self._place(run)
+        return blocks
 
     def _copies(self, chain: Chain | None, upto: int) -> list[tuple[Run, int, int]]:
         """(run, first block, end) of cached blocks below *upto* of content that ends on *chain*, each at the first to enter."""

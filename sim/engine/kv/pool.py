@@ -94,8 +94,9 @@ class KvPool:
     def give(self, blocks: int) -> None:
         self.free += blocks
 
-    def release(self, id_: int, blocks: int, tokens: int) -> None:
-        """Frees all *blocks* blocks of a sequence; its first *tokens* tokens are cached, where blocks are."""
+    def release(self, id_: int, blocks: int, tokens: int, *, ended: bool = False) -> None:
+        """Frees all *blocks* blocks of a sequence; its first *tokens* tokens are cached, where blocks are. *ended*: nobody looks
+        for what it alone has."""
         self.give(blocks)
 
     def reset(self) -> None:
