@@ -187,11 +187,6 @@ class Transfer:
         """Asked for, begun, sent, arrived (ns)."""
         return self.asked_ns, self.begin_ns, self.sent_ns, self.arrived_ns
 
-    @property
-    def waited_ns(self) -> int:
-        """Time queued; 0 for one that began before all bytes existed."""
-        return max(self.begin_ns - self.asked_ns, 0)
-
 
 class Link:
     """A link. Transfers are asked for in order of time, and a later one never changes the others' times."""
