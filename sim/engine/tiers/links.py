@@ -180,7 +180,7 @@ class Transfer:
     through_ns: int
     """The end of its bytes; its place is held until `sent_ns`."""
     taken: tuple[tuple[Capacity, Stretches], ...] = ()
-    """Of shared limits."""
+    """The stretches that it has of each shared limit."""
 
     @property
     def times(self) -> tuple[int, int, int, int]:
