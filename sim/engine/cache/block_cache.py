@@ -17,8 +17,10 @@ the cache.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from policies.eviction import foresees, lasts, rank_of
-from policies.view import looks_itself
+from policies.view import NO_BLOCKS, looks_itself
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
 from sim.engine.kv.content import Contents
@@ -85,7 +87,7 @@ class BlockCache(RunPool):
             chain = chain.parent
         return 0
 
-    def unheld_blocks(self, id_: int, blocks: int) -> int:
+    def unheld_blocks(self, id_: int, blocks: int, held: Mapping[object, int] = NO_BLOCKS) -> int:
         """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
         unheld = 0
         for run, lo, hi in self._copies(self._last_chain(id_), blocks):

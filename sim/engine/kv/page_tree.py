@@ -205,17 +205,6 @@ class TreePool(CachingPool[HeldNode]):
         self._n_nodes += 1
         return upper
 
-    def _join(self, upper: Node) -> None:
-        """Undoes the split that made *upper*."""
-        (node,) = upper.children.values()
-        self._walked.clear()
-        node.keys = [key for key in upper.keys if key[1] <= upper.hi] + node.keys
-        node.lo, node.parent = upper.lo, upper.parent
-        assert node.parent is not None
-        node.parent.children[node.keys[0][0]] = node
-        upper.parent = None
-        self._n_nodes -= 1
-
     def _use(self, node: Node) -> None:
         self._clock += 1
         node.used = self._clock * _STEP

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from policies.eviction import CachedBlocks
-from policies.view import Looks
+from policies.view import NO_BLOCKS, Looks
 
 
 class OutOfBlocks(Exception):
@@ -121,9 +121,13 @@ class KvPool:
         """A name of the first *tokens* tokens of a request: equal for all that begin with them. None: unknown."""
         return None
 
-    def unheld_blocks(self, id_: int, blocks: int) -> int:
-        """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
+    def unheld_blocks(self, id_: int, blocks: int, held: Mapping[object, int] = NO_BLOCKS) -> int:
+        """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken. *held*: what
+        some are to hold."""
         return 0
+
+    def hold(self, id_: int, blocks: int, held: dict[object, int]) -> None:
+        """Notes in *held* that a request is to hold its first *blocks* blocks."""
 
     def admit(self, id_: int, blocks: int) -> None:
         """A request holds its first *blocks* blocks, which are cached."""
