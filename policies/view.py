@@ -7,7 +7,7 @@ and there is nothing to compute before it decodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
 
@@ -96,6 +96,8 @@ class Terms:
     """Limit of the first token, from arrival; -1: none."""
     predicted_tokens: ById = NOT_SAID
     """Output tokens that a predictor expects; how many there will be a policy cannot see."""
+    classes: Sequence[str] = ()
+    """The name of its class of service; empty where there are none."""
 
 
 NO_TERMS: Final = Terms()
@@ -110,10 +112,13 @@ class StepPrice(Protocol):
         ...
 
 
+NO_BLOCKS: Final[Mapping[object, int]] = {}
+
+
 class PrefixCache(Protocol):
     """The KV blocks of a model that can be found again, for a scheduler that `admits_in_turn` or `looks_itself`: what a plan would
-    find and evict on its way, one move after the other. All moves between `try_out` and `undo` are taken back, and lookups do not
-    count as use: see `Plan.looks`."""
+    find and, of the former, evict on its way, one move after the other. All moves between `try_out` and `undo` are taken back, and
+    lookups do not count as use: see `Plan.looks`."""
 
     @property
     def queue_looks(self) -> int:
@@ -132,8 +137,13 @@ class PrefixCache(Protocol):
         """A name for the first *tokens* tokens of a request, the same for all that begin with them. None: they are not known."""
         ...
 
-    def unheld_blocks(self, id_: int, blocks: int, /) -> int:
-        """The number of its first *blocks* blocks that no sequence holds: they count among the free ones until it takes them."""
+    def unheld_blocks(self, id_: int, blocks: int, held: Mapping[object, int] = NO_BLOCKS, /) -> int:
+        """The number of its first *blocks* blocks that no sequence holds: they count among the free ones until it takes them.
+        *held*: what sequences are to hold that the plan admits, for a scheduler that `looks_itself`."""
+        ...
+
+    def hold(self, id_: int, blocks: int, held: dict[object, int], /) -> None:
+        """Notes in *held* that a waiting sequence is to hold its first *blocks* blocks; nothing else changes."""
         ...
 
     def admit(self, id_: int, blocks: int, /) -> None:

@@ -286,6 +286,23 @@ _OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
             [{"kind": "host", "gib": 3.0}],
             "",
         ),
+        (
+            "python -m sglang.launch_server --model-path m --enable-hierarchical-cache --hicache-size 50 "
+            "--radix-eviction-policy slru",
+            [{"kind": "host", "gib": 50e9 / GIB, "eviction": {"policy": "slru"}}],
+            "",
+        ),
+        (
+            "LMCACHE_CACHE_POLICY=LFU python -m sglang.launch_server --model-path m --enable-lmcache "
+            "--radix-eviction-policy slru",
+            [{"kind": "host", "gib": 5.0, "eviction": {"policy": "lfu"}}],
+            "",
+        ),
+        (
+            "LMCACHE_CACHE_POLICY=S3FIFO python -m sglang.launch_server --model-path m --enable-lmcache",
+            [{"kind": "host", "gib": 5.0}],
+            "cache_policy S3FIFO is not modelled",
+        ),
     ],
 )  # fmt: skip
 def test_memory_behind_the_kv_cache_is_read(command: str, tiers: list[dict[str, Any]], says: str) -> None:
@@ -310,6 +327,34 @@ def test_connectors_that_cannot_be_are_one_sentence(connector: str, extra: Any, 
     config = json.dumps({"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra})
     with pytest.raises(RooftraceError, match=says):
         scenario_from(f"vllm serve Qwen/Qwen3-32B --kv-transfer-config '{config}'", hardware="h200")
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "host", "flag", "lost"),
+    [
+        ("sglang", "slru", "slru", "--radix-eviction-policy slru", ""),
+        (
+            "sglang",
+            "slru",
+            None,
+            "--radix-eviction-policy slru",
+            "memory.tiers.0.eviction: lru; sglang evicts there by slru",
+        ),
+        ("sglang", None, "lfu", "--hicache-size", "memory.tiers.0.eviction: lfu; sglang evicts there by lru"),
+        ("vllm", None, "lfu", "--kv-offloading-size", "memory.tiers.0.eviction: lfu; vllm evicts there by lru"),
+        ("vllm", None, "lru", "--kv-offloading-size", ""),
+    ],
+)
+def test_the_eviction_policy_of_host_memory_is_written_or_said_to_be_lost(
+    target: str, device: str | None, host: str | None, flag: str, lost: str
+) -> None:
+    tier = {"kind": "host", "gib": 8e9 / GIB, "eviction": host}
+    memory = {"eviction": device, "tiers": [{key: value for key, value in tier.items() if value is not None}]}
+    given = {key: value for key, value in memory.items() if value is not None}
+    scenario = Scenario.from_mapping({"scheduler": target, "serving_stack": target, "memory": given})
+    written = export(Chosen(scenario=scenario, reasons=()), target)
+    assert flag in written.text
+    assert [text for text in written.left_out if "eviction" in text] == ([lost] if lost else [])
 
 
 def test_hierarchical_cache_is_a_multiple_of_the_device_s() -> None:

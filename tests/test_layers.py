@@ -89,7 +89,16 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(f"policies.ranks.{name}" for name in ("PromptBalance", "RankWork", "Waited")),
         *(
             f"policies.eviction.{name}"
-            for name in ("CachedBlocks", "Eviction", "Rank", "RankFunction", "foresees", "rank_of")
+            for name in (
+                "CachedBlocks",
+                "Eviction",
+                "Rank",
+                "RankFunction",
+                "asks_for_more",
+                "foresees",
+                "lasts",
+                "rank_of",
+            )
         ),
     }
     for path in files("sim/engine"):

@@ -187,16 +187,11 @@ class Sglang(Settings):
         if self.by_prefix:
             past = past._replace(queue=tuple(seq.id for seq in queue))
         adder = Adder(self, view, past, running)
-        cache = self._cache(view)
-        if cache is not None:
-            cache.try_out()
         goes_on = False
         for partial in view.prefilling:
             goes_on = adder.go_on(partial)
         reject: list[tuple[int, str]] = []
         full = self._admit(view, adder, queue, past.full, seats - n_batch, used, reject)
-        if cache is not None:
-            cache.undo()
         looks = _new(Looks, (tuple(used), of_queue)) if used or of_queue else None
         chunks = tuple(adder.chunks)
         if not chunks:
@@ -222,7 +217,7 @@ class Sglang(Settings):
 
         What is looked up is added to *used*, sequences that never fit to *reject*.
         """
-        cache = self._cache(view)
+        cache, held = self._cache(view), dict[object, int]()
         for seq in queue:
             if adder.verdict() == SPENT:
                 break
@@ -236,11 +231,11 @@ class Sglang(Settings):
             if cache is not None and not seq.cached_tokens:
                 found = cache.found_blocks(seq.id, seq.tokens)
                 used.append((seq.id, seq.tokens))
-                unheld = cache.unheld_blocks(seq.id, found)
+                unheld = cache.unheld_blocks(seq.id, found, held)
             n_before = len(adder.chunks)
             verdict = adder.add(seq, found, unheld)
             if cache is not None and len(adder.chunks) > n_before:
-                cache.admit(seq.id, found)
+                cache.hold(seq.id, found, held)
             if verdict == NO_MEMORY:
                 full = bool(adder.chunks) or view.n_decoding + view.n_leaving > 0
             if verdict != GO_ON:

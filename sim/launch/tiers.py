@@ -16,6 +16,9 @@ from sim.launch.writing import Writing
 from sim.scenario.tiers import Tier
 
 GIB = 1 << 30
+LRU: Mapping[str, Any] = {"policy": "lru"}
+_LMCACHE_POLICIES = ("lru", "lfu", "fifo", "mru")
+"""`cache_policy`."""
 
 
 def devices(reading: Reading) -> int:
@@ -26,6 +29,11 @@ def devices(reading: Reading) -> int:
 
 def host(gib: float, **given: Any) -> dict[str, Any]:
     return {"kind": "host", "gib": gib, **given}
+
+
+def evicts(policy: str) -> dict[str, Any]:
+    """What a tier says of *policy*: nothing of the least recently used."""
+    return {} if policy == "lru" else {"eviction": {"policy": policy}}
 
 
 def positive(value: Any, where: str, name: str) -> float:
@@ -54,8 +62,11 @@ def lmcache_tiers(reading: Reading, values: Mapping[str, Any], where: str) -> li
     values = dict(values)
     found: list[dict[str, Any]] = []
     size = positive(values.pop("max_local_cpu_size", 5.0), where, "max_local_cpu_size")
+    rule = str(values.get("cache_policy", "lru")).lower()
+    if rule in _LMCACHE_POLICIES:
+        values.pop("cache_policy", None)
     if str(values.pop("local_cpu", True)).lower() not in ("false", "0"):
-        found.append(host(size * devices(reading)))
+        found.append(host(size * devices(reading), **evicts(rule if rule in _LMCACHE_POLICIES else "lru")))
     kinds = {"local_disk": "disk", "max_local_disk_size": "disk", "remote_url": "remote"}
     for kind in sorted({kinds[key] for key in kinds if values.pop(key, None)}):
         reading.notes.append(SAY.format(where=where, kind=kind))
@@ -77,9 +88,11 @@ def lmcache_file(path: str | None) -> dict[str, Any]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def host_tiers_to_write(command: Writing, *, write: str | None = "through") -> Tier | None:
+def host_tiers_to_write(
+    command: Writing, *, write: str | None = "through", evicts_by: Mapping[str, Any] = LRU
+) -> Tier | None:
     """The one host tier that a command can say; all else of `memory.tiers` is not carried. *write*: how the engine writes; None: as
-    it is told."""
+    it is told. *evicts_by*: the policy of its host memory."""
     tiers: list[Tier] = command.memory("tiers") or []
     chosen: Tier | None = None
     for at, tier in enumerate(tiers):
@@ -90,6 +103,10 @@ def host_tiers_to_write(command: Writing, *, write: str | None = "through") -> T
         if write not in (None, tier.write):
             command.not_carried(f"memory.tiers.{at}.write: {tier.write}; {command.target} writes by {write}")
         facts = tier.model_dump(exclude_defaults=True, exclude={"kind", "gib", "write"})
+        eviction = facts.pop("eviction", LRU)
+        if eviction != evicts_by:
+            names = (eviction["policy"], command.target, evicts_by["policy"])
+            command.not_carried("memory.tiers.{}.eviction: {}; {} evicts there by {}".format(at, *names))
         for key, value in facts.items():
             command.not_carried(f"memory.tiers.{at}.{key}: {value}, of the machine and of the simulation")
     return chosen

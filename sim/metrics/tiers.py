@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.columns import PLACES
 from sim.metrics.spread import statistics
 
-KINDS = ("host", "disk", "remote", "peer")
+KINDS = PLACES[1:]
 
 
 def kv_tiers(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,8 @@ EVICTIONS: Mapping[str, str] = {
     "mru": "policies.eviction:Mru",
     "lfu": "policies.eviction:Lfu",
     "fifo": "policies.eviction:Fifo",
+    "filo": "policies.eviction:Filo",
+    "slru": "policies.eviction:Slru",
     "retention": "policies.eviction:Retention",
     "belady": "policies.eviction:Belady",
 }

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from sim.engine.record.columns import TierKind
 from sim.engine.tiers.links import Slowdown, not_at_once
 from sim.scenario.chosen import Eviction
 from sim.scenario.section import Section
@@ -38,7 +39,7 @@ class Fabric(Section):
 class Tier(Section):
     """Memory behind the KV cache of each replica, nearest first: blocks that the device has given up are loaded from there."""
 
-    kind: Literal["host", "disk", "remote", "peer"]
+    kind: TierKind
     """`host` memory and `disk` are a replica's own, a `remote` store is shared by all, `peer` is the host memory of the other
     replicas."""
     gib: Annotated[float, Field(gt=0)] | None = None

@@ -10,10 +10,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from policies.eviction import Belady, Eviction, Fifo, Lfu, Lru, Mru, Retention
+from policies.eviction import Belady, Eviction, Fifo, Filo, Lfu, Lru, Mru, Retention, Slru
 from policies.routers import RoundRobin
 from policies.vllm import Vllm
-from sim.engine import Experiment, MachineSpec, ReplicaSpec, run
+from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.engine.cache.block_cache import BlockCache
 from sim.engine.cache.replayed import found_tokens
 from sim.engine.kv.content import contents_of
@@ -25,7 +25,9 @@ from tests.engine.test_live import Log
 from tests.sample import some
 from workloads import Trace, reuse
 
-POLICIES: tuple[Eviction, ...] = (Lru(), Mru(), Lfu(), Fifo(), Retention(tokens=8), Belady())
+POLICIES: tuple[Eviction, ...] = (
+    Lru(), Mru(), Lfu(), Fifo(), Filo(), Slru(), Retention(tokens=8), Retention(tokens=8, duration_s=0.01), Belady(),
+)  # fmt: skip
 
 
 def a_trace(rows: list[list[int]], *, tokens: int = 4) -> Trace:
@@ -64,11 +66,11 @@ def test_the_least_recently_used_by_rank_are_those_that_engines_evict() -> None:
 
 
 def test_every_policy_keeps_the_invariants_of_every_cache() -> None:
-    hits = {type(each).__name__: 0 for each in POLICIES}
+    hits = {repr(each): 0 for each in POLICIES}
     for seed in (68, 84, 111):
         for policy in POLICIES:
             columns = run(with_eviction(an_experiment(seed, speculative=seed % 2 == 0), policy), check_invariants=True)
-            hits[type(policy).__name__] += int(columns.requests["prefix_hit_tokens"].sum())
+            hits[repr(policy)] += int(columns.requests["prefix_hit_tokens"].sum())
     assert len({*hits.values()}) > 3, hits
 
 
@@ -135,6 +137,7 @@ def test_policies_find_what_a_cache_that_evicts_block_by_block_finds() -> None:
     policies: dict[Eviction, Callable[[int, int, int], object]] = {
         Lru(): lambda place, uses, used: used,
         Lfu(): lambda place, uses, used: (uses, used),
+        Slru(): lambda place, uses, used: (uses > 1, used),
         Retention(tokens=4): lambda place, uses, used: (place < 1, used),
         Retention(tokens=11): lambda place, uses, used: (place < 3, used),
     }
@@ -149,6 +152,128 @@ def test_policies_find_what_a_cache_that_evicts_block_by_block_finds() -> None:
         assert found == [literally_found(rows, capacity, key) for key in policies.values()]
         differ += len({*found}) > 2
     assert differ > 20
+
+
+def literally_retained(trace: Trace, capacity: int, policy: Retention) -> int:
+    """Blocks found by a cache that keeps priorities as TensorRT-LLM's queues do: one for each priority, first in first out; a block
+    enters when it is free, at the end of its queue, and goes to the end of that of *others* when its time is over."""
+    assert trace.prefix_blocks is not None
+    assert trace.prefix_offsets is not None
+    queues: dict[int, list[tuple[int, ...]]] = {}
+    due: dict[tuple[int, ...], float] = {}
+    found = 0
+    for id_, (first, end) in enumerate(zip(trace.prefix_offsets[:-1], trace.prefix_offsets[1:], strict=True)):
+        now_s, row = id_, trace.prefix_blocks[first:end].tolist()
+        for block in sorted((block for block in due if due[block] <= now_s), key=lambda block: due[block]):
+            for queue in queues.values():
+                if block in queue:
+                    queue.remove(block)
+            queues.setdefault(policy.others, []).append(block)
+            del due[block]
+        cached = {block for queue in queues.values() for block in queue}
+        path = [tuple(row[: i + 1]) for i in range(len(row))]
+        hits = next((i for i, block in enumerate(path) if block not in cached), len(path))
+        found += hits
+        cached |= {*path}
+        while len(cached) > capacity:
+            needed = {block[:-1] for block in cached} | {*path}
+            block = next(
+                block
+                for priority in sorted(queues)
+                for block in queues[priority]
+                if block in cached and block not in needed
+            )
+            cached.remove(block)
+        for priority, queue in queues.items():
+            queues[priority] = [block for block in queue if block in cached and block not in path]
+        due = {block: at_s for block, at_s in due.items() if block in cached}
+        named = "" if trace.class_index is None else trace.classes[trace.class_index[id_]]
+        for block in reversed(path):
+            retained = 4 * (len(block) - 1) < policy.tokens
+            priority = (policy.classes or {}).get(named, policy.priority) if retained else policy.others
+            queues.setdefault(priority, []).append(block)
+            if retained and policy.duration_s is not None:
+                due[block] = now_s + policy.duration_s
+    return found
+
+
+def test_priorities_with_time_and_class_find_what_queues_of_single_blocks_find() -> None:
+    rng = random.Random(9)
+    differ, by_time, by_class = 0, False, False
+    for _ in range(30):
+        starts = [[rng.randrange(3) for _ in range(4)] for _ in range(4)]
+        rows = [
+            [*rng.choice(starts)[: rng.randrange(5)], *rng.sample(range(9), rng.randrange(1, 4))] for _ in range(30)
+        ]
+        # Those that begin alike are of one class: the end of a prompt never outranks the beginning.
+        classed = {"class_index": [row[0] % 3 for row in rows], "classes": ("a", "b", "c")}
+        trace, capacity = replace(a_trace(rows), **classed), rng.randrange(7, 14)
+        tokens, classes = rng.choice([4, 10]), {"a": 90, "b": 40}
+        policies = [
+            Retention(tokens=tokens, duration_s=duration_s, classes=each)
+            for duration_s in (None, 2.5, 5.0)
+            for each in (None, classes)
+        ]
+        found = [found_tokens(trace, capacity, policy) // 4 for policy in policies]
+        assert found == [literally_retained(trace, capacity, policy) for policy in policies]
+        by_time |= found[2] not in (found[0], found[4])
+        by_class |= found[1] != found[0]
+        differ += len({*found}) > 1
+    assert by_time
+    assert by_class
+    assert differ > 15
+
+
+@pytest.mark.parametrize("cache_", ["blocks", "tree"])
+def test_a_beginning_is_retained_for_its_time_or_by_its_class(cache_: str) -> None:
+    rows = [[1, 2], [3, 4], [5, 6], [7, 8, 9], [10, 11, 12], [1, 20]]
+    trace = replace(a_trace(rows), class_index=[0, 1, 1, 1, 1, 1], classes=("chat", "batch"))
+
+    def hit(policy: Retention) -> int:
+        spec = ReplicaSpec(
+            cost=Linear(fixed_s=0.01), scheduler=Vllm(64, 1), kv_blocks=7, block_tokens=4, prefix_cache=cache_,
+            eviction=policy,
+        )  # fmt: skip
+        columns = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin()), check_invariants=True)
+        return int(columns.requests["prefix_hit_tokens"][-1])
+
+    assert hit(Retention(tokens=4, priority=35, classes={"chat": 90})) == 4
+    assert hit(Retention(tokens=4, priority=35, classes={"batch": 90})) == 0
+    assert hit(Retention(tokens=4, priority=35, classes={"chat": 90}, duration_s=9.0)) == 4
+    assert hit(Retention(tokens=4, priority=35, classes={"chat": 90}, duration_s=0.5)) == 0
+
+
+def test_what_a_span_of_decodes_evicts_goes_by_its_rank_at_each_step() -> None:
+    # The answer of the third takes the last free block shortly before its end, and the first block loses its priority after that.
+    trace = replace(
+        a_trace([[1], [2], [3], [1, 4]]),
+        output_tokens=np.array([1, 1, 40, 1]),
+        class_index=[0, 1, 1, 1],
+        classes=("chat", "batch"),
+    )
+
+    def served(duration_s: float, *, fast_forward: bool = True) -> Columns:
+        spec = ReplicaSpec(
+            cost=Linear(fixed_s=0.01), scheduler=Vllm(64, 1), kv_blocks=12, block_tokens=4, prefix_cache="blocks",
+            eviction=Retention(tokens=4, duration_s=duration_s, classes={"chat": 90, "batch": 50}),
+        )  # fmt: skip
+        return run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin()), fast_forward=fast_forward)
+
+    finish_ns = served(9.0).requests["finish_ns"]
+    for before_end_s, hit in ((0.015, 4), (0.3, 0)):
+        duration_s = (finish_ns[2] - finish_ns[0]) / 1e9 - before_end_s
+        spans, steps = served(duration_s), served(duration_s, fast_forward=False)
+        assert_same(spans, steps)
+        assert spans.requests["prefix_hit_tokens"][-1] == hit
+
+
+def test_a_policy_that_names_a_class_that_no_request_is_of_is_refused() -> None:
+    spec = ReplicaSpec(
+        cost=Linear(), scheduler=Vllm(), kv_blocks=9, block_tokens=4, prefix_cache="blocks",
+        eviction=Retention(tokens=4, classes={"chat": 90}),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="names the class chat, and the workload has no classes"):
+        Experiment(workload=a_trace([[1]]), replicas=(spec,), router=RoundRobin())
 
 
 def best(rows: list[list[int]], capacity: int) -> int:

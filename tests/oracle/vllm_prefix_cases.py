@@ -89,8 +89,8 @@ class Counted(BlockCache):
         if self._log is None:
             self.held_after = self.used
 
-    def release(self, id_: int, blocks: int, tokens: int) -> None:
-        super().release(id_, blocks, tokens)
+    def release(self, id_: int, blocks: int, tokens: int, *, ended: bool = False) -> None:
+        super().release(id_, blocks, tokens, ended=ended)
         if id_ in self.preempting:
             self.held_after = self.used
 

@@ -158,7 +158,9 @@ def small(rng: random.Random, scheduler: Scheduler, cache: Any) -> Experiment:
         block_tokens=block,
         prefix_cache=cache,
         prefix_drops_last=rng.random() < 0.3,
-        eviction=rng.choice([None, Lru(), Lfu(), Retention(tokens=20), Belady()]) if cache else None,
+        eviction=rng.choice([None, Lru(), Lfu(), Retention(tokens=20), Retention(tokens=20, duration_s=0.01), Belady()])
+        if cache
+        else None,
         decoding=rng.choice(DECODINGS) if speculates else None,
         lookahead_tokens=3 if speculates else 0,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -423,17 +424,13 @@ class Cached:
     def found_blocks(self, id_: int, tokens: int) -> int:
         return min(self.pages[id_], tokens - 1)
 
-    def unheld_blocks(self, id_: int, blocks: int) -> int:
+    def unheld_blocks(self, id_: int, blocks: int, held: Mapping[object, int]) -> int:
         return 0
+
+    def hold(self, id_: int, blocks: int, held: dict[object, int]) -> None: ...
 
     def beginning(self, id_: int, tokens: int) -> object:
         return id_
-
-    def try_out(self) -> None: ...
-
-    def undo(self) -> None: ...
-
-    def admit(self, id_: int, blocks: int) -> None: ...
 
 
 def looked_up(scheduler: Sglang, n: int, queue_looks: int) -> Any:

@@ -486,8 +486,9 @@ class _Around:
         # Numbers of its own: whatever else is drawn stays.
         own = Random(str(found))
         if caches and found.get("prefix_caching") and own.random() < 0.5:
-            name = own.choice(["lru", "mru", "lfu", "fifo", "retention", "belady"])
+            name = own.choice(["lru", "mru", "lfu", "fifo", "filo", "slru", "retention", "belady"])
             settings = {"tokens": own.choice([16, 64]), "priority": 80, "others": own.choice([35, 90])}
+            settings |= own.choice([{}, {"duration_s": 2.0}])
             found["eviction"] = {"policy": name, **settings} if name == "retention" else name
         return found
 

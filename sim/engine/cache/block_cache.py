@@ -17,8 +17,10 @@ the cache.
 
 from __future__ import annotations
 
-from policies.eviction import foresees, rank_of
-from policies.view import looks_itself
+from collections.abc import Mapping
+
+from policies.eviction import foresees, lasts, rank_of
+from policies.view import NO_BLOCKS, looks_itself
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
 from sim.engine.kv.content import Contents
@@ -85,7 +87,7 @@ class BlockCache(RunPool):
             chain = chain.parent
         return 0
 
-    def unheld_blocks(self, id_: int, blocks: int) -> int:
+    def unheld_blocks(self, id_: int, blocks: int, held: Mapping[object, int] = NO_BLOCKS) -> int:
         """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
         unheld = 0
         for run, lo, hi in self._copies(self._last_chain(id_), blocks):
@@ -218,30 +220,32 @@ class BlockCache(RunPool):
                 (self._remove, chain, run),
             )
         if self.eviction is not None:
-            run.used, run.uses, run.place = self._n_uses, 1, 0
+            run.uses, run.place = 1, 0
+            run.was_used(self._n_uses, 0, -1)
         self._insert(chain, run)
         chain.overlaps += again
         if to > chain.end:
             chain.end = to
         entries.append((run, to))
 
-    def release(self, id_: int, blocks: int, tokens: int) -> None:
+    def release(self, id_: int, blocks: int, tokens: int, *, ended: bool = False) -> None:
         """Frees all *blocks* blocks of a request, with *tokens* tokens cached. Its last block is evicted first."""
-        self.cached(id_, tokens)
+        alone = self._found_by_nobody(id_, tokens, ended)
+        self.cached(id_, tokens - alone * self.block_tokens)
         held = self._held.pop(id_)
         if self._writes:
             for written in self._written(id_, 0):
                 self._writes -= written.writers.pop(id_, 0) is None
         left = self.left_behind
         if left is not None:
-            self._leave_behind(round(max(held.full - held.found - left.window_blocks, 0) * left.per_block))
-        blank = blocks - held.full
+            self._leave_behind(round(max(held.full + alone - held.found - left.window_blocks, 0) * left.per_block))
+        blank = blocks - held.full - alone
         self._blank += blank
         free = self.free + blank
+        free += self._queue_unfound(alone)
         head = self._head
         latest: Run | None = None
         freed: list[Run] = []
-        self._n_uses += 1
         for first, hi in reversed(held.entries):
             for run in (first,) if first.hi >= hi else reversed(parts_of(first, hi)):
                 run.refs -= 1
@@ -268,11 +272,17 @@ class BlockCache(RunPool):
                 last.after = head.before = run
                 latest = run
                 if self.eviction is not None:
-                    run.used = self._n_uses
                     freed.append(run)
         self.free = free
-        for run in freed:
-            self._place(run)
+        if freed:
+            self._rank_the_freed(freed, id_)
+
+    def _found_by_nobody(self, id_: int, tokens: int, ended: bool) -> int:
+        """Blocks of a request that has *ended*, of its first *tokens* tokens, that need no place among what is found: those that it
+        alone has, which are evicted first of its blocks. An eviction policy and tiers look at them."""
+        if not ended or self.eviction is not None or self.gives_up is not None or id_ in self._own:
+            return 0
+        return max(tokens // self.block_tokens - self._contents.named[id_], 0)
 
     def reset(self) -> None:
         """Frees every block, and caches nothing."""
@@ -282,6 +292,7 @@ class BlockCache(RunPool):
         self._own.clear()
         self._head.before = self._head.after = self._head
         self._ranked.clear()
+        self._due.clear()
         self._behind.clear()
         self._writes = 0
 
@@ -303,7 +314,8 @@ def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool
         blocks.left_behind = spec.left_behind
     pool.drops_last = spec.prefix_drops_last
     if spec.eviction is not None:
-        pool.eviction = rank_of(spec.eviction)
+        pool.eviction, pool.lasts_s = rank_of(spec.eviction), lasts(spec.eviction)
+        pool.classes = state.terms.classes
     if foresees(spec.eviction):
         pool.next_uses = NextUses(contents, state.prompt)
     return pool

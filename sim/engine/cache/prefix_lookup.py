@@ -173,7 +173,7 @@ class PrefixLookup:
         self.ended.sort()
         for _, id_, blocks, known in self.ended:
             if blocks:
-                self.kv.release(id_, blocks, known)
+                self.kv.release(id_, blocks, known, ended=True)
             else:
                 self.kv.computed(id_, known)
         self.ended.clear()

@@ -15,9 +15,9 @@ The tree itself is in `sim.engine.kv.page_tree`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from policies.view import Looks
+from policies.view import NO_BLOCKS, Looks
 from sim.engine.kv.content import Contents
 from sim.engine.kv.page_tree import HeldNode, TreePool
 from sim.engine.kv.pool import WHOLE_PROMPTS, OutOfBlocks, Slots
@@ -65,14 +65,25 @@ class RadixCache(TreePool):
             self._match(id_, (tokens - 1) // self.block_tokens)
         self.queue_looks += of_queue
 
-    def unheld_blocks(self, id_: int, blocks: int) -> int:
+    def unheld_blocks(self, id_: int, blocks: int, held: Mapping[object, int] = NO_BLOCKS) -> int:
         """Pages, of a request's first *blocks* in the tree, that no sequence holds: they count as free until taken."""
         node, end = self._walk(id_, blocks)
         unheld = 0
         while node.parent is not None and not node.refs:
-            unheld += end - node.lo
+            begin = held.get(node, node.lo)
+            if begin < end:
+                unheld += end - begin
+            if begin > node.lo:
+                # All before it is held with it.
+                break
             end, node = node.lo, node.parent
         return unheld
+
+    def hold(self, id_: int, blocks: int, held: dict[object, int]) -> None:
+        node, end = self._walk(id_, blocks)
+        while node.parent is not None and held.get(node, node.lo) < end:
+            held[node] = end
+            end, node = node.lo, node.parent
 
     # Moves.
 
@@ -82,17 +93,10 @@ class RadixCache(TreePool):
             return
         node, end = self._walk(id_, blocks)
         assert end == blocks
-        splits = end < node.hi
-        if splits:
+        if end < node.hi:
             rest, node = node, self._split(node, end)
             node.used = rest.used - 1
         self._lock(node)
-        log = self._log
-        if log is not None:
-            if splits:
-                log.append((self._join, node))
-            log.append((self._unlock, node))
-            return
         if not self.used_by_looks:
             self._match(id_, blocks)
         self._n_admitted += 1
@@ -131,7 +135,7 @@ class RadixCache(TreePool):
         held = self._held[id_]
         held.found = held.node.hi
 
-    def release(self, id_: int, blocks: int, tokens: int) -> None:
+    def release(self, id_: int, blocks: int, tokens: int, *, ended: bool = False) -> None:
         """Frees all *blocks* pages of a request; the tree keeps full pages of its first *tokens* tokens; 0: no more than it
         has."""
         self.computed(id_, tokens)

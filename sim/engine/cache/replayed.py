@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.eviction import Eviction, RankFunction, foresees, rank_of
+from policies.eviction import Eviction, RankFunction, foresees, lasts, rank_of
 from sim.engine.cache.block_cache import BlockCache
 from sim.engine.kv.content import contents_of
 from sim.engine.kv.next_uses import NextUses
@@ -26,13 +26,18 @@ def found_tokens(trace: Trace, capacity_blocks: int, eviction: Eviction | RankFu
     asked = np.minimum(counts, -(-trace.prompt_tokens // tokens)).tolist()
     pool = BlockCache(capacity_blocks, tokens, contents)
     if eviction is not None:
-        pool.eviction = rank_of(eviction)
+        pool.eviction, pool.lasts_s = rank_of(eviction), lasts(eviction)
+        if trace.class_index is not None:
+            pool.classes = [trace.classes[at] for at in trace.class_index.tolist()]
     if foresees(eviction):
         pool.next_uses = NextUses(contents, [blocks * tokens + 1 for blocks in asked])
-    total = 0
+    total = now_ns = 0
+    pool.now_ns = lambda: now_ns
+    arrivals = trace.arrival_ns.tolist()
     for id_, (count, blocks, prompt) in enumerate(
         zip(counts.tolist(), asked, trace.prompt_tokens.tolist(), strict=True)
     ):
+        now_ns = arrivals[id_]
         found = pool.found_blocks(id_, blocks * tokens + 1)
         total += min(found * tokens, prompt)
         held = min(count, capacity_blocks)

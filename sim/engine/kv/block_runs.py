@@ -7,7 +7,7 @@ The module knows which copy of a block is found first, the queue of blocks that 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -48,8 +48,14 @@ class Run:
     """Requests that have held it."""
     place: int
     """Its place among runs that the policy ranks; 0: it has none."""
+    used_ns: int
+    idle_s: float
+    user: int
 
-    __slots__ = ("after", "again", "before", "chain", "entered", "hi", "lo", "place", "refs", "rest", "used", "uses")
+    __slots__ = (
+        "after", "again", "before", "chain", "entered", "hi", "idle_s", "lo", "place", "refs", "rest", "used", "used_ns",
+        "user", "uses",
+    )  # fmt: skip
 
     def __init__(self, chain: Chain | None, lo: int, hi: int, entered: int, again: bool) -> None:
         self.chain = chain
@@ -65,6 +71,10 @@ class Run:
         self.before: Run | None = None
         """The run before it in the queue of unheld runs, next evicted first; each loses its last block first."""
         self.after: Run | None = None
+
+    def was_used(self, number: int, now_ns: int, user: int) -> None:
+        """Notes the latest use, for an eviction policy."""
+        self.used, self.used_ns, self.idle_s, self.user = number, now_ns, 0.0, user
 
 
 class HeldRuns(Held):
@@ -94,7 +104,7 @@ def parts_of(run: Run, hi: int) -> list[Run]:
 class RunPool(CachingPool[HeldRuns]):
     """A pool whose free blocks are blank or in the queue of unheld cached runs."""
 
-    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked")
+    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked", "_unfound")
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
         super().__init__(total, block_tokens, contents, slots)
@@ -102,6 +112,8 @@ class RunPool(CachingPool[HeldRuns]):
         self._own: dict[int, Chain] = {}
         self._head = head = Run(None, 0, 0, 0, False)
         head.before = head.after = head
+        self._unfound = Chain(0, None, -1)
+        """The chain of blocks that no look-up finds, which does not know them."""
         self._prepaid = self._n_placed = 0
         self._n_uses: int = 0
         self._ranked: list[tuple[Any, int, Run]] = []
@@ -140,6 +152,8 @@ class RunPool(CachingPool[HeldRuns]):
 
     def _evict(self, blocks: int) -> None:
         """Takes the content of free blocks; so many are free and not blank."""
+        if self._due:
+            self.rank_again()
         self.evicted += blocks
         log = self._log
         gives_up = self.gives_up if log is None else None
@@ -152,6 +166,12 @@ class RunPool(CachingPool[HeldRuns]):
             gone = hi - lo <= blocks
             if log is not None:
                 log.append((self._bring_back, run, hi, chain.end, chain.overlaps, gone))
+            if chain is self._unfound:
+                run.hi -= min(blocks, hi - lo)
+                blocks -= hi - run.hi
+                if gone:
+                    self._unlink(run)
+                continue
             if gone:
                 blocks -= hi - lo
                 top = lo
@@ -178,7 +198,8 @@ class RunPool(CachingPool[HeldRuns]):
         if gone:
             if chain.owner >= 0:
                 self._own[chain.owner] = chain
-            self._insert(chain, run)
+            if chain is not self._unfound:
+                self._insert(chain, run)
             self._relink(run)
 
     def _remove(self, chain: Chain, run: Run) -> None:
@@ -199,11 +220,28 @@ class RunPool(CachingPool[HeldRuns]):
             self._split(run, upto)
         self._push(run)
 
+    def _rank_the_freed(self, runs: Sequence[Run], id_: int) -> None:
+        """Ranks the runs that a request has used last and that nobody holds now."""
+        self.rank_again()
+        self._n_uses += 1
+        for run in runs:
+            run.was_used(self._n_uses, self.now_ns(), id_)
+        for run in runs:
+            self._place(run)
+
     def _push(self, run: Run) -> None:
         assert run.chain is not None
         next_use = inf if self.next_uses is None else self.next_uses.of(run.chain.number, run.lo, run.hi)[0]
         self._n_placed = run.place = self._n_placed + 1
         heappush(self._ranked, (self._rank(run, run.lo, next_use), run.place, run))
+        self._note_when_due(run, run.place, next_use)
+
+    def _rank_again(self, number: int, used: int, part: Run) -> None:
+        if part.place == number:
+            self._idle(part)
+            self._n_uses += 1
+            part.used = self._n_uses
+            self._place(part)
 
     def _ranked_first(self) -> Run:
         """The unheld run with the lowest rank or, where others behind it could not be found without it, the last of these."""
@@ -227,17 +265,22 @@ class RunPool(CachingPool[HeldRuns]):
         self.take(blocks)
         self._prepaid = prepaid
         self.free += blocks
-        chain = Chain(0, None, -1)
-        chain.end = blocks
-        run = Run(chain, 0, blocks, 0, False)
-        chain.runs.append(run)
+        self._queue_unfound(blocks)
+
+    def _queue_unfound(self, blocks: int) -> int:
+        """Queues free blocks, if any, with content that no look-up finds; returns how many."""
+        if not blocks:
+            return 0
+        run = Run(self._unfound, 0, blocks, 0, False)
         last = self._head.before
         assert last is not None
         run.before, run.after = last, self._head
         last.after = self._head.before = run
         if self.eviction is not None:
-            run.used, run.uses = self._n_uses, 1
+            run.uses = 1
+            run.was_used(self._n_uses, self.now_ns(), -1)
             self._place(run)
+        return blocks
 
     def _copies(self, chain: Chain | None, upto: int) -> list[tuple[Run, int, int]]:
         """(run, first block, end) of cached blocks below *upto* of content that ends on *chain*, each at the first to enter."""
@@ -303,7 +346,9 @@ class RunPool(CachingPool[HeldRuns]):
         rest.refs = run.refs
         rest.rest = run.rest
         if self.eviction is not None:
-            rest.used, rest.uses, rest.place = run.used, run.uses, 0
+            rest.uses, rest.place = run.uses, 0
+            rest.was_used(run.used, run.used_ns, run.user)
+            rest.idle_s = run.idle_s
         run.hi = at
         run.rest = rest
         self._insert(chain, rest)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from math import ceil, inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from policies.eviction import CachedBlocks, Rank, RankFunction
@@ -22,6 +24,12 @@ class Blocks(Protocol):
     used: int
     entered: int
     uses: int
+    used_ns: int
+    """The instant of their latest use. This and what follows is kept for an eviction policy alone."""
+    idle_s: float
+    """The time since then when they were ranked again; 0: they have not been."""
+    user: int
+    """The request that used them last."""
 
 
 class Held:
@@ -43,7 +51,8 @@ class CachingPool(KvPool, Generic[H]):
     """A pool whose free blocks are blank, or cached and held by no sequence."""
 
     __slots__ = (
-        "_blank", "_contents", "_held", "_log", "_n_admitted", "drops_last", "eviction", "gives_up", "next_uses",
+        "_blank", "_contents", "_due", "_held", "_log", "_n_admitted", "classes", "drops_last", "eviction", "gives_up",
+        "next_uses",
     )  # fmt: skip
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
@@ -55,6 +64,10 @@ class CachingPool(KvPool, Generic[H]):
         """Which cached blocks go first; None: the least recently used."""
         self.next_uses: NextUses | None = None
         """For an eviction policy that foresees."""
+        self.classes: Sequence[str] = ()
+        """The name of each request's class of service; empty: there are none."""
+        self._due: list[tuple[int, int, int, Any]] = []
+        """A heap of what is to be ranked again: (instant, number of its ranking, of its use, blocks)."""
         self.gives_up: Callable[[int, int, int], None] | None = None
         """Called on eviction: the chain's number (-1 - id: a request's own), the first block, and the one after the last."""
         self._contents = contents
@@ -118,17 +131,52 @@ class CachingPool(KvPool, Generic[H]):
     def _rank(self, part: Blocks, block: int, next_use: float) -> Rank:
         """The rank of a block of *part*."""
         assert self.eviction is not None
+        return self.eviction(self._described(part, block, next_use))
+
+    def _described(self, part: Blocks, block: int, next_use: float) -> CachedBlocks:
+        name = self.classes[part.user] if self.classes and part.user >= 0 else ""
         first_token = block * self.block_tokens
-        return self.eviction(CachedBlocks(part.used, part.entered, part.uses, first_token, next_use))
+        return CachedBlocks(part.used, part.entered, part.uses, first_token, next_use, part.idle_s, name)
 
     def _end_of_rank(self, part: Blocks, upto: int, next_use: float) -> int:
-        """The block of *part* up to which all have the rank of its first, *upto* at most."""
-        return end_of_rank(lambda block: self._rank(part, block, next_use), part.lo, upto)
+        """The block of *part* up to which all have the rank of its first, for as long; *upto* at most."""
+        lasts_s = self.lasts_s
+        if lasts_s is None:
+            return end_of_rank(lambda block: self._rank(part, block, next_use), part.lo, upto)
+        return end_of_rank(
+            lambda block: (self._rank(part, block, next_use), lasts_s(self._described(part, block, next_use))),
+            part.lo,
+            upto,
+        )
+
+    def _note_when_due(self, part: Blocks, number: int, next_use: float) -> None:
+        """Notes when *part*, which has been ranked, is to be ranked again."""
+        if self.lasts_s is None or part.idle_s:
+            return
+        lasts_s = self.lasts_s(self._described(part, part.lo, next_use))
+        if lasts_s < inf:
+            heappush(self._due, (part.used_ns + ceil(lasts_s * 1e9), number, part.used, part))
+
+    def _idle(self, part: Blocks) -> None:
+        """*part* is to be ranked again: for its policy it has not been used for as long as its rank held."""
+        assert self.lasts_s is not None
+        lasts_s = self.lasts_s(self._described(part, part.lo, inf))
+        part.idle_s = max((self.now_ns() - part.used_ns) / 1e9, lasts_s)
+
+    def rank_again(self) -> None:
+        """Ranks blocks again whose ranks hold no longer: they count as used now."""
+        while self._due and self._due[0][0] <= self.now_ns():
+            self._rank_again(*heappop(self._due)[1:])
+
+    @abstractmethod
+    def _rank_again(self, number: int, used: int, part: Any) -> None:
+        """Ranks blocks again, unless they have gone, or been used, since their ranking of that *number*."""
 
     # Trial of a plan.
 
     def try_out(self) -> None:
         """Begins to log moves, for `undo`."""
+        self.rank_again()
         self._log = []
 
     def undo(self) -> None:
@@ -140,7 +188,7 @@ class CachingPool(KvPool, Generic[H]):
             undo(*given)
 
 
-def end_of_rank(rank: Callable[[int], Rank], first: int, upto: int) -> int:
+def end_of_rank(rank: Callable[[int], Any], first: int, upto: int) -> int:
     """The block up to which all have the rank of block *first*, *upto* at most."""
     of_first = rank(first)
     if rank(upto - 1) == of_first:

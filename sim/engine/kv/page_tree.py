@@ -30,7 +30,9 @@ Entry = tuple[Any, int, int, "Node"]
 class Node:
     """Pages *lo* to *hi*, counted from the beginning of the prompts."""
 
-    __slots__ = ("children", "entered", "hi", "keys", "lo", "parent", "refs", "used", "uses")
+    __slots__ = (
+        "children", "entered", "hi", "idle_s", "keys", "lo", "parent", "refs", "used", "used_ns", "user", "uses",
+    )  # fmt: skip
 
     def __init__(self, lo: int, hi: int, keys: Keys, parent: Node | None, refs: int, used: int) -> None:
         self.lo = lo
@@ -47,6 +49,9 @@ class Node:
         self.entered = used
         self.uses = 1
         """Requests that have used it."""
+        self.used_ns = 0
+        self.idle_s = 0.0
+        self.user = -1
 
 
 class HeldNode(Held):
@@ -81,6 +86,7 @@ class TreePool(CachingPool[HeldNode]):
         """(page limit, node, end page) of each request's latest walk since the tree changed."""
         self._heap: list[Entry] = []
         """Unheld leaves, the first to go first; outdated entries stay until they are met."""
+        self._due.clear()
         self._held.clear()
         self._paths: dict[int, Keys] = {}
 
@@ -123,7 +129,9 @@ class TreePool(CachingPool[HeldNode]):
         self._clock += 1
         used, above = self._clock * _STEP, node
         while above.parent is not None:
-            above.used = used
+            above.used, above.user = used, id_
+            if self.lasts_s is not None:
+                above.used_ns, above.idle_s = self.now_ns(), 0.0
             used -= 1
             above = above.parent
         if node.parent is not None and not node.refs and not node.children:
@@ -142,12 +150,13 @@ class TreePool(CachingPool[HeldNode]):
                 keys = [key for i, key in enumerate(path[at:]) if not i or path[at + i - 1][1] < upto]
                 self._clock += 1
                 leaf = Node(end, upto, keys, node, 0, self._clock * _STEP)
+                leaf.user = id_
                 node.children[keys[0][0]] = leaf
                 self._n_nodes += 1
                 self.free += upto - end
                 return leaf, end
             self._clock += 1
-            child.used = self._clock * _STEP
+            child.used, child.user = self._clock * _STEP, id_
             end, node = self._common(child, path, at, upto), child
             if end < child.hi:
                 node = self._split(child, end)
@@ -187,24 +196,14 @@ class TreePool(CachingPool[HeldNode]):
         upper = Node(
             node.lo, at, [key for i, key in enumerate(keys) if not i or keys[i - 1][1] < at], parent, node.refs, 0
         )
-        upper.entered, upper.uses = node.entered, node.uses
+        upper.entered, upper.uses, upper.user = node.entered, node.uses, node.user
+        upper.used_ns, upper.idle_s = node.used_ns, node.idle_s
         parent.children[keys[0][0]] = upper
         node.keys = keys = [key for key in keys if key[1] > at]
         node.lo, node.parent = at, upper
         upper.children[keys[0][0]] = node
         self._n_nodes += 1
         return upper
-
-    def _join(self, upper: Node) -> None:
-        """Undoes the split that made *upper*."""
-        (node,) = upper.children.values()
-        self._walked.clear()
-        node.keys = [key for key in upper.keys if key[1] <= upper.hi] + node.keys
-        node.lo, node.parent = upper.lo, upper.parent
-        assert node.parent is not None
-        node.parent.children[node.keys[0][0]] = node
-        upper.parent = None
-        self._n_nodes -= 1
 
     def _use(self, node: Node) -> None:
         self._clock += 1
@@ -218,6 +217,8 @@ class TreePool(CachingPool[HeldNode]):
             heap[:] = [entry for entry in heap if self._is_due(entry)]
             heapify(heap)
         self._n_pushed += 1
+        if self.lasts_s is not None:
+            self._note_when_due(leaf, self._n_pushed, inf)
         rank = leaf.used if self.eviction is None else self._rank_of_last(leaf)
         heappush(heap, (rank, self._n_pushed, leaf.used, leaf))
 
@@ -229,6 +230,11 @@ class TreePool(CachingPool[HeldNode]):
             self._split(leaf, upto).used = leaf.used
             upto = self._end_of_rank(leaf, leaf.hi, next_use)
         return self._rank(leaf, leaf.lo, next_use)
+
+    def _rank_again(self, number: int, used: int, part: Node) -> None:
+        if part.used == used and self._is_due((0, number, used, part)):
+            self._idle(part)
+            self._use(part)
 
     def _next_use(self, node: Node) -> float:
         return inf if self.next_uses is None else self.next_uses.of(node.keys[0][0], node.lo, node.hi)[0]
@@ -250,6 +256,8 @@ class TreePool(CachingPool[HeldNode]):
             node.refs -= 1
             if not node.refs:
                 self.free += node.hi - node.lo
+                if self.lasts_s is not None:
+                    node.used_ns, node.idle_s = self.now_ns(), 0.0
                 if not node.children:
                     self._push(node)
             node = above
@@ -261,6 +269,8 @@ class TreePool(CachingPool[HeldNode]):
         heap = self._heap
         self._walked.clear()
         while self._blank < blocks and heap:
+            if self._due and self._log is None:
+                self.rank_again()
             entry = heappop(heap)
             if not self._is_due(entry):
                 continue

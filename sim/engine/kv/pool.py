@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from policies.view import Looks
+from policies.eviction import CachedBlocks
+from policies.view import NO_BLOCKS, Looks
 
 
 class OutOfBlocks(Exception):
@@ -37,7 +38,9 @@ class KvPool:
         "caches_late",
         "evicted",
         "free",
+        "lasts_s",
         "lookahead_tokens",
+        "now_ns",
         "progress",
         "queue_looks",
         "total",
@@ -55,6 +58,10 @@ class KvPool:
         """Whether that is only after the iteration that computed it has ended."""
         self.evicted = 0
         """Blocks with content that were evicted."""
+        self.lasts_s: Callable[[CachedBlocks], float] | None = None
+        """How long the ranks of an eviction policy hold (`policies.eviction.lasts`)."""
+        self.now_ns: Callable[[], int] = int
+        """The clock, for such a policy."""
         self.queue_looks = 0
         """Plans whose scheduler had looked over the queue; see `policies.view.Looks`."""
         self.progress: Callable[[int], int] | None = None
@@ -87,8 +94,9 @@ class KvPool:
     def give(self, blocks: int) -> None:
         self.free += blocks
 
-    def release(self, id_: int, blocks: int, tokens: int) -> None:
-        """Frees all *blocks* blocks of a sequence; its first *tokens* tokens are cached, where blocks are."""
+    def release(self, id_: int, blocks: int, tokens: int, *, ended: bool = False) -> None:
+        """Frees all *blocks* blocks of a sequence; its first *tokens* tokens are cached, where blocks are. *ended*: nobody looks
+        for what it alone has."""
         self.give(blocks)
 
     def reset(self) -> None:
@@ -113,9 +121,13 @@ class KvPool:
         """A name of the first *tokens* tokens of a request: equal for all that begin with them. None: unknown."""
         return None
 
-    def unheld_blocks(self, id_: int, blocks: int) -> int:
-        """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
+    def unheld_blocks(self, id_: int, blocks: int, held: Mapping[object, int] = NO_BLOCKS) -> int:
+        """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken. *held*: what
+        some are to hold."""
         return 0
+
+    def hold(self, id_: int, blocks: int, held: dict[object, int]) -> None:
+        """Notes in *held* that a request is to hold its first *blocks* blocks."""
 
     def admit(self, id_: int, blocks: int) -> None:
         """A request holds its first *blocks* blocks, which are cached."""

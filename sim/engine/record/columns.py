@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +118,9 @@ STAGE = Layout(
 
 LOAD, STORE, MOVE_IN, HAND_OVER = 0, 1, 2, 3
 TRANSFER_NAMES = ("load", "store", "swap_out", "hand_over")
-PLACES = ("device", "host", "disk", "remote", "peer")
+TierKind = Literal["host", "disk", "remote", "peer"]
+"""Kinds of memory behind the KV cache; `sim.metrics.columns` has them too, for folders that are read without an engine."""
+PLACES: Final[tuple[str, ...]] = ("device", *get_args(TierKind))
 """Where KV comes from, and goes to."""
 DEVICE: Final = 0
 

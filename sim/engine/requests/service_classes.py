@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,9 @@ from workloads import Workload, token_costs
 
 def terms_of(workload: Workload) -> Terms:
     """Terms of the workload's classes, tenants and predictions; `NO_TERMS` where it has none."""
-    found: dict[str, array[int]] = {}
+    found: dict[str, Any] = {}
+    if workload.class_index is not None:
+        found["classes"] = [workload.classes[at] for at in workload.class_index.tolist()]
     if workload.tenant_index is not None:
         found["tenant"] = _as_array(workload.tenant_index)
         found["token_cost"] = _as_array(token_costs(workload))

@@ -90,6 +90,8 @@ class EngineCore:
         self.alone = alone
         self._seed = common.seed
         self._kv = sequences.kv
+        clock = common.clock
+        sequences.kv.now_ns = lambda: clock.now_ns
         self._version = sequences.version
         self._ahead = sequences.ahead
         self._finding = sequences.prefix_lookup

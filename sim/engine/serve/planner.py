@@ -36,7 +36,8 @@ class Planner:
         self._by_chunk = sequences.kv.by_chunk
         self._late = sequences.kv.caches_late
         self._shares_cache = sequences.kv.caches and not alone
-        self._writes_evicted = loading is not None and loading.tiers.takes_evicted
+        writes_evicted = loading is not None and loading.tiers.takes_evicted
+        self._eviction_is_timed = writes_evicted or sequences.kv.lasts_s is not None
         self._shows_more = self._ahead is not None or is_rank or reserves(spec.scheduler)
         apart = self._connector.takes_part or self._ahead is not None or loading is not None
         self._is_plain = not (apart or sequences.kv.caches)
@@ -149,7 +150,7 @@ class Planner:
         kv, ahead = self._kv, self._ahead
         asked = bool(self._connector.machines.wanted)
         waits = asked or bool(self._queue)
-        if self._writes_evicted or (asked and plan.preempt) or self._sequences.given_up:
+        if self._eviction_is_timed or (asked and plan.preempt) or self._sequences.given_up:
             # Requests of clients that have gone leave with the next plan where they have only just arrived.
             return False
         if waits and (self._shares_cache or kv.writes or (self._late and self._by_chunk)):

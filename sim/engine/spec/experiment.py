@@ -203,10 +203,18 @@ class Experiment:
             self._check_encode(self.encode)
         if self.fleet is not None:
             self._check_fleet(self.fleet)
+        self._check_classes()
         if self.in_flight is not None:
             if self.in_flight < 1:
                 raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
             self.workload.behind(self.in_flight)
+
+    def _check_classes(self) -> None:
+        for policy in {id(each.eviction): each.eviction for each in self.hosted}.values():
+            unknown = sorted({*(getattr(policy, "classes", None) or ())} - {*self.workload.classes})
+            if unknown:
+                named = ", ".join(self.workload.classes) or "no classes"
+                raise ValueError(f"{policy!r} names the class {unknown[0]}, and the workload has {named}")
 
     def _check_encode(self, encode: EncodeSpec) -> None:
         if len(encode.sizes) != len(self.workload):

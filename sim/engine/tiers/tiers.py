@@ -11,19 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from policies.eviction import Eviction, RankFunction, foresees, rank_of
+from policies.eviction import Eviction, RankFunction, asks_for_more, rank_of
 from sim.engine.kv.content import Contents
 from sim.engine.kv.content_store import LOADED, WRITTEN_AGAIN, Piece, Space
-from sim.engine.record.columns import DEVICE, LOAD, MOVE_IN, PLACES, STORE, Recorder
+from sim.engine.record.columns import DEVICE, LOAD, MOVE_IN, PLACES, STORE, Recorder, TierKind
 from sim.engine.tiers.links import Limit, Links, LinkSpec, Slowdown, Transfer, not_at_once
 from sim.engine.tiers.stores import SharedStore, Store
 
-TierKind = Literal["host", "disk", "remote", "peer"]
 WriteRule = Literal["through", "eviction"]
-
-KINDS: Final[tuple[TierKind, ...]] = ("host", "disk", "remote", "peer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +61,8 @@ class TierSpec:
     """Models on a machine whose tiers name the same link share it."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind is one of {', '.join(KINDS)}; got {self.kind!r}")
+        if self.kind not in PLACES[1:]:
+            raise ValueError(f"kind is one of {', '.join(PLACES[1:])}; got {self.kind!r}")
         for name in ("read_bytes_per_s", "write_bytes_per_s"):
             rate = getattr(self, name)
             if rate is not None and not rate > 0:
@@ -78,10 +75,10 @@ class TierSpec:
             raise ValueError(f"a {self.kind} tier has capacity_bytes; got {self.capacity_bytes}")
         if self.kind == "peer" and self.eviction is not None:
             raise ValueError("a peer tier reads the host memory of other machines, which evicts by its own rule")
-        if foresees(self.eviction):
+        if asks_for_more(self.eviction):
             raise ValueError(
-                "a tier is not told which request looks for its blocks next: part of them are found on the device; an eviction "
-                "policy that knows the next use of blocks is one of the device's cache alone"
+                "a tier is not told which request looks for its blocks next, nor whose they are and for how long: part of them are "
+                "used on the device; an eviction policy that asks for that is one of the device's cache alone"
             )
         if self.min_load_tokens < 0:
             raise ValueError(f"min_load_tokens is at least 0; got {self.min_load_tokens}")

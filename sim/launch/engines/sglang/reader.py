@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sim.launch.drafters import assumed
 from sim.launch.reading import Reading, formats
-from sim.launch.tiers import GIB, SAY, devices, host, lmcache_file, lmcache_tiers, lmcache_variables
+from sim.launch.tiers import GIB, SAY, devices, evicts, host, lmcache_file, lmcache_tiers, lmcache_variables
 
+POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru")
+"""Values of --radix-eviction-policy that are policies here: srt/mem_cache/evict_policy.py."""
 _HICACHE_RATIO = 2.0
 """Host memory to device memory of SGLang's hierarchical cache where nothing is said, and there is room."""
 _METHODS = {"NGRAM": "ngram", "EAGLE": "eagle", "EAGLE3": "eagle", "NEXTN": "mtp", "STANDALONE": "draft_model"}
@@ -30,7 +35,13 @@ def settings(reading: Reading, *, experts: bool) -> None:
     spread = reading.integer("ep-size")
     reading.put("parallel.expert", spread if experts and spread and spread > 1 else None)
     reading.longest("context-length")
-    _tiers(reading)
+    rule = reading.text("radix-eviction-policy")
+    if rule in POLICIES:
+        reading.put("memory.eviction", rule)
+    elif rule is not None:
+        reading.give_back("radix-eviction-policy", rule)
+    # Host memory evicts by the same rule.
+    _tiers(reading, evicts(rule) if rule in POLICIES else {})
     mode = reading.text("disaggregation-mode")
     if mode in ("prefill", "decode"):
         reading.took_role(mode, f"--disaggregation-mode {mode}")
@@ -46,11 +57,6 @@ def settings(reading: Reading, *, experts: bool) -> None:
     if reading.switch("disable-radix-cache"):
         reading.put("memory.prefix_caching", False)
         reading.put("scheduler.disable_radix_cache", True)
-    rule = reading.text("radix-eviction-policy")
-    if rule in ("lru", "lfu", "fifo", "mru"):
-        reading.put("memory.eviction", rule)
-    elif rule is not None:
-        reading.give_back("radix-eviction-policy", rule)
     reading.put_graphs(
         eager=reading.switch("disable-cuda-graph"),
         largest=reading.integer("cuda-graph-max-bs-decode"),
@@ -108,7 +114,7 @@ def _speculation(reading: Reading) -> None:
         reading.give_back("speculative-draft-model-path", drafter)
 
 
-def _tiers(reading: Reading) -> None:
+def _tiers(reading: Reading, evicted: Mapping[str, Any]) -> None:
     """The host tier of the hierarchical cache (srt/arg_groups/fields/memory.py): each rank its own, in units of 1e9 bytes."""
     hierarchical = reading.switch("enable-hierarchical-cache")
     size, ratio = reading.integer("hicache-size"), reading.number("hicache-ratio")
@@ -124,7 +130,8 @@ def _tiers(reading: Reading) -> None:
         reading.notes.append(SAY.format(where=f"--hicache-storage-backend {backend}", kind="remote"))
     if policy == "write_through_selective":
         reading.give_back("hicache-write-policy", policy)
-    written = {"write": "eviction"} if policy == "write_back" else {}
+    written: dict[str, Any] = {"write": "eviction"} if policy == "write_back" else {}
+    written |= evicted
     if size:
         reading.put("memory.tiers", [host(size * 1e9 * devices(reading) / GIB, **written)])
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sim.launch.tiers import GIB, host_tiers_to_write
+from sim.launch.engines.sglang.reader import POLICIES
+from sim.launch.tiers import GIB, LRU, host_tiers_to_write
 from sim.launch.writing import Writing, formats, model_name, to_load
 from sim.scenario.tiers import Tier
 
@@ -22,7 +23,6 @@ def write(command: Writing) -> None:
     command.flag("--ep-size", expert if expert > 1 else None)
     formats(command, {"fp8": "fp8_e4m3"})
     command.flag("--mem-fraction-static", command.memory("mem_fraction_static"))
-    _tier(command, host_tiers_to_write(command, write=None))
     if command.role != "both":
         command.flag("--disaggregation-mode", command.role)
         command.flag("--disaggregation-transfer-backend", "mooncake" if command.connector else "nixl")
@@ -34,10 +34,11 @@ def write(command: Writing) -> None:
     if command.memory("prefix_caching") is False or command.scheduler("disable_radix_cache"):
         command.flag("--disable-radix-cache", True)
     eviction = command.memory("eviction")
-    if eviction is not None and eviction["policy"] in ("lru", "lfu", "fifo", "mru"):
-        command.flag("--radix-eviction-policy", eviction["policy"])
-    elif eviction is not None:
-        command.not_carried(f"memory.eviction: {eviction['policy']}; SGLang has lru, lfu, fifo and mru")
+    if eviction is not None and eviction["policy"] not in POLICIES:
+        command.not_carried(f"memory.eviction: {eviction['policy']}; SGLang has {', '.join(POLICIES)}")
+        eviction = None
+    command.flag("--radix-eviction-policy", None if eviction is None else eviction["policy"])
+    _tier(command, host_tiers_to_write(command, write=None, evicts_by=eviction or LRU))
     graphs = scenario.cuda_graphs
     if graphs is not None:
         command.flag("--disable-cuda-graph", graphs.eager)
