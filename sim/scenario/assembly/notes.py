@@ -7,8 +7,10 @@ from typing import Any
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment
+from hwmodels.device import Device
 from hwmodels.memory import MemoryPlan
 from hwmodels.overheads import is_before
+from hwmodels.power import power_model
 from hwmodels.stacks import stack_with
 from policies.classes import Preempt
 from policies.routers import Knowledge, knowledge_of
@@ -46,6 +48,12 @@ def notes_of(
     )
     notes += dict.fromkeys(note for each in deployments for note in _older_release(scenario, each))
     notes += dict.fromkeys(note for each in deployments for note in _fitted_elsewhere(each))
+    notes += dict.fromkeys(
+        note
+        for pool in pools
+        for each, deployment in zip(pool.scenarios, pool.deployments, strict=True)
+        for note in _limited_power(each, deployment.device)
+    )
     notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
     if workload.prefix_blocks is not None:
@@ -197,6 +205,16 @@ def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
         yield (
             f"serving_stack {fit['file']} was fitted with {' and '.join(strange)}: its host times may hold here too, its "
             "efficiencies may not."
+        )
+
+
+def _limited_power(scenario: Scenario, device: Device) -> Iterator[str]:
+    """A note where devices may not draw their TDP: what follows from that was measured nowhere."""
+    if scenario.power_limit_w is not None:
+        clock = power_model(device.name).limited(scenario.power_limit_w, device.tdp_w).clock_share
+        yield (
+            f"power_limit_w {scenario.power_limit_w:g}: {device.name} is taken to run at {clock:.0%} of its clock, so that "
+            f"arithmetic takes {1 / clock:.2f} times as long and memory keeps its speed; no measurement of a limit is behind it."
         )
 
 
