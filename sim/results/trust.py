@@ -68,8 +68,8 @@ def _intervals(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[
 
 
 def _waiting(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, float]:
-    """`waiting_share` of the mean TTFT, where requests come at a rate of their own and most of it is waiting for a seat, not for the
-    front end."""
+    """`waiting_share` of the mean TTFT, where requests come at a rate of their own and most of it is waiting for a seat, not for
+    the front end."""
     waited, mean = summary["queue_s"]["mean"], summary["ttft_s"]["mean"]
     terms = manifest.get("hardware", {}).get("serving_stack", {}).get("terms", {})
     if manifest.get("workload", {}).get("closed_loop", True) or not mean:
@@ -99,8 +99,8 @@ def interval_text(intervals: Mapping[str, Any]) -> str:
     text = f"mean {', '.join(texts) or 'of nothing'} ({100 * intervals['level']:.0f} % interval), {basis}"
     if (share := intervals.get("waiting_share")) is not None:
         text += (
-            f"; {share:.0%} of TTFT is waiting, near saturation, where a server a few per cent slower answers several times as late: "
-            "the interval of TTFT does not hold that, --intervals N replays it"
+            f"; {share:.0%} of TTFT is waiting, near saturation, where a server a few per cent slower answers several times as "
+            "late: the interval of TTFT does not hold that, --intervals N replays it"
         )
     return text
 

@@ -556,13 +556,13 @@ class Settings(Section):
     hardware: FilePath = "h100-sxm"
     """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml). With a limit below the TDP:
     `{name: h100-sxm, power_limit_w: 500}`, where the name may be left out."""
-    power_limit_w: PowerLimit | None = None
-    """The most that a device draws, where it was set below the TDP: arithmetic takes longer, for the clock falls
-    (docs/how-to/costs.md)."""
     precision: WeightPrecision | None = None
     """Format of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
     """Format of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
+    power_limit_w: PowerLimit | None = None
+    """The most that a device draws, where it was set below the TDP: arithmetic takes longer, for the clock falls
+    (docs/how-to/costs.md)."""
     serving_stack: StackOrFile = default_stack().name
     """The stack whose kernels and overheads are priced: host work of a step, sampling, launches, tokenisation. `ideal` has none. A
     file (.toml) that `rooftrace bench fit` wrote has those of a deployment that was measured."""

@@ -427,7 +427,10 @@ def test_a_power_limit_is_a_setting_of_the_hardware_and_of_a_pool() -> None:
         ({"hardware": {"power_limit_w": 10}}, "power_limit_w lies above"),
         ({"hardware": {"power_limit_w": 0}}, "power_limit_w is a number above 0"),
         ({"hardware": {"power_limit": 500}}, "hardware has no power_limit; did you mean power_limit_w?"),
-        ({"power_limit_w": 500, "cost_model": "roofline"}, "cost_model roofline has the peaks of the datasheet"),
+        (
+            {"power_limit_w": 500, "cost_model": "roofline"},
+            "cost_model roofline and processors have their arithmetic at any power",
+        ),
     ],
 )
 def test_power_limits_that_cannot_be_are_refused(settings: dict[str, Any], why: str) -> None:

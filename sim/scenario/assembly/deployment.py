@@ -47,7 +47,7 @@ def deployment_of(scenario: Scenario) -> Deployment:
         model = replace(model, max_positions=scenario.memory.max_model_len)
     with told_by(scenario, "hardware"):
         hardware, profile = _hardware(scenario)
-    calibrated = Calibrated(stack=_limited(scenario, hardware, _stack(scenario)), profile=profile)
+    calibrated = _limited(scenario, hardware, Calibrated(stack=_stack(scenario), profile=profile))
     if (graphs := scenario.cuda_graphs) is not None:
         calibrated = replace(calibrated, graphs=_graphs(scenario, graphs, model.mtp_layers))
         with told_by(scenario, "cuda_graphs"):
@@ -89,21 +89,22 @@ def _stack(scenario: Scenario) -> ServingStack:
     return found.stack
 
 
-def _limited(scenario: Scenario, device: Device, stack: ServingStack) -> ServingStack:
-    """*stack* on devices at the clock that `power_limit_w` leaves them: all arithmetic takes as many times as long."""
+def _limited(scenario: Scenario, device: Device, made_by: Calibrated) -> Calibrated:
+    """*made_by* for devices at the clock that `power_limit_w` leaves them: all arithmetic takes as many times as long."""
     if scenario.power_limit_w is None:
-        return stack
-    if scenario.cost_model == "roofline":
-        raise ScenarioError(
-            f"{scenario.source}: power_limit_w: cost_model roofline has the peaks of the datasheet at any power; leave out "
-            "power_limit_w, or cost_model"
-        )
+        return made_by
     with told_by(scenario, "power_limit_w"):
         clock = power_model(device.name).limited(scenario.power_limit_w, device.tdp_w).clock_share
-    own = stack.overheads
+        if scenario.cost_model == "roofline" or made_by.load(device).kind == "cpu":
+            raise ValueError(
+                "cost_model roofline and processors have their arithmetic at any power; leave out power_limit_w, or take a "
+                "calibrated accelerator"
+            )
+    stack, own = made_by.stack, made_by.stack.overheads
     slower = replace(own, compute_excess=(1.0 + own.compute_excess) / clock - 1.0)
     why = f"a clock of {clock:.1%} under power_limit_w {scenario.power_limit_w:g}"
-    return replace(stack, overheads=slower, sources={**stack.sources, "compute_excess": why})
+    sources = {**stack.sources, "compute_excess": why}
+    return replace(made_by, stack=replace(stack, overheads=slower, sources=sources))
 
 
 def _graphs(scenario: Scenario, given: GraphSettings, mtp_layers: int) -> GraphSettings:
