@@ -186,23 +186,22 @@ class Iterations(NamedTuple):
     """Output tokens of all of them."""
 
 
-def iterations_of(experiment: Experiment, columns: Columns, *, from_ns: int, to_ns: int) -> Iterations:
-    """The iterations of an experiment of one machine and model that begin in a time; what they reach is that of a span's middle."""
-    (machine,) = experiment.machines
-    (spec,) = machine.hosted
+def iterations_of(cost: CostModel, columns: Columns, *, from_ns: int, to_ns: int) -> Iterations:
+    """The iterations that begin in a time on the one machine of a run, which hosts one model; what they reach is that of the middle
+    of a span."""
     of_ranks = []
     for replica in columns.replicas:
         spans = replica.spans
         of_ranks.append(spans[(spans["start_ns"] >= from_ns) & (spans["start_ns"] < to_ns)])
     tokens = sum(int((spans["emitted"].astype(np.int64) * spans["n"]).sum()) for spans in of_ranks)
-    spans = _together(of_ranks) if machine.ranks > 1 else of_ranks[0]
+    spans = _together(of_ranks) if len(of_ranks) > 1 else of_ranks[0]
     span, seconds = _in_full(spans), _seconds_of(spans)
     each = np.maximum(seconds / np.maximum(span["n"], 1), 1e-12)
-    work = spec.cost.work(_totals_of(span, (span["n"] - 1) // 2))
+    work = cost.work(_totals_of(span, (span["n"] - 1) // 2))
     return Iterations(
         seconds=seconds,
-        bandwidth=work.hbm_bytes / (each * spec.cost.peak_bytes_per_s),
-        arithmetic=work.flops / (each * spec.cost.peak_flops_per_s),
+        bandwidth=work.hbm_bytes / (each * cost.peak_bytes_per_s),
+        arithmetic=work.flops / (each * cost.peak_flops_per_s),
         tokens=tokens,
     )
 

@@ -406,7 +406,11 @@ def test_a_lower_limit_slows_arithmetic_down_and_not_the_memory() -> None:
 
 
 def test_devices_under_a_limit_draw_no_more_and_take_less_energy() -> None:
-    full, half = costs(), costs(hardware={"power_limit_w": 350})
+    limited = sim.simulate(Scenario.from_mapping({**ALONE, "hardware": {"power_limit_w": 350}}))
+    full, half = costs(), limited.summary
+    (note,) = [note for note in limited.manifest["notes"] if "power_limit_w 350" in note]
+    assert note.endswith("no measurement of a limit is behind it.")
+    assert limited.manifest["hardware"]["power_limit_w"] == 350.0
     assert half["costs"]["mean_w"] <= half["costs"]["mean_w_high"] <= 350.0 < full["costs"]["mean_w"]
     assert half["costs"]["tdp_joule"] == pytest.approx(350 / 700 * full["costs"]["tdp_joule"], rel=0.1)
     assert half["costs"]["joule_per_output_token"] < full["costs"]["joule_per_output_token"]

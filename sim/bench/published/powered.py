@@ -131,7 +131,7 @@ def drawn(row: Mapping[str, Any], release: str) -> Drawn:
         raise Unmodelled("its KV cache does not hold a request")
     # Until the first of them have ended none has: contexts are too short.
     begin_ns, end_ns = finished[min(seats // 2, len(finished) - seats - 1)], finished[len(finished) - seats]
-    steps = iterations_of(experiment, columns, from_ns=int(begin_ns), to_ns=int(end_ns))
+    steps = iterations_of(deployment.cost, columns, from_ns=int(begin_ns), to_ns=int(end_ns))
     span_s = (end_ns - begin_ns) * 1e-9
     busy_s = float(steps.seconds.sum())
     if busy_s <= 0 or not math.isfinite(busy_s):
