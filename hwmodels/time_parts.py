@@ -22,7 +22,7 @@ PARTS = {
     "padding": "rows up to the next captured graph",
     "host": "host work of a step, its sequences and rows, sampling, and launches that the device waits for",
 }
-"""What the time of an iteration is spent on, and what each part is."""
+"""The parts of an iteration's time, and what each is."""
 
 Parts = dict[str, FloatArray]
 """Seconds by part, one an iteration."""

@@ -464,7 +464,7 @@ class _Table:
         self._lines = lines
         self.refused: dict[str, int] = {}
         self.assumed: list[str] = []
-        """What nothing says, in words."""
+        """In words, what was assumed because nothing says it."""
         self.beside: tuple[str, ...] = ()
         """Notes on what was said beside the file."""
         self._bad = np.zeros(len(rows), bool)

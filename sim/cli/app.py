@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import pkgutil
@@ -63,6 +64,7 @@ def _mute() -> bool:
     return False
 
 
+@functools.cache
 def build_app() -> typer.Typer:
     """The application with every command registered, in the order of the questions that they answer."""
     app = typer.Typer(

@@ -22,7 +22,7 @@ from sim.scenario import explain, named
 from sim.scenario.chosen import Process
 from sim.scenario.schema import schema_of
 from sim.scenario.section import Policy, Section
-from sim.scenario.yaml import parse_yaml
+from sim.scenario.yaml import parse_yaml, read_text
 from workloads import (
     Fixed,
     Trace,
@@ -183,8 +183,7 @@ class PlaceScenario:
         """The scenario that *found* describes; ScenarioError in one sentence for what does not fit."""
         explain.check_mapping(found, PlaceSettings, source, "a placement scenario")
         try:
-            # YAML has lists and no tuples, and strict validation does not take one for the other.
-            settings = PlaceSettings.model_validate(_tuples(found))
+            settings = PlaceSettings.model_validate(found)
         except ValidationError as error:
             raise ScenarioError(explain.sentence(error, PlaceSettings, source)) from None
         return cls(settings=settings, source=source, folder=folder or Path())
@@ -193,13 +192,7 @@ class PlaceScenario:
     def load(cls, path: str | os.PathLike[str], assignments: Sequence[str] = ()) -> PlaceScenario:
         """The scenario in the YAML file at *path*, with settings changed by 'key.path=value'."""
         file = Path(path)
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ScenarioError(f"{file} is not text; a scenario is a YAML file in UTF-8") from None
-        except OSError as error:
-            raise ScenarioError(f"cannot read scenario {file}: {error.strerror}") from None
-        found = parse_yaml(text, str(file))
+        found = parse_yaml(read_text(file), str(file))
         explain.check_mapping(found, PlaceSettings, str(file), "a placement scenario")
         for assignment in assignments:
             _assign(found, assignment)
@@ -397,12 +390,6 @@ class PlaceScenario:
             rate_scale=functions.rate_scale,
             cv_scale=cv_scale,
         )
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _tuples(inner) for key, inner in value.items()}
-    return tuple(_tuples(inner) for inner in value) if isinstance(value, list) else value
 
 
 def _assign(settings: dict[str, Any], assignment: str) -> None:

@@ -54,7 +54,7 @@ StackOrFile = Annotated[
 ]
 """A stack by name, or a file that `rooftrace bench fit` wrote."""
 _CONNECTORS = tuple(stack.connector for stack in stacks().values() if stack.connector is not None)
-_LIKE = (*(name for name, stack in stacks().items() if stack.handover is not None), "dynamo", "splitwise")
+_HANDOVERS = (*(name for name, stack in stacks().items() if stack.handover is not None), "dynamo", "splitwise")
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -192,7 +192,7 @@ _DRAWN = _Source(
     "this workload is generated", ("arrivals", *_LENGTHS), "a generated workload also needs {}", ("limit", *_AMOUNTS)
 )
 _OF_SOURCES = (*_SOURCES, "concurrency", "arrivals", *_LENGTHS, *_AMOUNTS, "limit", "block_tokens")
-_TOLD = {
+_MISPLACED = {
     "concurrency": "{name} is the clients of a protocol; give protocol, or arrivals: {{process: closed_loop, concurrency: ...}}",
     "block_tokens": "{name} is about the blocks of sessions; give sessions or leave it out",
     **dict.fromkeys(_OF_FILES, "{name} is about reading a trace, and {source}; leave it out"),
@@ -287,7 +287,7 @@ class Workload(Section):
         if misplaced := [
             each for each in (*given, *self.about_files()) if each not in (name, *source.needs, *source.takes)
         ]:
-            told = _TOLD.get(misplaced[0], _TOO_MUCH)
+            told = _MISPLACED.get(misplaced[0], _TOO_MUCH)
             raise ValueError(told.format(source=source.says, name=misplaced[0], names=" and ".join(misplaced)))
         missing = [each for each in source.needs if each not in given]
         if source is _DRAWN:
@@ -530,7 +530,7 @@ class KvLink(Section):
 class HandoverSettings(Section):
     """The way in which requests go from machines that prefill to machines that decode. What is left out is as in `like`."""
 
-    like: Annotated[str, OneOf(*_LIKE)] | None = None
+    like: Annotated[str, OneOf(*_HANDOVERS)] | None = None
     """The stack or paper whose way it is (docs/pools.md has the releases); where it is left out, that of the decode pools' serving
     stack."""
     first_token: Literal["prefill", "arrival", "decode"] | None = None

@@ -7,6 +7,8 @@ remains after all names is shown as `other`.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,7 +32,7 @@ ITERATION = {
     "drafting": "passes of the drafter, and what a round of speculation costs beside them",
     "waiting_inside": "waiting for other ranks, for other stages of the pipeline, and for a slower machine",
 }
-"""What an iteration's time is spent on."""
+"""The parts of an iteration's time, and what each is."""
 CAUSES = {
     **ITERATION,
     "prompts": "prompts of other requests in the same iterations",
@@ -43,9 +45,7 @@ CAUSES = {
     "preemption": "preempted: waiting, and computing again or loading what was given up",
     "other": "none of these: lost work of machines that failed; prompts in a pipeline whose micro-batch no record says",
 }
-"""What a request's time is spent on, and what each cause is."""
-
-
+"""The causes of a request's time, and what each is."""
 FULL = 0.9
 """The share of a replica's KV blocks from which its cache counts as full: what is left is what running sequences grow into."""
 
@@ -226,7 +226,7 @@ _STEP = np.dtype(
 
 
 def _of_ranks(of_ranks: Sequence[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Of each rank its steps, with the work of all ranks in the same step: cost models are given that of all."""
+    """The steps of each rank, with the work of all ranks in the same step: cost models are given that of all."""
     steps = [_steps(spans) for spans in of_ranks]
     if len(steps) == 1:
         yield from steps
@@ -285,8 +285,8 @@ def _columns(cost: LayerwiseCost, totals: Totals, some: NDArray[np.bool_]) -> Fl
 
 
 def _sum(parts: Mapping[str, FloatArray]) -> FloatArray:
-    whole: FloatArray = np.stack(list(parts.values())).sum(axis=0)
-    return whole
+    first, *others = parts.values()
+    return functools.reduce(operator.add, others, first)
 
 
 class _Shares:
@@ -306,7 +306,7 @@ class _Shares:
         since_ns: FloatArray,
         until_ns: FloatArray,
     ) -> None:
-        """What *timeline* did from *since_ns* to *until_ns*, and `between` its iterations."""
+        """Add the time from *since_ns* to *until_ns* by what *timeline* did then, and as `between` that between its iterations."""
         lasting = np.maximum(until_ns - since_ns, 0.0) * 1e-9
         found = timeline.between(since_ns, np.maximum(until_ns, since_ns))
         for cause, seconds in zip(causes, found.T, strict=True):
@@ -366,7 +366,7 @@ class _Rounds:
         span = self._spans[at]
         n = np.clip(last - self._first[at] + 1, 1, span["n"])
         ticks = span["start_frac"] + n * span["first_ticks"] + span["growth_ticks"] * (n * (n - 1) // 2)
-        return span["start_ns"] + ticks * (1e9 / TICKS_PER_S)
+        return np.asarray(span["start_ns"] + ticks * (1e9 / TICKS_PER_S), np.float64)
 
 
 def _round_of(spans: NDArray[Any], lane: int) -> _Rounds:

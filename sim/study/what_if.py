@@ -1,4 +1,4 @@
-"""What bounds a deployment, and what a tenth more of each resource would change: by running it."""
+"""The resource that bounds a deployment, and the effect of a tenth more of each, found by running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TENTH = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What a change of one resource does to a run: each mean over what it was, less 1; None where the run has no such mean."""
+    """The effect of more of one resource on a run: each mean over what it was, less 1; None where the run has no such mean."""
 
     name: str
     ttft: float | None
@@ -31,8 +31,8 @@ class Effect:
 
 
 def bound(explained: Explained) -> str:
-    """What bounds the deployment, in one sentence: the resource that the time of its machines goes to, or KV memory where requests
-    wait for it."""
+    """A sentence that names what bounds the deployment: the resource that the time of its machines goes to, or KV memory where
+    requests wait for it."""
     busy_s = sum(explained.busy_s.values())
     if not busy_s:
         return "Nothing ran, so that nothing bounds it."

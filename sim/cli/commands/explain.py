@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.options import Json
+from sim.cli.options import Json, set_option
 from sim.cli.tables import console, print_facts, print_json, print_notes, print_table
 from sim.under_way import under_way
 
@@ -35,9 +35,7 @@ def explain(
             help="Results folder of a run, or a scenario file; without one, the built-in default.", show_default=False
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the scenario.")
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting of the scenario.")] = None,
     effects: Annotated[
         bool, typer.Option(help="Run it again with a tenth more of each resource, and say what that changes.")
     ] = True,
@@ -115,7 +113,7 @@ def _chosen(result: Result, found: Explained, measure: str) -> dict[str, Any]:
     """The requests of each column of a table: those of the summary, and the slowest hundredth of them."""
     import numpy as np
 
-    whole = sum(getattr(found, measure).values())
+    whole = np.add.reduce(list(getattr(found, measure).values()))
     inside = result.in_window & np.isfinite(whole)
     least = float(np.quantile(whole[inside], _SLOWEST)) if inside.any() else 0.0
     return {"mean": inside, "slowest 1 %": inside & (whole >= least)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from policies.routers import Booked, RoutedRequest
 from sim.engine.kv.content import Contents, Piece
@@ -11,19 +12,14 @@ from sim.engine.record.columns import UNFINISHED
 from sim.engine.requests.state import RequestState
 
 
-class _Entry:
+class _Entry(NamedTuple):
     """A request that is under way on a machine."""
 
-    __slots__ = ("blocks", "machine", "pieces", "tokens")
-
-    def __init__(self, machine: int, blocks: int, pieces: list[Piece], tokens: int) -> None:
-        self.machine = machine
-        self.blocks = blocks
-        """Blocks that no other request can have."""
-        self.pieces = pieces
-        """Blocks that others may share, by chain of contents."""
-        self.tokens = tokens
-        """Prompt tokens to compute, until there is a first token."""
+    machine: int
+    blocks: int
+    """Blocks that no other request can have."""
+    pieces: list[Piece]
+    """Blocks that others may share, by chain of contents."""
 
 
 class Ledger:
@@ -39,6 +35,8 @@ class Ledger:
             for size in {machine.block_tokens for machine in machines if machine.cores}:
                 self._contents[size] = state.contents_in(size)
         self._entries: dict[int, _Entry] = {}
+        self._prompts: dict[int, int] = {}
+        """Tokens to compute of the prompts that had no first token at the last look."""
         self._blocks = [0] * len(machines)
         self._tokens = [0] * len(machines)
         self._ends: list[dict[int, dict[int, int]]] = [{} for _ in machines]
@@ -48,15 +46,10 @@ class Ledger:
         """Take out what has ended by now, and prompts that have their first token."""
         state = self._state
         status, first_token = state.status, state.first_token
-        ended: list[int] = []
-        for id_, entry in self._entries.items():
-            if status[id_] != UNFINISHED:
-                ended.append(id_)
-            elif entry.tokens and 0 <= first_token[id_] <= now_ns:
-                self._tokens[entry.machine] -= entry.tokens
-                entry.tokens = 0
-        for id_ in ended:
+        for id_ in [id_ for id_ in self._entries if status[id_] != UNFINISHED]:
             self.leave(id_)
+        for id_ in [id_ for id_ in self._prompts if 0 <= first_token[id_] <= now_ns]:
+            self._tokens[self._entries[id_].machine] -= self._prompts.pop(id_)
 
     def leave(self, id_: int) -> None:
         """A request has ended, or goes elsewhere."""
@@ -64,7 +57,7 @@ class Ledger:
         if entry is None:
             return
         index, ends = entry.machine, self._ends[entry.machine]
-        self._tokens[index] -= entry.tokens
+        self._tokens[index] -= self._prompts.pop(id_, 0)
         self._blocks[index] -= entry.blocks
         for chain, lo, hi in entry.pieces:
             mine = ends[chain]
@@ -88,7 +81,7 @@ class Ledger:
         tokens = max(request.prompt_tokens - cached_tokens, 0)
         self._blocks[index] += own
         self._tokens[index] += tokens
-        self._entries[request.id] = _Entry(index, own, pieces, tokens)
+        self._entries[request.id], self._prompts[request.id] = _Entry(index, own, pieces), tokens
 
     def of(self, request: RoutedRequest, index: int) -> Booked:
         """The account of a machine, for *request*, which comes next."""

@@ -152,7 +152,8 @@ class Routing:
         self._sizes: list[int] = []
         """Tokens of a block of the index, for each machine."""
         self._contents: dict[int, Contents] = {}
-        self._of_it: tuple[int, dict[int, list[Piece]]] = (-1, {})
+        self._present: tuple[int, dict[int, list[Piece]]] = (-1, {})
+        """The present request, and its parts in blocks of each size."""
         if knows.sent is not None and state.contents_in is not None:
             sent = knows.sent
             serving = [machine for machine in machines if machine.cores]
@@ -269,10 +270,10 @@ class Routing:
 
     def _pieces_of(self, id_: int, index: int) -> list[Piece]:
         """The part of a prompt that a machine's index looks at."""
-        if self._of_it[0] != id_:
-            self._of_it = (id_, {})
+        if self._present[0] != id_:
+            self._present = (id_, {})
         size = self._sizes[index]
-        known = self._of_it[1].get(size)
+        known = self._present[1].get(size)
         if known is not None:
             return known
         sent = self._knows.sent
@@ -283,7 +284,7 @@ class Routing:
         pieces: list[Piece] = [((space, chain), lo, hi) for chain, lo, hi in self._contents[size].path(id_, full)]
         if blocks > full:
             pieces.append(((space, -1 - id_), full, blocks))
-        self._of_it[1][size] = pieces
+        self._present[1][size] = pieces
         return pieces
 
     def _found_sent(self, id_: int, index: int) -> int:
