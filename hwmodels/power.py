@@ -1,17 +1,23 @@
-"""Power of a device by what it does: idle, bound by its memory, bound by its arithmetic.
+"""Power of a device by what it does: nothing, or an iteration that moves so many bytes and computes so much a second.
 
-Measured on one device, a B200 (power.toml says where). Other devices are taken to draw the same share of their limit (TDP) at the
-same shares of their peaks; that is an assumption, and `PowerModel.basis` says so.
+    share = min(1, idle + memory * bandwidth_share + compute * arithmetic_share^(1/4))   while an iteration runs
+    share = idle                                                                         otherwise
+
+are shares of a device's power limit (TDP). Arithmetic counts by its fourth root, which fits models held back best of 1/4, 1/3, 1/2
+and 3/4: at the same rate small products draw more than large ones, for tiles are filled with rows that nobody asked for and
+operands travel farther. power.toml has the terms of the devices that were measured (`python -m sim.validation.fit_power` writes
+it), and those of all together, which stand for any other device.
+
+Under a limit below the TDP (`limited`) power ends at that limit. The clock is the one at which arithmetic at full rate draws no
+more: what a device draws beyond idling goes by the cube of its clock, for voltage follows it (`clock_share`). Reading memory keeps
+its speed. No measured table varies the limit: these are assumptions.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,156 +25,79 @@ from numpy.typing import ArrayLike, NDArray
 from hwmodels.tables import ROOM, read_toml
 
 FloatArray = NDArray[np.float64]
-_MEASURED = "b200"
-_SHORTEST_S = 1e-4
-"""Shorter kernels end before the sensor has seen them alone."""
-_PARTS = {"decode": "attention/vllm/0.22.0/generation_attention_perf.parquet",
-          "prefill": "attention/vllm/0.22.0/context_attention_perf.parquet",
-          "experts": "moe/vllm/0.22.0/moe_perf.parquet"}  # fmt: skip
+FILE = ROOM / "power.toml"
+TERMS = ("idle", "memory", "compute")
+ANY = "any"
+"""The entry of power.toml for devices that were not measured."""
+ARITHMETIC_EXPONENT = 0.25
+CLOCK_EXPONENT = 3.0
+
+
+def arithmetic_term(share: ArrayLike) -> FloatArray:
+    """The number that the term `compute` counts by, at this share of peak arithmetic."""
+    return np.clip(np.asarray(share, float), 0.0, 1.0) ** ARITHMETIC_EXPONENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerModel:
-    """Shares of a device's power limit."""
+    """Shares of a device's power limit (TDP)."""
 
     idle: float
-    """The power of a device on which nothing runs: the least that was measured with tiny kernels running, so rather too much."""
     memory: float
-    memory_exponent: float
     compute: float
-    compute_exponent: float
-    low: float
-    high: float
-    """Measured over predicted, 5th and 95th percentile over kinds of kernels that a fit had not seen."""
-    limit_w: float
-    basis: str = ""
+    watt: tuple[float, float]
+    """Measured over predicted power, 5th and 95th percentile over runs of models that the fit had not seen."""
+    joule: tuple[float, float]
+    """The same of energy per output token, whose error has that of the run's speed in it too."""
+    measured_on: str
+    """The device that the terms are of; empty: of all that were measured."""
+    most: float = 1.0
+    """The limit that was set, as a share of the TDP."""
 
-    def share(self, bandwidth_share: ArrayLike, arithmetic_share: ArrayLike) -> FloatArray:
-        """Share of the limit at these shares of peak bandwidth and arithmetic, elementwise; 1 at most."""
-        memory = self.memory * np.clip(np.asarray(bandwidth_share, float), 0.0, 1.0) ** self.memory_exponent
-        compute = self.compute * np.clip(np.asarray(arithmetic_share, float), 0.0, 1.0) ** self.compute_exponent
-        return np.minimum(1.0, self.idle + memory + compute)
+    def iteration_share(self, bandwidth_share: ArrayLike, arithmetic_share: ArrayLike) -> FloatArray:
+        """Share of the TDP while an iteration reaches these shares of peak bandwidth and arithmetic, elementwise."""
+        memory = self.memory * np.clip(np.asarray(bandwidth_share, float), 0.0, 1.0)
+        compute = self.compute * arithmetic_term(arithmetic_share)
+        return np.minimum(self.most, self.idle + memory + compute)
 
+    def limited(self, limit_w: float, tdp_w: float) -> PowerModel:
+        """The model under a limit of *limit_w*; ValueError where it is none, or less than idling draws."""
+        least_w = self.idle * tdp_w
+        if not least_w < limit_w <= tdp_w:
+            raise ValueError(
+                f"power_limit_w lies above {least_w:.0f} W, which the device draws whatever it does, and at most at its TDP of "
+                f"{tdp_w:g} W; got {limit_w:g}"
+            )
+        return replace(self, most=limit_w / tdp_w)
 
-def power_share(bandwidth_share: ArrayLike, arithmetic_share: ArrayLike) -> FloatArray:
-    """The share of power of any device, as measured on one; see `PowerModel.share`."""
-    return power_model(_MEASURED).share(bandwidth_share, arithmetic_share)
+    @property
+    def clock_share(self) -> float:
+        """The clock under the limit, as a share of the clock at the TDP."""
+        full = min(1.0, self.idle + self.compute)
+        return min(1.0, (self.most - self.idle) / (full - self.idle)) ** (1.0 / CLOCK_EXPONENT)
 
 
 @functools.cache
 def power_model(device: str) -> PowerModel:
-    """The model for the device called *device*, borrowed from the measured one where it is another."""
-    table = read_toml(ROOM / "power.toml")[_MEASURED]
-    return PowerModel(basis=basis_of([device]), **table)
+    """The model for the device called *device* (catalogue name); that of all measured devices where it was not measured."""
+    table = read_toml(FILE)
+    name = device if device in table else ANY
+    entry = table[name]
+    return PowerModel(
+        **{term: entry[term] for term in TERMS},
+        watt=tuple(entry["watt"]),
+        joule=tuple(entry["joule"]),
+        measured_on="" if name == ANY else name,
+    )
 
 
 def basis_of(devices: Iterable[str]) -> str:
     """The basis of the power of *devices* (catalogue names), for people."""
-    borrowed = [name for name in dict.fromkeys(devices) if name != _MEASURED]
-    return f"shares of TDP as measured on b200, not on {' and '.join(borrowed)}" if borrowed else "measured on b200"
-
-
-# Fitting
-
-
-def fit_power(kinds: Mapping[str, tuple[FloatArray, FloatArray, FloatArray]], limit_w: float) -> dict[str, float]:
-    """Parameters of `PowerModel` for rows of (bandwidth share, arithmetic share, watts) by kind of kernel.
-
-    Kinds weigh alike. Errors are those of each kind predicted from the others.
-    """
-    idle = min(float(watts.min()) for _, _, watts in kinds.values()) / limit_w
-    found = _least_squares(kinds, idle, limit_w)
-    ratios = []
-    for name, (bandwidth, arithmetic, watts) in kinds.items():
-        others = _least_squares({key: rows for key, rows in kinds.items() if key != name}, idle, limit_w)
-        predicted = _share(others, idle, bandwidth, arithmetic) * limit_w
-        # As many of each kind, evenly through its sorted ratios.
-        ratios.append(np.quantile(watts / predicted, np.linspace(0, 1, 2001)))
-    low, high = np.quantile(np.concatenate(ratios), [0.05, 0.95])
-    names = ("memory", "memory_exponent", "compute", "compute_exponent")
-    return {
-        "limit_w": limit_w,
-        "idle": idle,
-        **dict(zip(names, found.tolist(), strict=True)),
-        "low": float(low),
-        "high": float(high),
-    }
-
-
-def _share(parameters: FloatArray, idle: float, bandwidth: FloatArray, arithmetic: FloatArray) -> FloatArray:
-    memory, a, compute, b = parameters
-    return np.minimum(1.0, idle + memory * bandwidth**a + compute * arithmetic**b)
-
-
-def _least_squares(
-    kinds: Mapping[str, tuple[FloatArray, FloatArray, FloatArray]], idle: float, limit_w: float
-) -> FloatArray:
-    from scipy.optimize import least_squares
-
-    def residuals(parameters: FloatArray) -> FloatArray:
-        return np.concatenate(
-            [
-                np.log(_share(parameters, idle, bandwidth, arithmetic) * limit_w / watts) / np.sqrt(len(watts))
-                for bandwidth, arithmetic, watts in kinds.values()
-            ]
-        )
-
-    bounds = ([0.0, 0.01, 0.0, 0.01], [2.0, 3.0, 3.0, 3.0])
-    return least_squares(residuals, [0.3, 0.5, 0.5, 0.5], bounds=bounds, loss="soft_l1", f_scale=0.01).x
-
-
-def measured_kinds(folder: Path) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
-    """Rows of the published tables below *folder* (`.../data/b200_sxm`) as `fit_power` takes them."""
-    import pyarrow.parquet as pq
-
-    found = {}
-    for name, part in _PARTS.items():
-        rows = pq.read_table(folder / part).to_pandas()
-        n_bytes, flops, peak = _experts(rows) if name == "experts" else _attention(rows, decode=name == "decode")
-        seconds = rows["latency"].to_numpy() * 1e-3
-        bandwidth, arithmetic = n_bytes / seconds / 8e12, flops / seconds / peak
-        # Beyond 1.05 of the peak a row has read less than its whole tables.
-        kept = (seconds > _SHORTEST_S) & (bandwidth < 1.05) & (arithmetic < 1.05)
-        found[name] = (np.minimum(bandwidth, 1)[kept], np.minimum(arithmetic, 1)[kept], rows["power"].to_numpy()[kept])
-    return found
-
-
-def _attention(rows: Any, *, decode: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Bytes, FLOPs and peak of rows of attention."""
-    kv = (rows["step"] + 1 if decode else rows["isl"]).to_numpy(float)
-    queries = np.ones(len(rows)) if decode else rows["isl"].to_numpy(float)
-    window = rows["window_size"].where(rows["window_size"] > 0, 1e9).to_numpy(float)
-    seen = np.minimum(kv, window)
-    heads, width, batch = (rows[name].to_numpy(float) for name in ("num_heads", "head_dim", "batch_size"))
-    kv_heads = rows["num_key_value_heads"].where(rows["num_key_value_heads"] > 0, rows["num_heads"]).to_numpy(float)
-    kv_bytes = np.where(rows["kv_cache_dtype"].str.contains("fp8"), 1.0, 2.0)
-    read = seen if decode else kv
-    n_bytes = batch * width * (2 * read * kv_heads * kv_bytes + 4 * queries * heads)
-    pairs = seen if decode else np.where(window > kv, kv * (kv + 1) / 2, kv * seen - seen * seen / 2)
-    return n_bytes, 4 * batch * heads * width * pairs, np.full(len(rows), 2.25e15)
-
-
-def _experts(rows: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Bytes, FLOPs and peak of rows of experts: the weights of those that are expected to be touched are read once."""
-    short = rows["moe_dtype"].astype(str)
-    weight_bytes = short.map({"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int4_wo": 0.53}).to_numpy(float)
-    peak = np.where(short.str.startswith("fp8"), 4.5e15, 2.25e15)
-    held = (rows["num_experts"] / rows["moe_ep_size"]).to_numpy(float)
-    inner = (rows["inter_size"] / rows["moe_tp_size"]).to_numpy(float)
-    tokens, hidden = rows["num_tokens"].to_numpy(float), rows["hidden_size"].to_numpy(float)
-    routed = tokens * (rows["topk"] / rows["moe_ep_size"]).to_numpy(float)
-    touched = held * -np.expm1(-routed / held)
-    return touched * 3 * hidden * inner * weight_bytes + 4 * tokens * hidden, 6 * routed * hidden * inner, peak
-
-
-def main() -> None:
-    """Print the table of power.toml for the folder that is named."""
-    if len(sys.argv) != 2:
-        raise SystemExit("python -m hwmodels.power .../systems/data/b200_sxm")
-    print(f"[{_MEASURED}]")
-    for key, value in fit_power(measured_kinds(Path(sys.argv[1])), 1000.0).items():
-        print(f"{key} = {value:.4g}")
-
-
-if __name__ == "__main__":
-    main()
+    names = list(dict.fromkeys(devices))
+    known = [name for name in names if power_model(name).measured_on]
+    lent = [name for name in names if name not in known]
+    all_known = " and ".join(name for name in read_toml(FILE) if name != ANY)
+    parts = [f"measured on {' and '.join(known)}"] if known else []
+    if lent:
+        parts.append(f"shares of TDP as measured on {all_known}, not on {' and '.join(lent)}")
+    return "; ".join(parts)

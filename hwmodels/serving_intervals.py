@@ -7,6 +7,10 @@ device. A prediction is multiplied by them. They are of means over closed-loop b
 Those rows are of GPUs whose kernels were measured, but for a few that their profiles borrow, whose errors the rows contain. On a
 device that no row is of, and over a network between nodes, both ends move out by the interval of what is lent, that of the family
 with the widest: an upper bound, as if all of a step's time were that family's and its error came on top of what the rows show.
+
+Two things are in serving_kinds.toml (`python -m sim.validation.fit_kinds`). The rows that were held back of SGLang have few
+clients: the ends are no nearer than those of all rows at any load. And a kind of model, an architecture in a format, that none of
+the stack's runs is of moves both ends out by as much as the architecture needed that lay farthest out of the others' interval.
 """
 
 from __future__ import annotations
@@ -16,9 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hwmodels.model import LatentAttention, ModelSpec
 from hwmodels.tables import ROOM, read_toml
 
 FILE = ROOM / "serving_intervals.toml"
+KINDS = ROOM / "serving_kinds.toml"
+ANY = "any"
+"""The entry of serving_kinds.toml for kinds without runs."""
 QUANTITIES = ("tpot_s", "ttft_s")
 KIND = "gpu"
 """The kind of device that the rows are of; they say nothing of another."""
@@ -48,6 +56,27 @@ class ServingInterval:
         return {"tpot_s": list(self.tpot), "ttft_s": list(self.ttft), "basis": self.basis}
 
 
+def architecture_of(model: ModelSpec) -> str:
+    """hybrid (linear attention in some layers), latent, experts or dense."""
+    if any(model.layer_is_linear):
+        return "hybrid"
+    if isinstance(model.attention, LatentAttention):
+        return "latent"
+    return "dense" if model.experts is None else "experts"
+
+
+def kind_of(model: ModelSpec) -> str:
+    """The architecture and the format of most weights: 'dense bf16', 'experts fp4'."""
+    weights = model.mlp_precision if model.experts is None else model.expert_precision
+    formats = {"fp16": "bf16", "nvfp4": "fp4", "mxfp4": "fp4"}
+    return f"{architecture_of(model)} {formats.get(weights, weights.partition('_')[0])}"
+
+
+@functools.cache
+def _kinds() -> Mapping[str, Mapping[str, Any]]:
+    return read_toml(KINDS)
+
+
 @functools.cache
 def _table() -> Mapping[str, Mapping[str, Any]]:
     return read_toml(FILE)
@@ -59,14 +88,20 @@ def has_rows(stack: str, device: str) -> bool:
 
 
 def serving_interval(
-    stack: str, model: str, device: str, *, kind: str = KIND, loan: tuple[float, float] = (1.0, 1.0)
+    stack: str,
+    model: str,
+    device: str,
+    *,
+    kind: str = KIND,
+    loan: tuple[float, float] = (1.0, 1.0),
+    model_kind: str | None = None,
 ) -> ServingInterval | None:
     """The interval of *model* on *device* (catalogue names) behind *stack*; None for a stack that no runs were held back of, and
     for a device of another *kind* (gpu, tpu or cpu) than those of the rows.
 
     It widens where the model, or the device, is not among those that the stack's terms were fitted to; where neither is, both
     widenings count. *loan*: between which factors the kernels' measured times lie nine times in ten, where others lent them; an
-    end that would narrow the interval counts as 1.
+    end that would narrow the interval counts as 1. *model_kind*: of `kind_of`; None: one that the stack's runs have.
     """
     entry = _table().get(stack)
     if entry is None or kind != KIND:
@@ -76,19 +111,25 @@ def serving_interval(
         for what, name, known in (("model", model, "models"), ("device", device, "devices"))
         if name not in entry[known]
     ]
+    kinds = _kinds()
+    new_kind = model_kind is not None and model_kind not in kinds[stack]["kinds"]
     found = {}
     for quantity in QUANTITIES:
-        widths = entry[quantity]
-        low, high = widths["deployment"]
+        widths, of_all = entry[quantity], kinds[stack][quantity]
+        low, high = min(widths["deployment"][0], of_all[0]), max(widths["deployment"][1], of_all[1])
         for what in strange:
             # Never narrower than that of a deployment alone, and one widening on top of the other.
             low *= min(1.0, widths[what][0] / widths["deployment"][0])
             high *= max(1.0, widths[what][1] / widths["deployment"][1])
+        if new_kind:
+            low, high = low * kinds[ANY][quantity][0], high * kinds[ANY][quantity][1]
         found[quantity] = Factors(low * min(1.0, loan[0]), high * max(1.0, loan[1]))
     held = {"": "deployment", "model": "model", "device": "device", "model device": "model and device"}[
         " ".join(strange)
     ]
     basis = f"{entry['rows']:,} rows of {stack} whose {held} no fit had seen"
+    if new_kind:
+        basis += f", wider for none of them is of {str(model_kind).replace(' ', ' models in ')}"
     if loan[0] < 1.0 or loan[1] > 1.0:
         basis += f", times {loan[0]:.2g} to {loan[1]:.2g} for kernels that were not measured on {device}"
     return ServingInterval(tpot=found["tpot_s"], ttft=found["ttft_s"], unseen=held, basis=basis)

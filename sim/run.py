@@ -10,6 +10,7 @@ from sim.engine import Columns, Experiment, PolicyError, run
 from sim.engine.record.columns import sum_rounds
 from sim.errors import ScenarioError
 from sim.results import Result
+from sim.results.costs import powers_of
 from sim.scenario import Scenario
 from sim.scenario.assembly import Built, resolve
 from sim.under_way import under_way
@@ -26,7 +27,7 @@ def simulate(what: Scenario | Experiment, *, fast_forward: bool = True, spill_to
     """
     if isinstance(what, Experiment):
         manifest = {"label": "experiment", "seed": what.seed, **_classes(what, {})}
-        return Result(_run(what, fast_forward, spill_to), manifest=manifest)
+        return Result(_run(what, manifest, fast_forward, spill_to), manifest=manifest)
 
     if not isinstance(what, Scenario):
         raise TypeError(f"simulate takes a Scenario or an Experiment; got {type(what).__name__}")
@@ -36,7 +37,7 @@ def simulate(what: Scenario | Experiment, *, fast_forward: bool = True, spill_to
 
 def run_built(built: Built, *, fast_forward: bool = True, spill_to: Path | None = None) -> Result:
     """Run what `sim.scenario.assembly.resolve` made of a scenario; *spill_to* as of `simulate`."""
-    columns = _run(built.experiment, fast_forward, spill_to)
+    columns = _run(built.experiment, built.manifest, fast_forward, spill_to)
     return Result(columns, manifest={**built.manifest, **_classes(built.experiment, built.class_limits)}, slo=built.slo)
 
 
@@ -67,7 +68,7 @@ def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) 
     return found
 
 
-def _run(experiment: Experiment, fast_forward: bool, spill_to: Path | None) -> Columns:
+def _run(experiment: Experiment, manifest: Mapping[str, Any], fast_forward: bool, spill_to: Path | None) -> Columns:
     n = len(experiment.workload)
     try:
         columns = run(
@@ -79,12 +80,12 @@ def _run(experiment: Experiment, fast_forward: bool, spill_to: Path | None) -> C
     except PolicyError as error:
         way_out = "; in a scenario: memory.preemption: recompute" if error.short_of_memory else ""
         raise ScenarioError(f"{error}{way_out}") from error
-    return completed(experiment, columns)
+    return completed(experiment, columns, manifest)
 
 
-def completed(experiment: Experiment, columns: Columns) -> Columns:
+def completed(experiment: Experiment, columns: Columns, manifest: Mapping[str, Any]) -> Columns:
     """*columns* with what is worked out once a run has ended: the work that was done, and how its drafts fared."""
-    columns.meta.update(work_done(experiment, columns))
+    columns.meta.update(work_done(experiment, columns, powers_of(manifest, columns.meta.get("fleet"))))
     rounds = [replica.speculation for replica in columns.replicas if replica.speculation is not None]
     if rounds:
         columns.meta["speculation"] = sum_rounds(rounds)

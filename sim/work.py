@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hwmodels.cost import CostModel
-from hwmodels.power import power_share
+from hwmodels.power import ANY, PowerModel, power_model
 from hwmodels.totals import Totals
 from sim.engine import Columns, Experiment
 from sim.engine.batch.prices import StageTable
@@ -23,12 +23,14 @@ _SPAN_FIELDS = (
 _SPANS_AT_ONCE = 1 << 17
 
 
-def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
+def work_done(experiment: Experiment, columns: Columns, power: Sequence[PowerModel] = ()) -> dict[str, Any]:
     """Arithmetic and memory traffic of a run over all replicas, and what their GPUs could do in a second.
 
+    *power* has the model of each machine's devices; without it they draw what devices do that were not measured.
+
     Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s (`machine_peaks` has the last two of each machine, where they come
-    and go); by machine busy_s and power_share_s, the share of its devices' power limit integrated over the time for which it is
-    busy; and prompt_share, the part of the busy time that prompts take, by the time that prompts and decodes of each iteration
+    and go); by machine busy_s and power_share_s, the share of their TDP that its devices draw integrated over the time for which it
+    is busy; and prompt_share, the part of the busy time that prompts take, by the time that prompts and decodes of each iteration
     would take on a roofline of their own, with prompt_attention_share and decode_kv_share, the parts of these that attention over
     what came before takes, by what the roofline is without. Within a span only the KV tokens read change, evenly, and work is
     affine in them: the mean of its first and last iteration is that of all; power and shares are the mean of the two. Empty where
@@ -37,10 +39,11 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     done: dict[str, Any] = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
     done |= {"prompt_s": 0.0, "prompt_attention_s": 0.0, "decode_kv_s": 0.0}
     machines = experiment.machines
+    draws = list(power) if len(power) == len(machines) else [power_model(ANY)] * len(machines)
     done |= {name: np.zeros(len(machines)) for name in ("busy_s", "power_share_s")}
     rows = iter(columns.replicas)
     peaks: list[tuple[float, float]] = []
-    alike: dict[tuple[int, int, bool], _Alike] = {}
+    alike: dict[tuple[int, int, bool, PowerModel], _Alike] = {}
     for index, machine in enumerate(machines):
         of_ranks = [[next(rows).spans for _ in range(machine.ranks)] for _ in machine.hosted]
         costs = [spec.cost for spec in machine.hosted if not isinstance(spec.cost, StageTable)]
@@ -52,11 +55,11 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
         done["peak_bytes_per_s"] += peaks[-1][1]
         spans = [_together(each) if machine.ranks > 1 else each[0] for each in of_ranks]
         for cost, spec, of_it in zip(costs, machine.hosted, spans, strict=True):
-            key = (id(cost), id(spec.draft_cost), machine.ranks > 1)
-            alike.setdefault(key, _Alike(cost, spec.draft_cost, [])).parts.append((index, of_it))
+            key = (id(cost), id(spec.draft_cost), machine.ranks > 1, draws[index])
+            alike.setdefault(key, _Alike(cost, spec.draft_cost, draws[index], [])).parts.append((index, of_it))
     for each in alike.values():
         for bulk in _in_bulk(each.parts):
-            _add_work(done, each.cost, each.draft_cost, bulk)
+            _add_work(done, each, bulk)
     done |= {name: done[name].tolist() for name in ("busy_s", "power_share_s")}
     busy_s, prompt_s = sum(done["busy_s"]), done.pop("prompt_s")
     attention_s, kv_s = done.pop("prompt_attention_s"), done.pop("decode_kv_s")
@@ -89,6 +92,7 @@ class _Alike(NamedTuple):
 
     cost: CostModel
     draft_cost: CostModel | None
+    power: PowerModel
     parts: list[tuple[int, np.ndarray]]
 
 
@@ -128,48 +132,92 @@ def _joined(held: list[tuple[int, np.ndarray]]) -> _Bulk:
     return _Bulk(spans, [machine for machine, _ in held], begins)
 
 
-def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | None, bulk: _Bulk) -> None:
+def _add_work(done: dict[str, Any], alike: _Alike, bulk: _Bulk) -> None:
     """Add the work (FLOPs, bytes, seconds) of one model's iterations on some machines to *done*."""
-    spans = bulk.spans
-    span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
-    queries = span["decode_seqs"] * span["query_tokens"]
-    ticks = span["n"] * spans["first_ticks"] + spans["growth_ticks"] * (span["n"] * (span["n"] - 1) // 2)
-    seconds = ticks * (1e-9 / (1 << TICK_BITS))
+    cost = alike.cost
+    span, seconds = _in_full(bulk.spans), _seconds_of(bulk.spans)
     for steps in (0, span["n"] - 1):
-        totals = Totals(
-            rows=span["prefill_rows"] + queries,
-            prefill_rows=span["prefill_rows"],
-            prefill_chunks=span["prefill_chunks"],
-            prefill_pairs=span["prefill_pairs"],
-            prefill_kv_tokens=span["prefill_kv_tokens"],
-            decode_seqs=span["decode_seqs"],
-            decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
-            logit_rows=queries + span["completions"],
-            prefill_pairs_window=span["prefill_pairs_window"],
-            decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
-        )
+        totals = _totals_of(span, steps)
         work = cost.work(totals)
         done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
         done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
-        _add_power(done, cost, work, span["n"], seconds, bulk)
+        _add_power(done, alike, work, span["n"], seconds, bulk)
         parts = _parts(cost, totals, span["completions"])
         for name, part in zip(("prompt_s", "prompt_attention_s", "decode_kv_s"), parts, strict=True):
             done[name] += float((part * 0.5 * seconds).sum())
-    if draft_cost is not None:
-        _add_draft_work(done, draft_cost, span)
+    if alike.draft_cost is not None:
+        _add_draft_work(done, alike.draft_cost, span)
+
+
+def _in_full(spans: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
+
+
+def _seconds_of(spans: np.ndarray) -> np.ndarray:
+    """The seconds of all iterations of each span."""
+    n = spans["n"].astype(np.int64)
+    return (n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) // 2)) * (1e-9 / (1 << TICK_BITS))
+
+
+def _totals_of(span: Mapping[str, np.ndarray], steps: np.ndarray | int) -> Totals:
+    """The totals of each span's iteration number *steps*."""
+    queries = span["decode_seqs"] * span["query_tokens"]
+    return Totals(
+        rows=span["prefill_rows"] + queries,
+        prefill_rows=span["prefill_rows"],
+        prefill_chunks=span["prefill_chunks"],
+        prefill_pairs=span["prefill_pairs"],
+        prefill_kv_tokens=span["prefill_kv_tokens"],
+        decode_seqs=span["decode_seqs"],
+        decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
+        logit_rows=queries + span["completions"],
+        prefill_pairs_window=span["prefill_pairs_window"],
+        decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
+    )
+
+
+class Iterations(NamedTuple):
+    """Spans of iterations of one machine: how long each is, and what it reaches of the peaks."""
+
+    seconds: np.ndarray
+    bandwidth: np.ndarray
+    arithmetic: np.ndarray
+    tokens: int
+    """Output tokens of all of them."""
+
+
+def iterations_of(cost: CostModel, columns: Columns, *, from_ns: int, to_ns: int) -> Iterations:
+    """The iterations that begin in a time on the one machine of a run, which hosts one model; what they reach is that of the middle
+    of a span."""
+    of_ranks = []
+    for replica in columns.replicas:
+        spans = replica.spans
+        of_ranks.append(spans[(spans["start_ns"] >= from_ns) & (spans["start_ns"] < to_ns)])
+    tokens = sum(int((spans["emitted"].astype(np.int64) * spans["n"]).sum()) for spans in of_ranks)
+    spans = _together(of_ranks) if len(of_ranks) > 1 else of_ranks[0]
+    span, seconds = _in_full(spans), _seconds_of(spans)
+    each = np.maximum(seconds / np.maximum(span["n"], 1), 1e-12)
+    work = cost.work(_totals_of(span, (span["n"] - 1) // 2))
+    return Iterations(
+        seconds=seconds,
+        bandwidth=work.hbm_bytes / (each * cost.peak_bytes_per_s),
+        arithmetic=work.flops / (each * cost.peak_flops_per_s),
+        tokens=tokens,
+    )
 
 
 def _add_power(
-    done: dict[str, Any], cost: CostModel, work: Any, times: np.ndarray, seconds: np.ndarray, bulk: _Bulk
+    done: dict[str, Any], alike: _Alike, work: Any, times: np.ndarray, seconds: np.ndarray, bulk: _Bulk
 ) -> None:
     """Add half of spans of *times* iterations that took *seconds* in all, in each of which *work* was done; a draft's passes draw
     what the target's step draws."""
     busy = seconds > 0
     each = np.where(busy, seconds / times, 1.0)
-    memory = np.broadcast_to(work.hbm_bytes, times.shape) / (each * cost.peak_bytes_per_s)
-    compute = np.broadcast_to(work.flops, times.shape) / (each * cost.peak_flops_per_s)
+    memory = np.broadcast_to(work.hbm_bytes, times.shape) / (each * alike.cost.peak_bytes_per_s)
+    compute = np.broadcast_to(work.flops, times.shape) / (each * alike.cost.peak_flops_per_s)
+    drawn = alike.power.iteration_share(memory, compute)
     bulk.add("busy_s", done, seconds)
-    bulk.add("power_share_s", done, np.where(busy, power_share(memory, compute) * seconds, 0.0))
+    bulk.add("power_share_s", done, np.where(busy, drawn * seconds, 0.0))
 
 
 def _parts(cost: CostModel, totals: Any, completions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -170,6 +170,13 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("measured", "provenance", "speculation"),
     ),
+    "e2e_power": (
+        r"power_(?P<source>mlenergy)(?P<version>\d+)_[a-z]+",
+        ("task", "model", "gpu", "num_gpus", "tp", "max_num_seqs", "avg_batch_size", "avg_output_len",
+         "output_tokens_per_s", "joules_per_token", "power_w", "power_per_gpu_w"),
+        ("precision", "total_params_b", "active_params_b", "dp", "ep", "pp", "max_batch_size", "itl_p50_ms", "itl_p90_ms",
+         "itl_p99_ms", "tpot_mean_ms", "joules_per_request"),
+    ),
     "e2e_requests": (
         rf"e2e_requests_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
         ("request_id", "input_toks", "output_toks", "arrival_s", "queued_s", "scheduled_s", "first_token_s",
@@ -190,6 +197,8 @@ TEXT = {
     "series",
     "activation",
     "model",
+    "task",
+    "gpu",
     "op",
     "layer",
     "kernel",
@@ -235,5 +244,6 @@ MAY_BE_BLANK = {
     "e2e_silicon_agg": None,
     "e2e_silicon_disagg": None,
     "e2e_settings": None,
+    "e2e_power": None,
     "iteration": {"prompt_std_ms", "e2e_time_ms", "prompt_time_ms"},
 }

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.calibrated import Calibrated
-from hwmodels.serving_intervals import has_rows, serving_interval
+from hwmodels.serving_intervals import has_rows, kind_of, serving_interval
 from hwmodels.stack_files import load_stack_file
 from sim.bench.cases import at as experiment_at
 from sim.bench.fitting import ERRORS
@@ -184,6 +184,7 @@ def _held_back(
         device,
         kind=profile.kind,
         loan=deployment.loan(network_alone=has_rows(name, device)),
+        model_kind=kind_of(deployment.model),
     )
     if found is None:
         raise RooftraceError(

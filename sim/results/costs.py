@@ -1,8 +1,9 @@
 """Device-hours, money, energy and carbon of a run: functions of what its machines did and of what their devices cost and draw.
 
-Energy is of the devices alone, times `pue`: idle power while nothing runs, and otherwise by the bandwidth and arithmetic that each
-iteration reaches (`hwmodels.power`), with a 90 % interval; `tdp_joule` is every device at its limit for the whole run, the upper
-bound.
+Energy is of the devices alone, times `pue`: idle power while nothing runs, and otherwise by the bandwidth and arithmetic that
+each iteration reaches (`hwmodels.power`), with 90 % intervals: of the power (`joule`, `mean_w`: for the time that the run takes
+here) and of energy per output token, where the speed of measured runs differs too. `tdp_joule` is every device at its limit, its
+TDP or the lower one that was set, for the whole run, the upper bound.
 
 Money is device-hours times price, and `price_basis` says whose price and of when.
 `usd_per_m_output` puts all of it on the answers. Divided between prompts and answers
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.power import basis_of, power_model
+from hwmodels.power import PowerModel, basis_of, power_model
 from sim.metrics import Columns, last_iteration_end_ns, span_ns
 from sim.metrics.columns import FloatArray, IntArray
 from sim.metrics.fleet import OFF, seconds_by_state
@@ -40,7 +41,7 @@ def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | 
     cost while they are not off, and `usd_per_month` that for 730 hours.
     """
     meta, requests = columns.meta, columns.requests
-    machines = _machines(manifest, meta.get("fleet"))
+    machines = machines_of(manifest, meta.get("fleet"))
     shares, busy, part = (meta.get(name) for name in ("power_share_s", "busy_s", "prompt_share"))
     if not machines or shares is None or busy is None or len(shares) != len(machines):
         return None
@@ -56,7 +57,7 @@ def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | 
     usd_per_hour = None
     if prices is not None and span_s > 0:
         usd_per_hour = sum(price * (s / span_s) for price, s in zip(prices, paid_s, strict=True))
-    energy = _energy(machines, shares, busy, paid_s, asked.get("pue", 1.0))
+    energy = _energy(machines, shares, busy, paid_s, asked.get("pue", 1.0), output, span_s)
     carbon = asked.get("carbon_g_per_kwh")
     return {
         "device_hours": sum(n * each for (n, _), each in zip(machines, paid_s, strict=True)) / 3600,
@@ -71,8 +72,6 @@ def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | 
         "prompt_share": part,
         **_by_class(columns, manifest, usd),
         **energy,
-        "joule_per_output_token": energy["joule"] / output if output else None,
-        "mean_w": energy["joule"] / span_s if span_s > 0 else None,
         "carbon_g": None if carbon is None else energy["joule"] / _J_PER_KWH * carbon,
     }
 
@@ -131,7 +130,7 @@ def _shares(tokens: FloatArray, attended: FloatArray, part: float) -> FloatArray
     return (1 - part) * by_tokens + part * (attended / attended.sum() if attended.sum() else by_tokens)
 
 
-def _machines(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> list[tuple[int, Mapping[str, Any]]]:
+def machines_of(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> list[tuple[int, Mapping[str, Any]]]:
     """Devices of each machine, and what the manifest says of them."""
     if "pools" in manifest:
         pools = {name: (pool["gpus"] // pool["replicas"], pool["hardware"]) for name, pool in manifest["pools"].items()}
@@ -156,7 +155,7 @@ def _paid_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int, n: int) -> list
 
 def usd_per_machine_hour(columns: Columns, manifest: Mapping[str, Any]) -> list[float] | None:
     """The price of each machine while it is not off; None where the price of one is not known."""
-    return _prices(_machines(manifest, columns.meta.get("fleet"))) or None
+    return _prices(machines_of(manifest, columns.meta.get("fleet"))) or None
 
 
 def _prices(machines: Sequence[tuple[int, Mapping[str, Any]]]) -> list[float] | None:
@@ -171,23 +170,46 @@ def price_basis(facts: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(dict.fromkeys(sources))
 
 
+def powers_of(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> list[PowerModel]:
+    """The power model of each machine of a run; empty for an experiment made by hand. *fleet*: where machines come and go."""
+    return [power_of(facts) for _, facts in machines_of(manifest, fleet)]
+
+
+def power_of(facts: Mapping[str, Any]) -> PowerModel:
+    """The power model of devices by what a manifest says of them."""
+    model = power_model(facts["name"])
+    limit_w = facts.get("power_limit_w")
+    return model if limit_w is None else model.limited(limit_w, facts["tdp_w"])
+
+
 def _energy(
     machines: Sequence[tuple[int, Mapping[str, Any]]],
     shares: Sequence[float],
     busy: Sequence[float],
     paid_s: Sequence[float],
     pue: float,
+    output: int,
+    span_s: float,
 ) -> dict[str, Any]:
-    joule = low = high = limit = 0.0
+    joule = low = high = limit = token_low = token_high = 0.0
     for (n, facts), share_s, busy_s, there_s in zip(machines, shares, busy, paid_s, strict=True):
-        model = power_model(facts["name"])
-        full, idle_s = n * facts["tdp_w"] * pue, model.idle * max(0.0, there_s - busy_s)
-        joule += full * (share_s + idle_s)
-        low += full * share_s * model.low
-        high += full * min(share_s * model.high + idle_s, max(there_s, busy_s))
-        limit += full * max(there_s, busy_s)
-    basis = basis_of(facts["name"] for _, facts in machines)
-    return {"joule": joule, "joule_low": low, "joule_high": high, "tdp_joule": limit, "power_basis": basis}
+        model = power_of(facts)
+        tdp_w = n * facts["tdp_w"] * pue
+        mine, most = (
+            tdp_w * (share_s + model.idle * max(0.0, there_s - busy_s)),
+            tdp_w * model.most * max(there_s, busy_s),
+        )
+        joule, limit = joule + mine, limit + most
+        low, high = low + mine * model.watt[0], high + min(mine * model.watt[1], most)
+        token_low, token_high = token_low + mine * model.joule[0], token_high + mine * model.joule[1]
+    found: dict[str, Any] = {"joule": joule, "joule_low": low, "joule_high": high, "tdp_joule": limit}
+    three = ("", "_low", "_high")
+    for name, values, over in (
+        ("joule_per_output_token", (joule, token_low, token_high), output),
+        ("mean_w", (joule, low, high), span_s),
+    ):
+        found |= {f"{name}{end}": value / over if over > 0 else None for end, value in zip(three, values, strict=True)}
+    return {**found, "power_basis": basis_of(facts["name"] for _, facts in machines)}
 
 
 def _per_million(usd: float | None, part: float | None, tokens: int) -> float | None:

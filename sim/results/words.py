@@ -304,11 +304,11 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         ]
         rows.append(("Cost by class", f"{'; '.join(texts)} per million tokens"))
     kwh = {name: found[name] / _J_PER_KWH for name in ("joule", "joule_low", "joule_high", "tdp_joule")}
-    energy = (
-        f"{kwh['joule']:,.3g} kWh ({kwh['joule_low']:,.3g} to {kwh['joule_high']:,.3g}; at TDP {kwh['tdp_joule']:,.3g})"
-    )
-    if found["joule_per_output_token"] is not None:
-        energy += f", {found['joule_per_output_token']:,.3g} J per output token"
+    energy = f"{kwh['joule']:,.3g} kWh ({kwh['joule_low']:,.3g} to {kwh['joule_high']:,.3g}; at the limit {kwh['tdp_joule']:,.3g})"
+    for name, unit in (("joule_per_output_token", "J per output token"), ("mean_w", "W in the mean")):
+        if found[name] is not None:
+            ends = f" ({found[f'{name}_low']:,.3g} to {found[f'{name}_high']:,.3g})" if f"{name}_low" in found else ""
+            energy += f", {found[name]:,.3g} {unit}{ends}"
     if found["carbon_g"] is not None:
         energy += f", {found['carbon_g']:,.3g} g of carbon"
     return [*rows, ("Energy", f"{energy}; {found['power_basis']}")]

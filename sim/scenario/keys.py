@@ -447,6 +447,10 @@ class Window(Section):
         return self
 
 
+PowerLimit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""W of one device."""
+
+
 class Pool(Section):
     """Machines of one kind. What is left out is as at the top level; `parallel` and `memory` key by key."""
 
@@ -458,6 +462,7 @@ class Pool(Section):
     """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
     the memory that all leave beside their caches. NAME#TAG is another copy of NAME, with requests of its own."""
     hardware: FilePath | None = None
+    power_limit_w: PowerLimit | None = None
     precision: WeightPrecision | None = None
     kv_precision: KvPrecision | None = None
     serving_stack: StackOrFile | None = None
@@ -549,11 +554,15 @@ class Settings(Section):
     model: ModelName = "llama-3.1-8b"
     """Catalogue name (`rooftrace models`), or a path to a HuggingFace config.json."""
     hardware: FilePath = "h100-sxm"
-    """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml)."""
+    """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml). With a limit below the TDP:
+    `{name: h100-sxm, power_limit_w: 500}`, where the name may be left out."""
     precision: WeightPrecision | None = None
     """Format of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
     """Format of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
+    power_limit_w: PowerLimit | None = None
+    """The most that a device draws, where it was set below the TDP: arithmetic takes longer, for the clock falls
+    (docs/how-to/costs.md)."""
     serving_stack: StackOrFile = default_stack().name
     """The stack whose kernels and overheads are priced: host work of a step, sampling, launches, tokenisation. `ideal` has none. A
     file (.toml) that `rooftrace bench fit` wrote has those of a deployment that was measured."""

@@ -18,6 +18,15 @@ def json_schema() -> dict[str, Any]:
     acceptance = definitions["AcceptanceSettings"]
     del acceptance["properties"]["policy"]
     definitions["AcceptanceSettings"] = {"anyOf": [acceptance, {"$ref": "#/$defs/Own"}]}
+    for section in (schema, definitions["Pool"]):
+        plain = section["properties"]["hardware"]
+        limited = {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "power_limit_w": section["properties"]["power_limit_w"]},
+            "additionalProperties": False,
+        }
+        about = {key: plain.pop(key) for key in ("description", "default", "title") if key in plain}
+        section["properties"]["hardware"] = {"anyOf": [*plain.get("anyOf", [plain]), limited], **about}
     rules = definitions["Window"]["properties"]["rule"]["enum"]
     definitions["Window"] = {
         "anyOf": [{"type": "string", "enum": [rule for rule in rules if rule != "arrivals"]}, definitions["Window"]]

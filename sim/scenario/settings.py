@@ -58,7 +58,7 @@ class Scenario(Settings):
 
     def _build_from(self, settings: Mapping[str, Any], source: str, folder: Path) -> None:
         try:
-            BaseModel.__init__(self, **settings)
+            BaseModel.__init__(self, **_with_plain_hardware(settings, source))
         except ValidationError as error:
             raise ScenarioError(explain.sentence(error, Settings, source)) from None
         self._source = source
@@ -135,6 +135,8 @@ class Scenario(Settings):
                 inner = at[part] = self._before(settings, path[: depth + 1])
             elif isinstance(inner, str) and explain.may_be_policy(Settings, path[: depth + 1]):
                 inner = at[part] = {"policy": inner}
+            elif isinstance(inner, str) and part == "hardware" and depth in (0, 2):
+                inner = at[part] = {"name": inner}
             elif not isinstance(inner, dict):
                 raise ScenarioError(f"{self._source}: {'.'.join(path[: depth + 1])} has no settings of its own ({key})")
             at = inner
@@ -145,6 +147,8 @@ class Scenario(Settings):
         name = path[0]
         if len(path) == 3 and name == "pools":
             name = path[2]
+            if name == "hardware":
+                return {}
             if isinstance(settings.get(name), str):
                 return {"policy": settings[name]}
             if settings.get(name) is not None:
@@ -162,6 +166,8 @@ class Scenario(Settings):
         assert self.pools is not None
         settings = {key: value for key, value in self.settings().items() if key not in _OF_ALL_POOLS}
         own = self.pools[name].model_dump(exclude_unset=True)
+        if own.get("hardware") is not None:
+            settings.pop("power_limit_w", None)  # it was set for the devices beside it
         for key, value in {**own, **over}.items():
             if key in ("parallel", "memory") and value is not None:
                 settings[key] = {**settings.get(key, {}), **value}
@@ -330,6 +336,25 @@ class Scenario(Settings):
         return f"Scenario({', '.join(f'{key}={value!r}' for key, value in self.settings().items())})"
 
     __str__ = __repr__
+
+
+def _with_plain_hardware(settings: Mapping[str, Any], source: str, prefix: str = "") -> dict[str, Any]:
+    """*settings* where `hardware: {name: ..., power_limit_w: ...}`, of a pool too, are the two settings that it stands for."""
+    plain = dict(settings)
+    given = plain.get("hardware")
+    if isinstance(given, Mapping):
+        names = {"name": "hardware", "power_limit_w": "power_limit_w"}
+        for key in given:
+            if key not in names:
+                raise ScenarioError(unknown(f"{source}: {prefix}hardware has no {key}", key, names))
+        del plain["hardware"]
+        plain |= {names[key]: value for key, value in given.items()}
+    if not prefix and isinstance(plain.get("pools"), Mapping):
+        plain["pools"] = {
+            name: _with_plain_hardware(pool, source, f"pools.{name}.") if isinstance(pool, Mapping) else pool
+            for name, pool in plain["pools"].items()
+        }
+    return plain
 
 
 def _check_keys(settings: Mapping[Any, Any], source: str, prefix: str = "") -> None:

@@ -178,7 +178,7 @@ class Session:
     def write(self, folder: Path, *, facts: dict[str, Any]) -> Result:
         """Write the results of all that came into an existing *folder*, and return them. At least one request has come."""
         setup = self.setup
-        columns = completed(setup.experiment, self.run.stop())
+        columns = completed(setup.experiment, self.run.stop(), setup.built.manifest)
         columns.meta["wall_s"] = time.time() - self.began_s
         manifest = dict(setup.built.manifest)
         manifest["workload"] = {"source": "requests that clients sent to rooftrace serve", "requests": len(self.run)}

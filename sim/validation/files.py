@@ -15,6 +15,7 @@ from hwmodels.profiles import load_profile
 from sim import metrics
 from sim.bench.load import sent_order
 from sim.bench.published.machines import Unmodelled
+from sim.bench.published.powered import RELEASES, drawn
 from sim.bench.published.rows import (
     concurrency_of,
     deployment_of,
@@ -394,6 +395,31 @@ def _requests(
         )
 
 
+def _power(
+    measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
+) -> Iterator[Comparison]:
+    """What a GPU draws, and energy per output token, on servers that are kept full."""
+    got = _Collected(len(measurement))
+    release = RELEASES.get(f"{measurement.source}{measurement.version}")
+
+    def price(row: Mapping[str, Any]) -> tuple[float, float]:
+        found = drawn(row, release)
+        return found.watt, found.joule_per_token
+
+    for index, row in enumerate(rows_of(measurement)):
+        got.put(index, lambda row=row: price(row))
+    for predicted, (what, column) in zip(got.values, POWER_COLUMNS.items(), strict=True):
+        yield Comparison(
+            file=measurement.path.name,
+            device="+".join(sorted({_catalogue(str(name)) for name in measurement.columns["gpu"]})),
+            quantity=what,
+            predicted=predicted,
+            measured=measurement.columns[column],
+            unmodelled=got.reasons,
+        )
+
+
+POWER_COLUMNS = {"power of a GPU": "power_per_gpu_w", "energy a token": "joules_per_token"}
 _SERIES = {"prompt_throughput": "prompt_throughput", "gen_throughput": "generation_throughput", "running": "running"}
 
 
@@ -447,6 +473,7 @@ _HANDLERS: Mapping[str, Callable[..., Iterator[Comparison]]] = {
     "e2e_silicon_agg": _silicon,
     "e2e_silicon_disagg": _silicon,
     "e2e_settings": _settings,
+    "e2e_power": _power,
     "e2e_requests": _requests,
     "e2e_timeseries": _timeseries,
 }

@@ -107,6 +107,7 @@ in percent; bias is the mean of predicted / measured - 1.
 | do separate pools answer as measured? | [separate pools](#separate-pools) |
 | do schedulers and caches decide as the engines' own? | [schedulers](validation/schedulers.md) |
 | does an endpoint in simulated time answer on time? | [endpoint](validation/endpoint.md) |
+| do devices draw what was measured? | [power](validation/power.md) |
 
 ## Kernels
 

@@ -1,19 +1,25 @@
-"""Device-hours, money and energy of runs that can be counted by hand, and the fit of the power model on rows that it has made."""
+"""Device-hours, money, power and energy of runs that can be counted by hand."""
 
 from __future__ import annotations
 
 import itertools
 import random
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import sim
-from hwmodels.power import basis_of, fit_power, power_model, power_share
+from hwmodels.deployment import deploy
+from hwmodels.power import basis_of, power_model
+from hwmodels.totals import Totals
 from sim.engine import Columns
+from sim.errors import ScenarioError
 from sim.results.costs import costs_of
 from sim.scenario import Scenario
+from sim.scenario.assembly import deployment_of
 
 ALONE = {
     "scheduler": {"policy": "vllm"},
@@ -172,12 +178,15 @@ def by_hand(result: Any, prompt_tokens: int) -> dict[str, float]:
 
     of_prompts, of_decodes = alone_s(flops_of_prompts, prefill, prefill), alone_s(flops_of_decodes, kv + decode, decode)
     flops = flops_of_prompts + flops_of_decodes
-    # hwmodels/power.toml
+    terms = tomllib.loads((Path(sim.__file__).parents[1] / "hwmodels" / "power.toml").read_text())["h100-sxm"]
     share = np.minimum(
         1.0,
-        0.245 + 0.396 * (n_bytes / seconds / peak_bytes) ** 0.1987 + 0.532 * (flops / seconds / peak_flops) ** 0.3243,
+        terms["idle"]
+        + terms["memory"] * n_bytes / seconds / peak_bytes
+        + terms["compute"] * (flops / seconds / peak_flops) ** 0.25,
     )
     return {
+        **terms,
         "flops": float(flops.sum()),
         "hbm_bytes": float(n_bytes.sum()),
         "prompt_share": float((of_prompts / (of_prompts + of_decodes) * seconds).sum() / seconds.sum()),
@@ -209,11 +218,13 @@ def test_energy_and_its_split_are_those_counted_iteration_by_iteration(rate_per_
     assert found["prompt_share"] == pytest.approx(hand["prompt_share"], rel=1e-3)
     requests = result.columns.requests
     span_s = (requests["finish_ns"].max() - requests["arrival_ns"].min()) / 1e9
-    idle_joule = 700.0 * 0.245 * (span_s - hand["busy_s"])
-    assert found["joule"] == pytest.approx(1.5 * (hand["busy_joule"] + idle_joule), rel=1e-3)
-    assert found["joule_low"] == pytest.approx(1.5 * 0.5361 * hand["busy_joule"], rel=1e-3)
-    most = min(1.488 * hand["busy_joule"] + idle_joule, 700.0 * span_s)
-    assert found["joule_high"] == pytest.approx(1.5 * most, rel=1e-3)
+    joule = 1.5 * (hand["busy_joule"] + 700.0 * hand["idle"] * (span_s - hand["busy_s"]))
+    assert found["joule"] == pytest.approx(joule, rel=1e-3)
+    assert found["joule_low"] == pytest.approx(hand["watt"][0] * joule, rel=1e-3)
+    assert found["joule_high"] == pytest.approx(min(hand["watt"][1] * joule, 1.5 * 700.0 * span_s), rel=1e-3)
+    assert found["mean_w_high"] == pytest.approx(found["joule_high"] / span_s)
+    assert found["joule_per_output_token_low"] == pytest.approx(hand["joule"][0] * joule / 6000, rel=1e-3)
+    assert found["joule_per_output_token_high"] == pytest.approx(hand["joule"][1] * joule / 6000, rel=1e-3)
     assert found["tdp_joule"] == pytest.approx(1.5 * 700.0 * span_s)
     assert found["joule_per_output_token"] == pytest.approx(found["joule"] / 6000)
     usd = 3.0 * span_s / 3600
@@ -342,28 +353,90 @@ def test_a_run_whose_requests_are_all_lost_is_paid_all_the_same() -> None:
     assert found["costs"]["joule"] < 700 * found["costs"]["usd"]
 
 
-def test_what_was_not_measured_says_so() -> None:
-    assert power_model("b200").basis == "measured on b200"
-    assert power_model("l4").basis == "shares of TDP as measured on b200, not on l4"
-    assert basis_of(["l4", "b200", "l4", "h200"]) == "shares of TDP as measured on b200, not on l4 and h200"
+def test_what_was_not_measured_says_so_and_lies_in_a_wider_interval() -> None:
+    assert basis_of(["b200", "b200", "h100-sxm"]) == "measured on b200 and h100-sxm"
+    assert (
+        basis_of(["l4", "l4", "h200"])
+        == "shares of TDP as measured on h100-sxm and b200 and a100-40gb-sxm, not on l4 and h200"
+    )
+    assert basis_of(["l4", "b200"]).startswith("measured on b200; shares of TDP as measured on")
+    lent = power_model("l4")
+    assert lent == power_model("h200")
+    for name in ("b200", "h100-sxm", "a100-40gb-sxm"):
+        own = power_model(name)
+        for theirs, mine in ((lent.watt, own.watt), (lent.joule, own.joule)):
+            assert theirs[0] <= mine[0] < 1 < mine[1] <= theirs[1]
+
+
+def test_power_of_a_known_step_by_hand() -> None:
+    """A decode of 32 sequences with 1,000 cached tokens each on llama-3.1-8b and one H100, in 10 ms."""
+    model = power_model("h100-sxm")
+    n_bytes = 2 * 7.505e9 + 32 * 1001 * 131_072  # weights without the embedding, keys and values
+    flops = 2 * 7.505e9 * 32 + 32 * 1001 * 4 * 4096 * 32
+    memory, arithmetic = n_bytes / 0.010 / 3.35e12, flops / 0.010 / 989.4e12
+    share = model.idle + model.memory * memory + model.compute * arithmetic**0.25
+    cost = deploy(model="llama-3.1-8b", hardware="h100-sxm").cost
+    work = cost.work(Totals(32, 0, 0, 0, 0, 32, 32 * 1001, 32))
+    reached = work.hbm_bytes / 0.010 / cost.peak_bytes_per_s, work.flops / 0.010 / cost.peak_flops_per_s
+    assert float(model.iteration_share(*reached)) == pytest.approx(share, rel=1e-3)
+    assert 0.5 < share < 1.0
 
 
 def test_power_rises_with_what_is_reached_and_never_beyond_the_limit() -> None:
-    grid = np.linspace(0, 1, 11)
-    assert np.all(np.diff(power_share(grid, 0.0)) >= 0)
-    assert np.all(np.diff(power_share(0.0, grid)) >= 0)
-    assert power_share(1.0, 1.0) == 1.0
-    assert power_share(0.0, 0.0) == pytest.approx(power_model("b200").idle)
+    grid, model = np.linspace(0, 1, 11), power_model("b200")
+    assert np.all(np.diff(model.iteration_share(grid, 0.0)) >= 0)
+    assert np.all(np.diff(model.iteration_share(0.0, grid)) >= 0)
+    assert model.iteration_share(1.0, 1.0) == 1.0
+    assert model.limited(500.0, 1000.0).iteration_share(1.0, 1.0) == 0.5
 
 
-def test_a_fit_finds_the_parameters_that_made_its_rows() -> None:
-    rng = np.random.default_rng(5)
-    kinds = {}
-    for name, most in (("a", (1.0, 0.05)), ("b", (0.3, 0.3)), ("c", (0.6, 0.1))):
-        memory, compute = rng.random(400) * most[0], rng.random(400) * most[1]
-        memory[0] = compute[0] = 0.0
-        kinds[name] = (memory, compute, 500 * (0.2 + 0.3 * memory**0.5 + 0.4 * compute**0.7))
-    found = fit_power(kinds, 500.0)
-    wanted = {"idle": 0.2, "memory": 0.3, "memory_exponent": 0.5, "compute": 0.4, "compute_exponent": 0.7}
-    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=0.02)
-    assert (found["low"], found["high"]) == pytest.approx((1.0, 1.0), abs=0.01)
+def test_a_lower_limit_slows_arithmetic_down_and_not_the_memory() -> None:
+    full, half = Scenario.from_mapping({}), Scenario.from_mapping({"hardware": {"power_limit_w": 350}})
+    # What a device draws beyond idling goes by the cube of its clock.
+    idle = power_model("h100-sxm").idle
+    clock = ((0.5 - idle) / (1.0 - idle)) ** (1 / 3)
+    prompts = Totals(16384, 16384, 8, 8 * 2048 * 2049 // 2, 16384, 0, 0, 8)
+    decodes = Totals(8, 0, 0, 0, 0, 8, 8 * 500, 8)
+    slower, slow = (
+        deployment_of(half).cost.iteration_s(each) / deployment_of(full).cost.iteration_s(each)
+        for each in (prompts, decodes)
+    )
+    assert slower == pytest.approx(1 / clock, rel=0.05)
+    assert 1.0 <= slow < 1.02
+
+
+def test_devices_under_a_limit_draw_no_more_and_take_less_energy() -> None:
+    limited = sim.simulate(Scenario.from_mapping({**ALONE, "hardware": {"power_limit_w": 350}}))
+    full, half = costs(), limited.summary
+    (note,) = [note for note in limited.manifest["notes"] if "power_limit_w 350" in note]
+    assert note.endswith("no measurement of a limit is behind it.")
+    assert limited.manifest["hardware"]["power_limit_w"] == 350.0
+    assert half["costs"]["mean_w"] <= half["costs"]["mean_w_high"] <= 350.0 < full["costs"]["mean_w"]
+    assert half["costs"]["tdp_joule"] == pytest.approx(350 / 700 * full["costs"]["tdp_joule"], rel=0.1)
+    assert half["costs"]["joule_per_output_token"] < full["costs"]["joule_per_output_token"]
+
+
+def test_a_power_limit_is_a_setting_of_the_hardware_and_of_a_pool() -> None:
+    base = Scenario.from_mapping({"hardware": {"name": "b200", "power_limit_w": 700}})
+    assert (base.hardware, base.power_limit_w) == ("b200", 700.0)
+    assert Scenario.from_mapping({}).with_set("hardware.power_limit_w=500").power_limit_w == 500.0
+    pools = base.with_set("pools={a: {}, b: {hardware: l4}, c: {hardware: {power_limit_w: 600}}}")
+    assert [pools.pool(name).power_limit_w for name in "abc"] == [700.0, None, 600.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"hardware": {"power_limit_w": 800}}, "power_limit_w lies above"),
+        ({"hardware": {"power_limit_w": 10}}, "power_limit_w lies above"),
+        ({"hardware": {"power_limit_w": 0}}, "power_limit_w is a number above 0"),
+        ({"hardware": {"power_limit": 500}}, "hardware has no power_limit; did you mean power_limit_w?"),
+        (
+            {"power_limit_w": 500, "cost_model": "roofline"},
+            "cost_model roofline and processors have their arithmetic at any power",
+        ),
+    ],
+)
+def test_power_limits_that_cannot_be_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ScenarioError, match=why):
+        costs(**settings)

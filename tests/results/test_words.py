@@ -49,6 +49,18 @@ def test_an_interval_says_how_much_it_holds_and_whose_errors_it_is_from():
     assert interval_text({"level": 0.9, "basis": "12 rows", "figures": figures}) == said
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "rate_per_s", "waits"), [(4000, 1.0, False), (10, 1.0, False), (4000, 6.0, True)]
+)
+def test_a_run_near_saturation_says_that_its_first_tokens_mostly_wait(prompt_tokens, rate_per_s, waits):
+    arrivals = {"process": "poisson", "rate_per_s": rate_per_s}
+    load = {"requests": 60, "prompt_tokens": prompt_tokens, "output_tokens": 4, "arrivals": arrivals}
+    one_seat = {"policy": "vllm", "max_num_seqs": 1}
+    found = simulate(Scenario.from_mapping({"workload": load, "scheduler": one_seat})).summary
+    said = dict(trust_rows(found))["Expect to measure"]
+    assert ("of TTFT is waiting, near saturation" in said) == waits == ("waiting_share" in found["intervals"])
+
+
 def test_a_run_that_answered_nobody_still_has_its_price():
     asked = {"workload": {"trace": "conversation", "limit": 3}, "memory": {"kv_blocks": 2}}
     found = simulate(Scenario.from_mapping({"scheduler": "vllm", **asked})).summary

@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from hwmodels.device import load_device
+
 Mapping = dict[str, Any]
 
 
@@ -419,6 +421,8 @@ class _Around:
             found["precision"] = rng.choice(["fp8", "int4"])
         if rng.random() < 0.1 and not found["hardware"].startswith("v100"):
             found["kv_precision"] = "fp8"
+        if rng.random() < 0.1 and not self.roofline:
+            found["power_limit_w"] = round(rng.uniform(0.4, 1.0) * load_device(found["hardware"]).tdp_w)
         graphs = (
             not self.roofline and self.stack in ("vllm", "sglang", "trtllm") and not found["hardware"].startswith("tpu")
         )

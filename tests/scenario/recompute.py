@@ -16,6 +16,7 @@ import pandas as pd
 from sim.protocols import protocol
 
 _NAMES = ("finished", "rejected", "unfinished", "aborted", "lost")
+_ENDS = ("", "_low", "_high")
 _STATES = ("off", "starting", "ready", "draining", "failed")
 _WHOLE = ("itl_s", "mfu", "mbu", "saturated", "speculation")
 
@@ -218,6 +219,11 @@ class _Run:
             more["intervals"] = {"level": 0.9, "basis": factors["basis"], "figures": figures}
             if not figures:
                 more["intervals"] = {"why_not": "no request has a TTFT"}
+            elif not self.manifest["workload"]["closed_loop"]:
+                terms = self.manifest.get("hardware", {}).get("serving_stack", {}).get("terms", {})
+                waits_s = found["queue_s"]["mean"] - terms.get("admission_s", 0.0)
+                if waits_s >= found["ttft_s"]["mean"] / 2:
+                    more["intervals"]["waiting_share"] = waits_s / found["ttft_s"]["mean"]
         return more
 
     def _figures(self, requests: pd.DataFrame, span_s: float) -> dict[str, Any]:
@@ -631,13 +637,14 @@ class _Run:
         usd = None
         if all(each is not None for each in prices):
             usd = sum(n * s / 3600 * each for (n, _), s, each in zip(machines, there, prices, strict=True))
-        joule = np.zeros(4)
+        joule, of_tokens = np.zeros(4), np.zeros(2)
         for (n, facts), power_s, busy_s, s in zip(machines, meta["power_share_s"], meta["busy_s"], there, strict=True):
             model, full_w = power_model(facts["name"]), n * facts["tdp_w"] * pue
-            idle_s, whole_s = model.idle * max(0.0, s - busy_s), max(s, busy_s)
-            joule += full_w * np.array(
-                [power_s + idle_s, power_s * model.low, min(power_s * model.high + idle_s, whole_s), whole_s]
-            )
+            drawn_s = power_s + model.idle * max(0.0, s - busy_s)
+            whole_s = max(s, busy_s) * facts.get("power_limit_w", facts["tdp_w"]) / facts["tdp_w"]
+            low, high = model.watt
+            joule += full_w * np.array([drawn_s, low * drawn_s, min(high * drawn_s, whole_s), whole_s])
+            of_tokens += full_w * drawn_s * np.array(model.joule)
         answered = requests["first_token_ns"] >= 0
         computed = (
             requests["computed_prompt_tokens"] if "computed_prompt_tokens" in requests else requests["prompt_tokens"]
@@ -669,8 +676,11 @@ class _Run:
             **(self._costs_by_class(computed.where(answered, 0), usd, part, per_million) if both else {}),
             **dict(zip(("joule", "joule_low", "joule_high", "tdp_joule"), joule, strict=True)),
             "power_basis": basis_of(facts["name"] for _, facts in machines),
-            "joule_per_output_token": joule[0] / out if out else None,
-            "mean_w": _over(joule[0], span_s),
+            **{
+                f"joule_per_output_token{end}": each / out if out else None
+                for end, each in zip(_ENDS, (joule[0], *of_tokens), strict=True)
+            },
+            **{f"mean_w{end}": _over(each, span_s) for end, each in zip(_ENDS, joule[:3], strict=True)},
             "carbon_g": None if carbon is None else joule[0] / 3.6e6 * carbon,
         }
 

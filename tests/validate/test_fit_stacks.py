@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from hwmodels.measured import read
+from hwmodels.model import load_model
 from hwmodels.overheads import serving_stack, serving_stacks, stack_releases
-from hwmodels.serving_intervals import QUANTITIES, serving_interval
+from hwmodels.serving_intervals import QUANTITIES, kind_of, serving_interval
 from sim.bench.published.rows import rows_of
+from sim.validation.fit_kinds import Error, farther, written
 from sim.validation.fit_stacks import (
     EAGER,
     RELEASED,
@@ -223,7 +225,12 @@ def test_an_interval_widens_where_model_or_device_is_a_stranger(tmp_path, monkey
     write_intervals({"vllm": entry}, path)
     write_intervals({"sglang": entry}, path)
     monkeypatch.setattr(serving_intervals, "FILE", path)
+    monkeypatch.setattr(serving_intervals, "KINDS", tmp_path / "kinds.toml")
+    of_all = {"kinds": ["dense fp8"], "tpot_s": (0.85, 1.05), "ttft_s": (0.7, 1.0)}
+    farther = {"tpot_s": (0.9, 1.5), "ttft_s": (0.4, 1.2)}
+    (tmp_path / "kinds.toml").write_text(written({"vllm": of_all, "sglang": of_all, "any": farther}))
     serving_intervals._table.cache_clear()
+    serving_intervals._kinds.cache_clear()
     try:
         found = {
             pair: serving_interval("vllm", *pair)
@@ -232,7 +239,8 @@ def test_an_interval_widens_where_model_or_device_is_a_stranger(tmp_path, monkey
         assert found["known", "here"].tpot == (0.8, 1.1)
         # Never narrower: 1.0 above is that of deployments.
         assert found["new", "here"].tpot == pytest.approx((0.6, 1.1))
-        assert found["known", "there"].ttft == pytest.approx((0.8, 1.65))
+        # All rows, at any load, lie farther out than those that were held back.
+        assert found["known", "there"].ttft == pytest.approx((0.7, 1.65))
         assert found["new", "there"].tpot == pytest.approx((0.6, 1.65))
         assert found["new", "there"].basis == "12 rows of vllm whose model and device no fit had seen"
         assert serving_interval("eager", "known", "here") is None
@@ -243,8 +251,39 @@ def test_an_interval_widens_where_model_or_device_is_a_stranger(tmp_path, monkey
         # An end that would narrow it does not count.
         assert serving_interval("vllm", "known", "here", loan=(1.2, 0.9)).tpot == (0.8, 1.1)
         assert serving_interval("sglang", "known", "here").facts["tpot_s"] == [0.8, 1.1]
+        assert serving_interval("vllm", "known", "here", model_kind="dense fp8") == found["known", "here"]
+        strange = serving_interval("vllm", "known", "here", model_kind="hybrid bf16")
+        assert (*strange.tpot, *strange.ttft) == pytest.approx((0.72, 1.65, 0.28, 1.32))
+        assert strange.basis.endswith("no fit had seen, wider for none of them is of hybrid models in bf16")
     finally:
         serving_intervals._table.cache_clear()
+        serving_intervals._kinds.cache_clear()
+
+
+def test_every_stack_with_intervals_says_of_which_kinds_its_runs_are():
+    from hwmodels.serving_intervals import ANY, _kinds, _table
+
+    kinds = _kinds()
+    assert set(kinds) == {*_table(), ANY}
+    for quantity in QUANTITIES:
+        assert kinds[ANY][quantity][0] <= 1 <= kinds[ANY][quantity][1]
+    assert kind_of(load_model("llama-3.1-8b")) in kinds["vllm"]["kinds"]
+    assert kind_of(load_model("qwen3-next-80b-a3b")) == "hybrid bf16"
+    assert kind_of(load_model("gpt-oss-20b")) == "experts fp4"
+    assert kind_of(load_model("deepseek-v3")) == "latent fp8"
+
+
+def test_the_architecture_that_lies_farthest_out_says_how_much_an_unknown_one_needs():
+    def rows(architecture, ratios):
+        return [Error(stack="a", architecture=architecture, kind="", ratio=(ratio, 1.0)) for ratio in ratios]
+
+    even, far = np.linspace(0.9, 1.1, 201), np.linspace(1.8, 2.2, 201)
+    # Of the even ones 90 % lie within 0.91 to 1.09, of the far ones within 1.82 to 2.18.
+    low, high = farther([*rows("dense", even), *rows("experts", far)], 0)
+    assert (low, high) == pytest.approx((0.91 / 1.82, 2.18 / 1.09), rel=1e-3)
+    assert farther([*rows("dense", even), *rows("experts", even)], 0) == pytest.approx((1.0, 1.0))
+    # Too few rows of one, or one alone, say nothing.
+    assert farther([*rows("dense", even), *rows("experts", far[:5])], 0) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES)

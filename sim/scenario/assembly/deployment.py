@@ -13,6 +13,7 @@ from hwmodels.graphs import GraphSettings
 from hwmodels.hardware import load_hardware
 from hwmodels.model import load_model
 from hwmodels.overheads import ServingStack, serving_stack
+from hwmodels.power import power_model
 from hwmodels.roofline import Roofline
 from hwmodels.stack_files import load_stack_file
 from hwmodels.tables import is_profile
@@ -46,7 +47,7 @@ def deployment_of(scenario: Scenario) -> Deployment:
         model = replace(model, max_positions=scenario.memory.max_model_len)
     with told_by(scenario, "hardware"):
         hardware, profile = _hardware(scenario)
-    calibrated = Calibrated(stack=_stack(scenario), profile=profile)
+    calibrated = _limited(scenario, hardware, Calibrated(stack=_stack(scenario), profile=profile))
     if (graphs := scenario.cuda_graphs) is not None:
         calibrated = replace(calibrated, graphs=_graphs(scenario, graphs, model.mtp_layers))
         with told_by(scenario, "cuda_graphs"):
@@ -86,6 +87,24 @@ def _stack(scenario: Scenario) -> ServingStack:
             f"{found.release or 'of no stated release'}; leave serving_release out (--set serving_release=null)"
         )
     return found.stack
+
+
+def _limited(scenario: Scenario, device: Device, made_by: Calibrated) -> Calibrated:
+    """*made_by* for devices at the clock that `power_limit_w` leaves them: all arithmetic takes as many times as long."""
+    if scenario.power_limit_w is None:
+        return made_by
+    with told_by(scenario, "power_limit_w"):
+        clock = power_model(device.name).limited(scenario.power_limit_w, device.tdp_w).clock_share
+        if scenario.cost_model == "roofline" or made_by.load(device).kind == "cpu":
+            raise ValueError(
+                "cost_model roofline and processors have their arithmetic at any power; leave out power_limit_w, or take a "
+                "calibrated accelerator"
+            )
+    stack, own = made_by.stack, made_by.stack.overheads
+    slower = replace(own, compute_excess=(1.0 + own.compute_excess) / clock - 1.0)
+    why = f"a clock of {clock:.1%} under power_limit_w {scenario.power_limit_w:g}"
+    sources = {**stack.sources, "compute_excess": why}
+    return replace(made_by, stack=replace(stack, overheads=slower, sources=sources))
 
 
 def _graphs(scenario: Scenario, given: GraphSettings, mtp_layers: int) -> GraphSettings:

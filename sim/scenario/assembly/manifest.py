@@ -9,7 +9,7 @@ from typing import Any
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment
-from hwmodels.serving_intervals import has_rows, serving_interval
+from hwmodels.serving_intervals import has_rows, kind_of, serving_interval
 from sim.engine import Experiment
 from sim.scenario import named
 from sim.scenario.assembly.handover import facts_of, notes_of_handover
@@ -136,6 +136,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
     deployment, decoding = pool.deployments[i], hosted[i].decoding
     model, device, provenance = deployment.model, deployment.device, deployment.provenance
     usd_per_hour, price_source = price_of(pool.scenarios[i], device)
+    limit_w = pool.scenarios[0].power_limit_w
     return {
         "model": {
             "name": model.name,
@@ -152,6 +153,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
             "hbm_bytes_per_s": device.hbm_bytes_per_s,
             "peak_flops_per_s": dict(device.peak_flops_per_s),
             "tdp_w": device.tdp_w,
+            **({} if limit_w is None else {"power_limit_w": limit_w}),
             "price_usd_per_hour": usd_per_hour,
             "sources": {
                 **{key: source for key, source in device.sources.items() if key != "price_usd_per_hour"},
@@ -198,6 +200,7 @@ def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]
         deployment.measured_as,
         kind=profile.kind,
         loan=deployment.loan(network_alone=has_rows(name, deployment.measured_as)),
+        model_kind=kind_of(deployment.model),
     )
     if found is None:
         return without(

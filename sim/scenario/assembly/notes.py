@@ -8,8 +8,10 @@ from typing import Any
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment
+from hwmodels.device import Device
 from hwmodels.memory import MemoryPlan
 from hwmodels.overheads import is_before
+from hwmodels.power import power_model
 from hwmodels.stacks import stack_with
 from policies.classes import Preempt
 from policies.routers import Knowledge, knowledge_of
@@ -44,6 +46,7 @@ def notes_of(
         *(_extra_layers(each, deployment) for each, deployment in hosted),
         *(_older_release(scenario, each) for each in deployments),
         *(_fitted_elsewhere(each) for each in deployments),
+        *(_limited_power(each, deployment.device) for each, deployment in hosted),
         *(plan.notes for plan in plans),
         _unused(scenario),
         _prefixes(hosted, workload),
@@ -192,6 +195,16 @@ def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
         yield (
             f"serving_stack {fit['file']} was fitted with {' and '.join(strange)}: its host times may hold here too, its "
             "efficiencies may not."
+        )
+
+
+def _limited_power(scenario: Scenario, device: Device) -> Iterator[str]:
+    """A note where devices may not draw their TDP: what follows from that was measured nowhere."""
+    if scenario.power_limit_w is not None:
+        clock = power_model(device.name).limited(scenario.power_limit_w, device.tdp_w).clock_share
+        yield (
+            f"power_limit_w {scenario.power_limit_w:g}: {device.name} is taken to run at {clock:.0%} of its clock, so that "
+            f"arithmetic takes {1 / clock:.2f} times as long and memory keeps its speed; no measurement of a limit is behind it."
         )
 
 

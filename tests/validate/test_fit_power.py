@@ -1,0 +1,92 @@
+"""Measured power of servers that are kept full: its replay, and the fit on rows that it has made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hwmodels.power import power_model
+from sim.bench.published.machines import Unmodelled
+from sim.bench.published.powered import Drawn, drawn
+from sim.validation.files import validate
+from sim.validation.fit_power import Fit, Row, joule_factors, without_each
+
+ROW = {
+    "task": "lm-arena-chat", "model": "Qwen/Qwen3-8B", "gpu": "H100", "num_gpus": 1, "precision": "bfloat16", "tp": 1,
+    "max_num_seqs": 8, "avg_batch_size": 8.0, "avg_output_len": 200.0, "output_tokens_per_s": 900.0,
+    "joules_per_token": 0.45, "power_w": 430.0, "power_per_gpu_w": 430.0,
+}  # fmt: skip
+
+
+def made(seed: int, *, idle: float, compute: float, memory: dict[str, float]) -> list[Row]:
+    """Rows of six models on each device, half of them slower than their replays, by known terms."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for device in memory:
+        for i in range(60):
+            bandwidth, root, speed = rng.uniform(0.1, 0.6), rng.uniform(0.05, 0.4), rng.choice([0.3, 1.0])
+            share = idle + speed * (memory[device] * bandwidth + compute * root)
+            replay = Drawn(
+                device=device, watt=0.0, tokens_per_s=100.0, devices=1, busy=1.0, bandwidth=bandwidth, arithmetic=root
+            )
+            rows.append(
+                Row(
+                    model=f"model-{i % 6}", device=device, set="made", share=share, tokens_per_s=100.0 * speed, drawn=replay,
+                    plain=True,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def test_a_fit_finds_the_terms_that_made_its_rows() -> None:
+    rows = made(3, idle=0.15, compute=0.7, memory={"b200": 0.6, "h100-sxm": 0.3})
+    fit = Fit.of(rows, ("b200", "h100-sxm"))
+    for device, memory in (("b200", 0.6), ("h100-sxm", 0.3)):
+        wanted = {"idle": 0.15, "memory": memory, "compute": 0.7}
+        assert fit.entry(device) == pytest.approx(wanted, rel=0.02)
+    share = np.array([row.share for row in rows])
+    held_back = without_each(rows, fit.devices, "model", measured_speed=True)
+    assert held_back == pytest.approx(share, rel=0.02)
+    # Energy a token has the error of the speed in it: a row that is slower than its replay takes more of it.
+    slow = np.array([row.speed < 1 for row in rows])
+    assert np.all(joule_factors(rows, held_back)[slow] > 2)
+
+
+def test_a_row_whose_time_is_filled_with_what_nobody_knows_informs_no_fit() -> None:
+    rows = made(5, idle=0.15, compute=0.7, memory={"b200": 0.6})
+    strange = [replace(row, share=0.99, plain=False, tokens_per_s=10.0) for row in rows]
+    assert Fit.of([*rows, *strange], ("b200",)).terms == pytest.approx(Fit.of(rows, ("b200",)).terms)
+
+
+def test_what_a_full_server_draws_follows_from_what_it_reaches() -> None:
+    found = drawn(ROW, "0.11.1")
+    model = power_model("h100-sxm")
+    # Nothing here ends on the limit, so that means are enough.
+    share = model.idle + found.busy * (model.memory * found.bandwidth + model.compute * found.arithmetic)
+    assert found.watt == pytest.approx(700 * share, rel=0.02)
+    assert found.joule_per_token == pytest.approx(found.watt / found.tokens_per_s)
+    assert found.busy > 0.95
+    assert 600 < found.tokens_per_s < 1500
+    two = drawn({**ROW, "num_gpus": 2, "tp": 2}, "0.11.1")
+    assert two.watt < found.watt
+    assert two.joule_per_token == pytest.approx(2 * two.watt / two.tokens_per_s)
+
+
+def test_prompts_with_images_are_not_replayed() -> None:
+    with pytest.raises(Unmodelled, match="images or videos of unknown size"):
+        drawn({**ROW, "task": "image-chat"}, "0.11.1")
+
+
+def test_a_table_of_power_is_compared_row_by_row(tmp_path: Path) -> None:
+    rows = [ROW, {**ROW, "task": "video-chat"}]
+    text = "\n".join(",".join(map(str, each)) for each in (ROW, *(row.values() for row in rows)))
+    (tmp_path / "power_mlenergy3_text.csv").write_text(text + "\n")
+    watt, joule = validate(tmp_path)
+    assert (watt.quantity, joule.quantity) == ("power of a GPU", "energy a token")
+    assert watt.predicted[0] == pytest.approx(drawn(ROW, "0.11.1").watt)
+    assert joule.predicted[0] == pytest.approx(drawn(ROW, "0.11.1").joule_per_token)
+    assert np.isnan(watt.predicted[1])
+    assert watt.unmodelled == {"prompts of video-chat have images or videos of unknown size": 1}
