@@ -128,7 +128,7 @@ def export(chosen: Chosen, target: str) -> Export:
     scenario = chosen.scenario
     if target in _MANIFESTS:
         return _MANIFESTS[target](chosen)
-    lines = [f"# {scenario.model} on {scenario.hardware}, as simulated:" if not scenario.pools else "# as simulated:"]
+    lines = [f"# {scenario.model} on {scenario.device_name}, as simulated:" if not scenario.pools else "# as simulated:"]
     lines += [f"#   {reason}" for reason in chosen.reasons]
     left = list(of_the_whole(scenario))
     for name, command in commands(scenario, target):
@@ -136,7 +136,7 @@ def export(chosen: Chosen, target: str) -> Export:
         times = f": start this {part.replicas} times" if part.replicas > 1 or name else ""
         router = f", behind a router ({scenario.router.policy})" if scenario.pools or part.replicas > 1 else ""
         if name:
-            lines.append(f"# pool {name}, {part.model} on {part.hardware}, role {command.role}{times}{router}")
+            lines.append(f"# pool {name}, {part.model} on {part.device_name}, role {command.role}{times}{router}")
         elif times:
             lines.append(f"# {times[2:]}{router}")
         lines.append(command.text())

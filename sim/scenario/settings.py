@@ -143,8 +143,8 @@ class Scenario(Settings):
                 raise ScenarioError(unknown(what, part, at))
             if inner is None:
                 inner = at[part] = self._before(settings, path[: depth + 1])
-            elif isinstance(inner, str) and explain.may_be_policy(Settings, path[: depth + 1]):
-                inner = at[part] = {"policy": inner}
+            elif isinstance(inner, str) and (short := explain.short_key(Settings, path[: depth + 1])) is not None:
+                inner = at[part] = {short: inner}
             elif not isinstance(inner, dict):
                 raise ScenarioError(f"{self._source}: {'.'.join(path[: depth + 1])} has no settings of its own ({key})")
             at = inner
@@ -156,7 +156,7 @@ class Scenario(Settings):
         if len(path) == 3 and name == "pools":
             name = path[2]
             if isinstance(settings.get(name), str):
-                return {"policy": settings[name]}
+                return {str(explain.short_key(Settings, path)): settings[name]}
             if settings.get(name) is not None:
                 return copy.deepcopy(settings[name])
         elif len(path) > 1:
@@ -304,6 +304,12 @@ class Scenario(Settings):
                 if os.path.isfile(file):  # which is False, where Path.is_file raises, for a text too long to be a path
                     return file
         return None
+
+    @property
+    def device_name(self) -> str:
+        """The device by its name or file, or the file of steps where that alone says it."""
+        given = self.hardware
+        return given if isinstance(given, str) else given.device or given.steps
 
     @property
     def stack_file(self) -> Path | None:

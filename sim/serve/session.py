@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.engine import LiveRun
 from sim.errors import ScenarioError
+from sim.extrapolated import beyond_measured
 from sim.results import Result
 from sim.run import completed
 from sim.scenario.assembly import resolve
@@ -192,7 +193,8 @@ class Session:
         }
         self.run.trace().to_csv(folder / "arrivals.csv")
         write_whole(folder / "replay.yaml", _replay(setup))
-        manifest["notes"] = [*manifest["notes"], *_otherwise(setup, folder / "replay.yaml")]
+        beyond = beyond_measured(setup.experiment, columns)
+        manifest["notes"] = [*manifest["notes"], *beyond, *_otherwise(setup, folder / "replay.yaml")]
         result = Result(columns, manifest=manifest, slo=setup.built.slo).or_whole().kept()
         result.write(folder)
         return result

@@ -62,7 +62,7 @@ def run_record(key: str, scenario: Scenario) -> dict[str, Any]:
             "gpus": gpus(scenario),
             **_fleet(built.manifest),
             "summary": result.summary,
-            "notes": built.manifest["notes"],
+            "notes": result.manifest["notes"],
         }
     except RooftraceError as error:
         return failed(record, str(error))
