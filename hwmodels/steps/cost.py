@@ -45,13 +45,15 @@ class StepCost:
         return self.table.second(totals) + self.host_s if totals[0] else 0.0
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
-        if type(totals.rows) is int:
-            return self.scalar_s(totals)
-        return np.where(totals.rows > 0, self.table.seconds(totals) + self.host_s, 0.0)
+        return self.scalar_s(totals) if type(totals.rows) is int else self._array_s(totals)
+
+    def _array_s(self, totals: Totals) -> Any:
+        return np.where(np.asarray(totals.rows) > 0, self.table.seconds(totals) + self.host_s, 0.0)
 
     def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
-        each = [self.iteration_s(totals, stage) for totals in ranks]
-        return max(each) if isinstance(each[0], float) else np.maximum.reduce(each)
+        if all(type(column) is int for totals in ranks for column in totals):
+            return max(map(self.scalar_s, ranks))
+        return np.maximum.reduce(np.broadcast_arrays(*map(self._array_s, ranks)))
 
     def handover_s(self, rows: Any, /) -> Any:
         return 0.0 * rows

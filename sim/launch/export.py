@@ -128,7 +128,9 @@ def export(chosen: Chosen, target: str) -> Export:
     scenario = chosen.scenario
     if target in _MANIFESTS:
         return _MANIFESTS[target](chosen)
-    lines = [f"# {scenario.model} on {scenario.device_name}, as simulated:" if not scenario.pools else "# as simulated:"]
+    lines = [
+        f"# {scenario.model} on {scenario.device_name}, as simulated:" if not scenario.pools else "# as simulated:"
+    ]
     lines += [f"#   {reason}" for reason in chosen.reasons]
     left = list(of_the_whole(scenario))
     for name, command in commands(scenario, target):

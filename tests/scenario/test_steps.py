@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy.interpolate import RegularGridInterpolator
 
+from hwmodels.totals import Totals
 from sim import Result, Scenario, ScenarioError, simulate, sweep
-from sim.scenario.assembly import resolve
+from sim.scenario.assembly import build, resolve
 
 BATCHES, CONTEXTS = (1, 8, 9, 32, 64), (127, 1023, 8191)
 PROMPTS, CACHED = (64, 512, 4096), (0, 4096)
@@ -117,10 +118,16 @@ def test_host_time_is_added_to_each_step(steps: Path) -> None:
 
 
 def test_a_prefix_cache_saves_what_the_table_says_of_cached_prompts(steps: Path) -> None:
-    workload = {"shared_prefix": {
-        "groups": 2, "prompts_per_group": 10, "system_prompt_len": 2000, "question_len": 100, "output_len": 10,
-        "stages": [{"rate": 5.0, "duration": 4.0}],
-    }}
+    workload = {
+        "shared_prefix": {
+            "groups": 2,
+            "prompts_per_group": 10,
+            "system_prompt_tokens": 2000,
+            "question_tokens": 100,
+            "output_tokens": 10,
+            "stages": [{"rate_per_s": 5.0, "duration_s": 4.0}],
+        }
+    }
     on, off = (
         simulate(scenario(steps, workload=workload, memory={"prefix_caching": caching})).summary["ttft_s"]["mean"]
         for caching in (True, False)
@@ -172,13 +179,15 @@ def test_the_content_of_the_file_is_the_scenarios(steps: Path, tmp_path: Path) -
 
     write(steps, 2.0)
     assert scenario(steps).hash != before
-    assert simulate(scenario(steps)).summary["tpot_s"]["mean"] > 1.5 * simulate(scenario(same)).summary["tpot_s"]["mean"]
+    assert (
+        simulate(scenario(steps)).summary["tpot_s"]["mean"] > 1.5 * simulate(scenario(same)).summary["tpot_s"]["mean"]
+    )
 
 
 def test_a_sweep_goes_over_tables(steps: Path, tmp_path: Path) -> None:
     slow = write(tmp_path / "slow.csv", 2.0)
 
-    table = sweep(scenario(steps), {"hardware.steps": [str(steps), str(slow)]}).table
+    table = sweep(scenario(steps), axes={"hardware.steps": [str(steps), str(slow)]}, jobs=1).table
     assert table["tpot_s.mean"].is_monotonic_increasing
 
 
@@ -210,14 +219,17 @@ def test_the_file_names_the_device_where_nobody_else_does(tmp_path: Path) -> Non
 
 def test_how_far_steps_lie_outside_the_table_is_said_when_the_run_has_ended(steps: Path) -> None:
     inside = {**WORK, "prompt_tokens": 1000, "output_tokens": 5, "requests": 3}
-    within = simulate(scenario(steps, workload=inside, scheduler={"policy": "vllm", "token_budget": 8192}))
+    within = simulate(scenario(steps, workload=inside, scheduler={"policy": "vllm", "max_num_batched_tokens": 8192}))
     assert not [note for note in within.manifest["notes"] if note.startswith("Outside")]
 
     beyond = {"arrivals": {"process": "deterministic", "rate_per_s": 1e4}, "prompt_tokens": 100, "output_tokens": 9}
     result = simulate(scenario(steps, workload={**beyond, "requests": 100}))
     (note,) = [note for note in result.manifest["notes"] if note.startswith("Outside")]
     spans = spans_of(result)
-    decodes = spans["n"][(spans["decode_seqs"] > 64) | ((spans["decode_seqs"] > 0) & (spans["decode_kv_tokens"] < 128 * spans["decode_seqs"]))]
+    decodes = spans["n"][
+        (spans["decode_seqs"] > 64)
+        | ((spans["decode_seqs"] > 0) & (spans["decode_kv_tokens"] < 128 * spans["decode_seqs"]))
+    ]
     steps_with_decodes = spans["n"][spans["decode_seqs"] > 0].sum()
     assert f"{decodes.sum():,} of {steps_with_decodes:,} decode steps" in note
     assert f"to {spans['decode_seqs'].max():,} sequences (measured 1 to 64)" in note
@@ -240,13 +252,13 @@ def test_the_interval_is_what_a_held_out_half_shows(steps: Path) -> None:
         ({"cuda_graphs": {"largest": 8}}, "cuda_graphs changes no time"),
         ({"parallel": {"pipeline": 2}}, "do not say how long each stage of a pipeline takes"),
         (
-            {"decoding": {"method": "ngram", "num_speculative_tokens": 2, "acceptance": 0.5}},
+            {"decoding": {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}}},
             "neither those of a draft nor of verifying several; leave decoding out",
         ),
         ({"hardware": {"device": "h1000"}}, "unknown hardware 'h1000'"),
         ({"hardware": {"steps": "nowhere.csv"}}, "hardware: steps: nowhere.csv does not exist"),
         ({"hardware": {"where": {"tp": 1}}}, "has no column tp that says whose rows they are"),
-        ({"hardware": {"stepz": 1}}, "hardware.stepz is not a setting; did you mean hardware.steps"),
+        ({"hardware": {"stepz": 1}}, "hardware.stepz is not a setting; did you mean steps"),
         ({"hardware": {"host_s": -1.0}}, "hardware.host_s is a number at least 0"),
     ],
 )
@@ -256,5 +268,21 @@ def test_what_a_table_cannot_price_is_refused_in_a_sentence(steps: Path, given: 
 
 
 def test_a_table_that_does_not_say_its_device_asks_for_one(steps: Path) -> None:
-    with pytest.raises(ScenarioError, match="does not say its device; give hardware.device, for its memory and links"):
+    with pytest.raises(
+        ScenarioError, match=r"does not say its device; give hardware\.device, for its memory and links"
+    ):
         resolve(Scenario(hardware={"steps": str(steps)}, workload=WORK))
+
+
+def test_the_example_gives_back_the_steps_that_were_measured() -> None:
+    example = Scenario.load(Path(__file__).parents[2] / "examples" / "vera-rubin.yaml")
+    cost = build(example).replicas[0].cost
+
+    def decode_s(batch: int, cached: int) -> float:
+        return cost.iteration_s(Totals(batch, 0, 0, 0, 0, batch, batch * (cached + 1), batch))
+
+    # Rows of the file, and half a millisecond of host time.
+    assert decode_s(8, 1024) == pytest.approx(8.75e-3 + 0.5e-3, rel=1e-6)
+    assert decode_s(32, 32768) == pytest.approx(12.9684e-3 + 0.5e-3, rel=1e-6)
+    pairs = 16384 * 16384 + 16384 * 16385 // 2
+    assert cost.iteration_s(Totals(16384, 16384, 1, pairs, 32768, 0, 0, 1)) == pytest.approx(441.4783e-3, rel=1e-6)

@@ -184,7 +184,7 @@ def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]
         return {"trust": {"tier": tier, **priced, "why_not": why}}
 
     if isinstance(deployment.made_by, StepTimes):
-        return _measured_steps(deployment, deployment.made_by, priced)
+        return _measured_steps(deployment, deployment.made_by)
     if not isinstance(deployment.made_by, Calibrated) or profile is None:
         return without("no measurements", "no measured deployment was laid beside this cost model")
     if deployment.made_by.stack.fit:
@@ -213,9 +213,9 @@ def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]
     }
 
 
-def _measured_steps(deployment: Deployment, times: StepTimes, priced: Mapping[str, Any]) -> dict[str, Any]:
+def _measured_steps(deployment: Deployment, times: StepTimes) -> dict[str, Any]:
     """The trust in times of steps that a file has, and the interval that halves of its rows show."""
-    trust, factors = {"tier": "steps as measured", **priced}, times.table.factors()
+    trust, factors = {"tier": "steps as measured", "kernels": f"within {times.title}"}, times.table.factors()
     if factors is None:
         return {"trust": {**trust, "why_not": f"{times.file.name} has too few steps to hold half of them back"}}
     basis = f"half of the steps in {times.file.name}, from the other half; steps with prompts and decodes are not among them"
