@@ -24,6 +24,7 @@ OWN = ("hwmodels/stacks/", "sim/launch/engines/")
 """Folders with a folder for each engine."""
 EXCEPTED = {
     "sim/bench/": "",
+    "hwmodels/steps/recording.py": "vllm_version",
     "sim/validation/": "",
     "sim/serve/counted.py": "vllm:",
     "sim/launch/documents.py": "vllmConfig",

@@ -86,7 +86,7 @@ def recorded_rows(file: Path) -> StepRows:
                 dropped["gaps with prompts that took no longer than their decodes"] = (
                     dropped.get("gaps with prompts that took no longer than their decodes", 0) + 1
                 )
-    says = {"model": meta.get("model"), "gpu": meta.get("gpu"), "tp": meta.get("tp"), "backend": "vllm"}
+    says = {"model": meta.get("model"), "gpu": meta.get("gpu"), "tp": meta.get("tp")}
     says["backend_version"] = meta.get("vllm_version")
     notes = [f"{file.name}: {n} {what} are left out." for what, n in dropped.items()]
     notes.append(

@@ -89,8 +89,8 @@ class Memory(Section):
     free_gpu_memory_fraction: Share | None = None
     """TensorRT-LLM: share of what weights, activations and buffers leave free that the KV cache takes."""
     release: Annotated[str, Field(min_length=1)] | None = None
-    """The release of the serving stack, for its account of memory ("0.11", "0.19" or "0.32" of vLLM); where it is left out, the
-    newest."""
+    """The release of the serving stack, for its account of memory ("0.19.1"): the newest known that is not after it (0.11, 0.19 and
+    0.32 of vLLM); where it is left out, the newest."""
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
     """Bytes on each GPU kept out of that share beyond what the stack sets aside: other programs, an encoder."""
     kv_blocks: Annotated[int, Field(ge=1)] | None = None

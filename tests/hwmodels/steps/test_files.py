@@ -210,7 +210,7 @@ def test_gaps_of_a_recording_are_decode_steps_at_the_mean_context_of_what_ran(tm
     by_batch = {rows: (keys, seconds) for rows, keys, seconds in zip(*map(list, found.decodes), strict=True)}
     assert by_batch[1.0] == (pytest.approx(101, rel=0.1), pytest.approx(6e-3))
     assert by_batch[2.0] == (pytest.approx(501, rel=0.1), pytest.approx(8e-3))
-    assert found.says == {"model": "m", "gpu": "H100", "tp": "2", "backend": "vllm"}
+    assert found.says == {"model": "m", "gpu": "H100", "tp": "2"}
 
 
 def test_prompts_of_a_recording_are_first_tokens_of_lone_requests_and_gaps_in_which_prompts_ended(
