@@ -150,7 +150,7 @@ def _read(server: Server, instead: str | None, strict: bool) -> Reading:
             f"{error}; or set one in its place: --set model=NAME, or the folder of its config.json"
         ) from None
     reader_of(found.engine)(reading, experts=experts)
-    aside = [word for word in found.aside if not word.startswith("LMCACHE_")]
+    aside = [word for word in reading.aside if not word.startswith("LMCACHE_")]
     if aside:
         reading.notes.append(f"not read, because it stands before the server's own words: {' '.join(masked(aside))}")
     return reading

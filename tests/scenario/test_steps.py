@@ -286,3 +286,23 @@ def test_the_example_gives_back_the_steps_that_were_measured() -> None:
     assert decode_s(32, 32768) == pytest.approx(12.9684e-3 + 0.5e-3, rel=1e-6)
     pairs = 16384 * 16384 + 16384 * 16385 // 2
     assert cost.iteration_s(Totals(16384, 16384, 1, pairs, 32768, 0, 0, 1)) == pytest.approx(441.4783e-3, rel=1e-6)
+
+
+def test_the_manifest_says_what_was_measured_and_what_a_held_out_half_shows(steps: Path) -> None:
+    facts = resolve(scenario(steps)).manifest["hardware"]["steps"]
+
+    assert facts["file"] == "steps.csv"
+    assert facts["reach"]["decodes"] == {"tokens": [1.0, 64.0], "keys": [128.0, 8192.0]}
+    low, high = facts["held_out_factors"]
+    assert low <= 1.0 <= high
+
+
+def test_prompts_outside_the_table_are_counted_one_by_one(steps: Path) -> None:
+    work = {"arrivals": {"process": "deterministic", "rate_per_s": 0.1}, "prompt_tokens": 5000, "output_tokens": 1}
+    scheduler = {"policy": "vllm", "max_num_batched_tokens": 5000}
+    result = simulate(scenario(steps, scheduler=scheduler, workload={**work, "requests": 7}))
+
+    (note,) = [note for note in result.manifest["notes"] if note.startswith("Outside")]
+    assert "7 of 7 prompt steps, of 5,000 to 5,000 tokens (measured 64 to 4,096)" in note
+    within = simulate(scenario(steps, workload={**work, "prompt_tokens": 4096, "requests": 7}, scheduler=scheduler))
+    assert not [note for note in within.manifest["notes"] if note.startswith("Outside")]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from sim.launch.drafters import assumed
+from sim.launch.forced import put_mean_length
 from sim.launch.reading import Reading, formats
 from sim.launch.tiers import GIB, SAY, devices, host, lmcache_file, lmcache_tiers, lmcache_variables
 
 _HICACHE_RATIO = 2.0
 """Host memory to device memory of SGLang's hierarchical cache where nothing is said, and there is room."""
 _METHODS = {"NGRAM": "ngram", "EAGLE": "eagle", "EAGLE3": "eagle", "NEXTN": "mtp", "STANDALONE": "draft_model"}
+
+
+FORCED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
+"""The variable of release 0.5.23 (srt/environ.py) that forces how many tokens a step yields, the target's own counted."""
 
 
 def settings(reading: Reading, *, experts: bool) -> None:
@@ -106,6 +111,9 @@ def _speculation(reading: Reading) -> None:
         reading.put("decoding.draft.model", drafter)
     elif drafter is not None:
         reading.give_back("speculative-draft-model-path", drafter)
+    length = reading.variable(FORCED_LENGTH)
+    if length is not None and length > 0:
+        put_mean_length(reading, length, drafted)
 
 
 def _tiers(reading: Reading) -> None:
