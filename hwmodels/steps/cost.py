@@ -15,7 +15,7 @@ from hwmodels.model import ModelSpec
 from hwmodels.overheads import ServingStack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.roofline import Roofline
-from hwmodels.steps.files import digest_of, table_of
+from hwmodels.steps.files import table_of
 from hwmodels.steps.rows import StepRows
 from hwmodels.steps.table import Table
 from hwmodels.totals import Totals
@@ -32,9 +32,11 @@ class StepCost:
 
     n_stages = 1
 
-    def __init__(self, table: Table, host_s: float, theory: CostModel) -> None:
+    def __init__(self, table: Table, host_s: float, theory: CostModel, name: str) -> None:
+        """*name* is of the file that the table is from, and of its content."""
         self.table = table
         self.host_s = host_s
+        self._name = name
         self.window_tokens = theory.window_tokens
         self.peak_flops_per_s = theory.peak_flops_per_s
         self.peak_bytes_per_s = theory.peak_bytes_per_s
@@ -61,15 +63,20 @@ class StepCost:
     def work(self, totals: Totals, /) -> Work:
         return self._theory.work(totals)
 
+    def __repr__(self) -> str:
+        return f"StepCost({self._name}, host_s={self.host_s!r}, work of {self._theory!r})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """Makes cost models from a file of measured steps; a `CostFactory` for `deploy`.
 
-    *where* singles out a deployment of the file; *stack* is the serving stack whose front end requests pass.
+    *digest* is of the file's content, `digest_of`; *where* singles out a deployment of it; *stack* is the serving stack whose front
+    end requests pass.
     """
 
     file: Path
+    digest: str
     stack: ServingStack
     where: tuple[tuple[str, Any], ...] = ()
     host_s: float = 0.0
@@ -83,7 +90,7 @@ class StepTimes:
         return self._read()[1]
 
     def _read(self) -> tuple[StepRows, Table]:
-        return table_of(self.file, digest_of(self.file), self.where)
+        return table_of(self.file, self.digest, self.where)
 
     def __call__(
         self,
@@ -108,7 +115,8 @@ class StepTimes:
                     f"{self.file} was measured with {name} {measured}, and parallel.{key} is {getattr(parallel, key)}; give "
                     f"{{{key}: {measured}}}, or another file"
                 )
-        return StepCost(table, self.host_s, Roofline(spec, device, parallel, kv_precision=kv_precision))
+        theory = Roofline(spec, device, parallel, kv_precision=kv_precision)
+        return StepCost(table, self.host_s, theory, f"{self.file.name} {self.digest[:16]} {dict(self.where)}")
 
     @property
     def title(self) -> str:
@@ -126,7 +134,7 @@ class StepTimes:
             "profile": f"measured steps of {self.title}",
             "steps": {
                 "file": self.file.name,
-                "sha256": digest_of(self.file),
+                "sha256": self.digest,
                 **self.rows.says,
                 "reach": {
                     what: {"tokens": list(reach.rows), "keys": list(reach.keys)}

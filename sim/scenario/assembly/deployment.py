@@ -16,6 +16,7 @@ from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.roofline import Roofline
 from hwmodels.stack_files import load_stack_file
 from hwmodels.steps.cost import StepTimes
+from hwmodels.steps.files import digest_of
 from hwmodels.tables import is_profile
 from sim.errors import ScenarioError
 from sim.scenario.assembly.acceptance import largest_k
@@ -147,7 +148,8 @@ def _step_times(scenario: Scenario, stack: ServingStack) -> StepTimes | None:
             f"{given.steps} has the times of steps that decode one token a sequence, and neither those of a draft nor of verifying "
             f"several; leave decoding out, or hardware.steps (method {scenario.decoding.method})"
         )
-    return StepTimes(file=file, stack=stack, where=tuple((given.where or {}).items()), host_s=given.host_s)
+    where = tuple((given.where or {}).items())
+    return StepTimes(file=file, digest=digest_of(file), stack=stack, where=where, host_s=given.host_s)
 
 
 def _device_of(scenario: Scenario, given: StepHardware, times: StepTimes) -> Device:
