@@ -13,6 +13,8 @@ from hwmodels.steps.table import Reach
 from sim.engine import Columns, Experiment
 from sim.engine.record.spill import in_blocks
 
+SOME_OUTSIDE = "Steps lie outside the measured ones that price them; a single run says how many, and how far."
+"""The note of a run among many."""
 _SPANS_AT_ONCE = 1 << 17
 _UNITS = {"prompts": ("prompt steps", "tokens"), "decodes": ("decode steps", "sequences")}
 

@@ -159,6 +159,11 @@ class StepTimes:
             ),
             *rows.notes,
         ]
+        if "tp" not in rows.says:
+            found.append(
+                f"{self.file.name} does not say on how many devices it was measured (a column tp): its times are taken whatever "
+                "parallel is."
+            )
         if n:
             found.append(
                 f"{self.file.name}: {n} measured times fall as tokens or context grow, or repeat others; they are levelled, by "

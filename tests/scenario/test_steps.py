@@ -303,3 +303,15 @@ def test_prompts_outside_the_table_are_counted_one_by_one(steps: Path) -> None:
     assert "7 of 7 prompt steps, of 5,000 to 5,000 tokens (measured 64 to 4,096)" in note
     within = simulate(scenario(steps, workload={**work, "prompt_tokens": 4096, "requests": 7}, scheduler=scheduler))
     assert not [note for note in within.manifest["notes"] if note.startswith("Outside")]
+
+
+def test_a_table_that_does_not_say_its_parallelism_is_taken_with_a_note(steps: Path) -> None:
+    assert any("does not say on how many devices" in note for note in resolve(scenario(steps)).manifest["notes"])
+
+
+def test_a_sweep_says_once_that_steps_lay_outside(steps: Path) -> None:
+    work = {**WORK, "output_tokens": 9, "requests": 5}
+    result = sweep(scenario(steps, workload=work), axes={"workload.prompt_tokens": [5000, 6000]}, jobs=1)
+
+    (noted,) = [each for each in result.notes if "outside the measured" in each.note]
+    assert "a single run says how many" in noted.note
