@@ -122,16 +122,16 @@ class StepTimes:
     def title(self) -> str:
         """What is measured, in words: the file, its steps and whose they are."""
         rows = self.rows
-        whose = " ".join(f"{name} {value}" for name, value in rows.says.items())
+        whose = "".join(f", {name} {value}" for name, value in rows.says.items())
         n, m = len(rows.prompts.seconds), len(rows.decodes.seconds)
-        return f"{self.file.name}: {n} prompt and {m} decode steps ({rows.kind}{'; ' if whose else ''}{whose})"
+        return f"{self.file.name} ({rows.kind} with {n} prompt and {m} decode steps{whose})"
 
     @property
     def provenance(self) -> Mapping[str, Any]:
         """For manifests."""
         factors = self.table.factors()
         return {
-            "profile": f"measured steps of {self.title}",
+            "profile": f"measured steps: {self.title}",
             "steps": {
                 "file": self.file.name,
                 "sha256": self.digest,
@@ -149,14 +149,10 @@ class StepTimes:
         """What the times are of, and what is not in them."""
         rows, table = self.rows, self.table
         n, most = table.levelled()
+        host = f"hardware.host_s adds {self.host_s * 1e3:g} ms to each" if self.host_s else "hardware.host_s adds some"
         found = [
-            f"Steps take what {self.title} measured, so that precision, kv_precision and experts change memory alone; steps with "
-            "prompts and decodes were not measured and are composed (docs/steps.md), and no host work of serving_stack is added"
-            + (
-                f" but hardware.host_s, {self.host_s * 1e3:g} ms a step."
-                if self.host_s
-                else "; hardware.host_s adds some."
-            ),
+            f"Steps are priced by {self.title}: precision and kv_precision change the memory alone. Steps with prompts and decodes "
+            f"were not measured and are composed (docs/steps.md). No host work of serving_stack is added to steps; {host}.",
             *rows.notes,
         ]
         if "tp" not in rows.says:

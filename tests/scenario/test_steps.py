@@ -315,3 +315,18 @@ def test_a_sweep_says_once_that_steps_lay_outside(steps: Path) -> None:
 
     (noted,) = [each for each in result.notes if "outside the measured" in each.note]
     assert "a single run says how many" in noted.note
+
+
+def test_a_context_that_grows_beyond_the_table_is_outside_from_there_on(steps: Path) -> None:
+    work = {"arrivals": {"process": "deterministic", "rate_per_s": 0.1}, "prompt_tokens": 8150, "output_tokens": 100}
+    scheduler = {"policy": "vllm", "max_num_batched_tokens": 8192}
+    result = simulate(scenario(steps, scheduler=scheduler, workload={**work, "requests": 2}))
+
+    (note,) = [note for note in result.manifest["notes"] if note.startswith("Outside")]
+    decodes = result.iterations[result.iterations["decode_tokens"] > 0]
+    beyond = int((decodes["kv_tokens"] / decodes["decode_tokens"] > 8192).sum())
+    assert 0 < beyond < len(decodes)
+    assert (
+        f"{beyond} of {len(decodes)} decode steps, of {decodes['kv_tokens'].min():,} to {decodes['kv_tokens'].max():,}"
+        in note
+    )

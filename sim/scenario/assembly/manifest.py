@@ -215,7 +215,7 @@ def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]
 
 def _measured_steps(deployment: Deployment, times: StepTimes) -> dict[str, Any]:
     """The trust in times of steps that a file has, and the interval that halves of its rows show."""
-    trust, factors = {"tier": "steps as measured", "kernels": f"within {times.title}"}, times.table.factors()
+    trust, factors = {"tier": "steps as measured", "kernels": f"within steps of {times.title}"}, times.table.factors()
     if factors is None:
         return {"trust": {**trust, "why_not": f"{times.file.name} has too few steps to hold half of them back"}}
     basis = f"half of the steps in {times.file.name}, from the other half; steps with prompts and decodes are not among them"
