@@ -7,6 +7,8 @@ remains after all names is shown as `other`.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -285,8 +287,8 @@ def _columns(cost: LayerwiseCost, totals: Totals, some: NDArray[np.bool_]) -> Fl
 
 
 def _sum(parts: Mapping[str, FloatArray]) -> FloatArray:
-    whole: FloatArray = np.stack(list(parts.values())).sum(axis=0)
-    return whole
+    first, *others = parts.values()
+    return functools.reduce(operator.add, others, first)
 
 
 class _Shares:

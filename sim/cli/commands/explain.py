@@ -115,7 +115,7 @@ def _chosen(result: Result, found: Explained, measure: str) -> dict[str, Any]:
     """The requests of each column of a table: those of the summary, and the slowest hundredth of them."""
     import numpy as np
 
-    whole = sum(getattr(found, measure).values())
+    whole = np.add.reduce(list(getattr(found, measure).values()))
     inside = result.in_window & np.isfinite(whole)
     least = float(np.quantile(whole[inside], _SLOWEST)) if inside.any() else 0.0
     return {"mean": inside, "slowest 1 %": inside & (whole >= least)}
