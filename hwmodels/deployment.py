@@ -24,6 +24,7 @@ from hwmodels.published import PROVENANCE as PUBLISHED_TIMES
 from hwmodels.published import Published
 from hwmodels.roofline import Roofline
 from hwmodels.stack_kernels import RECURRENT_BYTES_SHARE, RECURRENT_FLOPS_SHARE
+from hwmodels.steps.cost import StepTimes
 from hwmodels.work import stage_work
 
 # vLLM's default limit on running sequences (max_num_seqs); recurrent states are set aside for that many.
@@ -55,7 +56,7 @@ class Deployment:
     @property
     def front_end(self) -> FrontEnd:
         """The front end between a request's arrival and the scheduler; no delay where no serving stack is priced."""
-        if not isinstance(self.made_by, Calibrated):
+        if not isinstance(self.made_by, Calibrated | StepTimes):
             return FrontEnd()
         own = self.made_by.stack.overheads
         return FrontEnd(own.admission_s, own.admission_s_per_token, own.admission_serial_s)
@@ -80,6 +81,8 @@ class Deployment:
             return {"profile": "datasheet roofline: peaks of the datasheet, no calibration, no overheads"}
         if self.made_by is Published:
             return {"profile": PUBLISHED_TIMES}
+        if isinstance(self.made_by, StepTimes):
+            return self.made_by.provenance
         return {"profile": f"a cost model of one's own: {getattr(self.made_by, '__qualname__', self.made_by)}"}
 
     @property
@@ -136,6 +139,8 @@ class Deployment:
     @property
     def notes(self) -> tuple[str, ...]:
         """The things that the model leaves out or approximates, and what prices it without having been measured."""
+        if isinstance(self.made_by, StepTimes):
+            return *self.model.notes, *self.made_by.notes
         linear, profile = self.model.layer_is_linear, self.profile
         if not any(linear) or profile is None or profile.has("linear_decode"):
             return self.model.notes

@@ -8,7 +8,6 @@ prints the errors.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from hwmodels.cache import StageCache, keeps_every_token, mean_block_bytes, note, paged
 from hwmodels.device import Device
 from hwmodels.model import ModelSpec
+from hwmodels.overheads import known_for
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 from hwmodels.stacks import default_stack, file_of, stacks
@@ -308,9 +308,8 @@ def stack_memories() -> Mapping[str, Mapping[str, StackMemory]]:
 
 
 def stack_memory(stack: str, release: str | None = None) -> StackMemory | None:
-    """The account of memory of *stack*, today or in *release*; None for a stack that sets nothing aside (eager, ideal).
-
-    ValueError, naming the releases there are, for another one.
+    """The account of memory of *stack*, today or in *release*: the newest that is not after it, or else the oldest; None for a
+    stack that sets nothing aside (eager, ideal). ValueError for what is no release.
     """
     releases = stack_memories().get(stack)
     if releases is None:
@@ -321,12 +320,10 @@ def stack_memory(stack: str, release: str | None = None) -> StackMemory | None:
         return None
     if release is None:
         return next(iter(releases.values()))
-    found = releases.get(release)
-    if found is None:
-        near = difflib.get_close_matches(release, releases, n=1)
-        way_out = f"did you mean {near[0]}?" if near else f"valid here: {', '.join(releases)}"
-        raise ValueError(f"release {release!r} of {stack} is not one whose account of memory is known; {way_out}")
-    return found
+    try:
+        return releases[known_for(release, releases)]
+    except ValueError as error:
+        raise ValueError(f"memory.release: {error}") from None
 
 
 def _rules(stack: str, release: str, entry: Mapping[str, Any], documents: Mapping[str, str]) -> StackMemory:

@@ -169,14 +169,19 @@ def serving_stack(name: str, release: str | None = None) -> ServingStack:
         if release is not None:
             raise ValueError(f"{name} has no releases; leave the release out")
         return next(iter(releases.values()))
-    wanted = _numbers(release)
-    if not wanted:
-        raise ValueError(f"a release begins with numbers, such as {' or '.join(releases)}; got {release!r}")
+    return releases[known_for(release, releases)]
+
+
+def known_for(release: str, known: Iterable[str]) -> str:
+    """`at_or_before`; ValueError for what is no release."""
+    known = tuple(known)
+    if not _numbers(release):
+        raise ValueError(f"a release begins with numbers, such as {' or '.join(known)}; got {release!r}")
     if _RELEASE.fullmatch(release) is None:
         raise ValueError(
-            f"a release is numbers with dots, such as {' or '.join(releases)}, and may end like 1.2.0rc6; got {release!r}"
+            f"a release is numbers with dots, such as {' or '.join(known)}, and may end like 1.2.0rc6; got {release!r}"
         )
-    return releases[at_or_before(release, releases)]
+    return at_or_before(release, known)
 
 
 _RELEASE = re.compile(

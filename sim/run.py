@@ -9,6 +9,7 @@ from typing import Any
 from sim.engine import Columns, Experiment, PolicyError, run
 from sim.engine.record.columns import sum_rounds
 from sim.errors import ScenarioError
+from sim.extrapolated import beyond_measured
 from sim.results import Result
 from sim.results.costs import powers_of
 from sim.scenario import Scenario
@@ -38,7 +39,9 @@ def simulate(what: Scenario | Experiment, *, fast_forward: bool = True, spill_to
 def run_built(built: Built, *, fast_forward: bool = True, spill_to: Path | None = None) -> Result:
     """Run what `sim.scenario.assembly.resolve` made of a scenario; *spill_to* as of `simulate`."""
     columns = _run(built.experiment, built.manifest, fast_forward, spill_to)
-    return Result(columns, manifest={**built.manifest, **_classes(built.experiment, built.class_limits)}, slo=built.slo)
+    notes = [*built.manifest["notes"], *beyond_measured(built.experiment, columns)]
+    manifest = {**built.manifest, "notes": notes, **_classes(built.experiment, built.class_limits)}
+    return Result(columns, manifest=manifest, slo=built.slo)
 
 
 def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from hwmodels.overheads import at_or_before
 from sim.errors import RooftraceError
 from sim.launch import export, recommended, scenario_from
-from sim.launch.arguments import ENGINES, _gone_from, _plain, options_of, read_words
+from sim.launch.arguments import ENGINES, _gone_from, _listed, _plain, options_of, read_words, release_of
 from sim.launch.chosen import Chosen
+from sim.launch.translate import Translation
 from sim.scenario import Scenario
 from tests.cli.test_run import APP, rooftrace
 
@@ -180,8 +182,8 @@ def test_what_cannot_be_read_is_one_sentence(command: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--xyzzy 3 4", "--xyzzy 3 4 is no option of vllm 0.32.0; the release's --help lists its"),
-        ("--tensor-parallel-sze 4", "--tensor-parallel-sze 4 is no option of vllm 0.32.0; did you mean --tensor-parallel-size?"),
+        ("--xyzzy 3 4", "is no option of vllm 0.32.0, nor of any from 0.11.0 to 0.33.0; the release's --help lists its"),
+        ("--tensor-parallel-sze 4", "nor of any from 0.11.0 to 0.33.0; did you mean --tensor-parallel-size?"),
         ("--swap-space 8", "--swap-space was removed from vllm before 0.32.0; it gave the CPU memory"),
         ("--cuda-graph-sizes 1 2", "said for which sizes CUDA graphs are captured; it is read as --cudagraph-capture-sizes"),
     ],
@@ -194,6 +196,107 @@ def test_options_that_the_release_does_not_have_are_warnings_or_refused(options:
     assert says in found.strange[0]
     with pytest.raises(RooftraceError, match=re.escape(says)):
         scenario_from(command, hardware="h200", strict=True)
+
+
+def _of_release(options: str, release: str | None, image: str | None = None) -> Translation:
+    start = "vllm serve" if image is None else f"docker run {image}"
+    return scenario_from(f"{start} --model Qwen/Qwen3-32B {options}", hardware="h200", release=release)
+
+
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("vllm/vllm-openai:v0.22.0", "0.22.0"),
+        ("my.registry:5000/vllm/vllm-openai:v0.19.1@sha256:00ff", "0.19.1"),
+        ("vllm/vllm-openai:v0.28.0rc1", "0.28.0rc1"),
+        ("vllm/vllm-openai:latest", None),
+        ("vllm/vllm-openai:v0.32.0", None),
+    ],
+)
+def test_the_tag_of_an_engines_image_names_its_release(image: str, release: str | None) -> None:
+    found = _of_release("--max-num-seqs 8", None, image)
+    assert found.scenario.serving_release == found.scenario.memory.release == release
+    assert found.strange == ()
+    assert any(f"are those of vllm {release}" in note for note in found.notes) == (release is not None)
+
+
+@pytest.mark.parametrize(
+    ("command", "stack", "release"),
+    [
+        (
+            "lmsysorg/sglang:v0.5.14-cu126 python -m sglang.launch_server --model-path Qwen/Qwen3-32B",
+            "sglang",
+            "0.5.14",
+        ),
+        ("nvcr.io/nvidia/tensorrt-llm/release:1.1.0 trtllm-serve Qwen/Qwen3-32B", "trtllm", "1.1.0"),
+        (
+            "nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.6.1 python -m dynamo.sglang --model-path Qwen/Qwen3-32B",
+            "sglang",
+            None,
+        ),
+    ],
+)
+def test_images_of_other_engines_name_releases_too_and_those_of_others_do_not(
+    command: str, stack: str, release: str | None
+) -> None:
+    found = scenario_from(f"docker run --gpus all {command}", hardware="h200").scenario
+    assert (found.serving_stack, found.serving_release, found.memory.release) == (stack, release, release)
+
+
+def test_a_release_that_is_named_stands_over_that_of_the_image() -> None:
+    assert _of_release("", "0.24.0", "vllm/vllm-openai:v0.22.0").scenario.serving_release == "0.24.0"
+
+
+def test_options_are_those_of_the_release() -> None:
+    options = "--num-lookahead-slots 4 --swap-space 8 --max-num-active-seqs 16"
+    old, now = _of_release(options, "0.11.0"), _of_release(options, None)
+
+    assert old.not_modelled == (
+        "--num-lookahead-slots 4 of vllm 0.11.0, which reserved KV slots for drafts; drafts reserve their own now",
+        "--swap-space 8 of vllm 0.11.0, which gave the CPU memory that preempted sequences were swapped to; they are "
+        "computed again now and memory.tiers with memory.preemption: swap simulates it",
+    )
+    assert old.strange == (
+        "--max-num-active-seqs is no option of vllm 0.11.0; those from 0.32.0 have it, and it is read as theirs",
+    )
+    assert [text.split()[0] for text in now.strange] == ["--num-lookahead-slots", "--swap-space"]
+    assert old.scenario.scheduler.settings == now.scenario.scheduler.settings == {"max_num_active_seqs": 16}
+
+
+def test_an_option_of_another_release_alone_is_named_with_it() -> None:
+    assert _of_release("--monokernel", "0.33.0").not_modelled == ("--monokernel of vllm 0.33.0",)
+    assert _of_release("--monokernel", None).strange == ("--monokernel is no option of vllm 0.32.0; 0.33.0 has it",)
+    with pytest.raises(RooftraceError, match=r"--monokernel is no option of vllm 0\.24\.0; 0\.33\.0 has it"):
+        scenario_from("vllm serve Qwen/Qwen3-32B --monokernel", release="0.24.0", strict=True)
+
+
+def test_a_release_between_two_that_are_listed_has_what_either_has() -> None:
+    # 0.13.0 has --swap-space and 0.19.0 has not.
+    assert _of_release("--swap-space 8", "0.15.1").strange == ()
+    assert len(_of_release("--swap-space 8", "0.19.0").strange) == 1
+
+
+@pytest.mark.parametrize(
+    ("release", "said"), [("0.6.3", "older than the oldest release"), ("0.99", "newer than the newest release")]
+)
+def test_a_release_beyond_those_that_are_listed_is_said(release: str, said: str) -> None:
+    assert any(said in note for note in _of_release("", release).notes)
+
+
+@pytest.mark.parametrize("release", ["new", "0.zz"])
+def test_what_is_no_release_is_refused(release: str) -> None:
+    with pytest.raises(RooftraceError, match="--release: a release"):
+        _of_release("", release)
+
+
+def test_every_option_that_is_read_is_one_of_the_release_that_is_read() -> None:
+    for engine in ENGINES:
+        releases, having = _listed(engine)
+        newest = release_of(engine)
+        for option in options_of(engine).values():
+            name = f"--{option.name}"
+            assert name not in having or newest in having[name], name
+        assert at_or_before(newest, releases) == newest
 
 
 def test_the_model_may_stand_behind_an_unknown_option() -> None:

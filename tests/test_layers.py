@@ -129,7 +129,7 @@ FLOORS = (
     ("errors", "text", "packages", "under_way"),
     ("theory", "tokens"),
     ("engine",),
-    ("scenario", "metrics", "warmup", "protocols", "results", "run", "work"),
+    ("scenario", "metrics", "warmup", "protocols", "results", "run", "work", "extrapolated"),
     ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch", "serve"),
     ("cli",),
 )

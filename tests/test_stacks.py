@@ -24,6 +24,7 @@ OWN = ("hwmodels/stacks/", "sim/launch/engines/")
 """Folders with a folder for each engine."""
 EXCEPTED = {
     "sim/bench/formats/": "",
+    "hwmodels/steps/recording.py": "vllm_version",
     "sim/bench/reading.py": "vllm bench serve",
     "sim/serve/counted.py": "vllm:",
     "sim/launch/documents.py": "vllmConfig",

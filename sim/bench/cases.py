@@ -155,7 +155,10 @@ def case_of(
 ) -> Case:
     """A case of *experiment* on *deployment*; ValueError for several kinds of machine, and for prices of no serving stack."""
     if not isinstance(deployment.made_by, Calibrated):
-        raise ValueError("cost_model roofline has no serving stack whose terms could be fitted; leave cost_model out")
+        raise ValueError(
+            "cost_model roofline and measured steps have no serving stack whose terms could be fitted; leave cost_model and "
+            "hardware.steps out"
+        )
     if any(spec.decoding is not None or spec.model is not None for spec in experiment.hosted):
         raise ValueError("only deployments of one model without speculation are fitted")
     return Case(
@@ -181,7 +184,7 @@ def cases_of(
     deployment = deployment_of(scenario)
     if not isinstance(deployment.made_by, Calibrated) or deployment.profile is None or deployment.profile.kind != "gpu":
         raise ScenarioError(
-            f"{scenario.source}: only deployments on GPUs with cost_model calibrated have terms that can be fitted"
+            f"{scenario.source}: only deployments on GPUs, calibrated and not by measured steps, have terms that can be fitted"
         )
     cases: list[Case] = []
     first: Experiment | None = None

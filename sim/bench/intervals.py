@@ -121,7 +121,10 @@ def drawn(scenario: Scenario, deployment: Deployment, n: int) -> tuple[World, li
     RooftraceError where nothing says how far off the deployment may be.
     """
     if not isinstance(deployment.made_by, Calibrated):
-        raise RooftraceError("--intervals: nothing was held back of cost_model roofline; leave it out, or --intervals")
+        raise RooftraceError(
+            "--intervals: nothing was held back of cost_model roofline, or of measured steps, that could be drawn; leave "
+            "--intervals out, or price the deployment by its device and stack"
+        )
     rng = np.random.default_rng([scenario.seed, _STREAM])
     stack = deployment.made_by.stack
     file = scenario.stack_file

@@ -66,7 +66,9 @@ def known_of(scenario: Scenario) -> tuple[Posterior, Errors, str]:
     file = scenario.stack_file
     deployment = deployment_of(scenario)
     if not isinstance(deployment.made_by, Calibrated):
-        raise RooftraceError("cost_model roofline has no terms that a run could tell; leave cost_model out")
+        raise RooftraceError(
+            "cost_model roofline and measured steps have no terms that a run could tell; leave cost_model and hardware.steps out"
+        )
     if file is not None:
         found = load_stack_file(file)
         try:

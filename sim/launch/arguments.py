@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hwmodels.overheads import at_or_before, is_before
 from hwmodels.stacks import stacks
 from sim.errors import RooftraceError
 from sim.launch.engines import FOLDER, launches
@@ -20,7 +21,7 @@ ENGINES = tuple(launches())
 
 
 def release_of(engine: str) -> str:
-    """The release whose options are listed."""
+    """The release whose options are read."""
     return stacks()[engine].release
 
 
@@ -48,6 +49,8 @@ class Command:
     """Words before the server's own, such as variables of the environment."""
     strange: tuple[str, ...] = ()
     """Sentences about options that the release does not have."""
+    others: tuple[str, ...] = ()
+    """Options that its release has, and the one that is modelled has not."""
 
 
 class _Gone(NamedTuple):
@@ -58,10 +61,10 @@ class _Gone(NamedTuple):
     now: str
     did: str
 
-    def said(self, spelling: str, engine: str) -> str:
+    def said(self, spelling: str, engine: str, release: str) -> str:
         when = f" ({self.gone})" if self.gone else ""
         read = f"; it is read as --{self.now}" if self.now else ""
-        return f"{spelling} was removed from {engine} before {release_of(engine)}{when}; it {self.did}{read}"
+        return f"{spelling} was removed from {engine} before {release}{when}; it {self.did}{read}"
 
 
 @functools.lru_cache(maxsize=len(ENGINES))
@@ -90,14 +93,51 @@ def _gone_from(engine: str) -> Mapping[str, _Gone]:
     return {row["option"]: _Gone(row["takes"], row["gone"], row["now"], row["did"]) for row in rows}
 
 
-def read_words(words: Sequence[str], *, strict: bool = False) -> Command:
-    """The command of these words; RooftraceError where it starts no known server. Options that the release does not have are
-    named in its sentences, or, *strict*, refused."""
+@functools.lru_cache(maxsize=len(ENGINES))
+def _listed(engine: str) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
+    """The releases whose options are listed, the newest first; and for options that some of them lack, those that have it."""
+    file = FOLDER / engine / "releases.csv"
+    if not file.exists():
+        return (release_of(engine),), {}
+    lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    rows = csv.DictReader(lines)
+    releases = tuple(rows.fieldnames or ())[2:]
+    return releases, {row["option"]: tuple(each for each in releases if row[each]) for row in rows}
+
+
+def release_notes(engine: str, release: str) -> list[str]:
+    """A sentence where no list of options is of *release* or of releases around it."""
+    releases, _ = _listed(engine)
+    beyond = "newer" if is_before(releases[0], release) else "older" if is_before(release, releases[-1]) else None
+    if beyond is None:
+        return []
+    end = releases[0] if beyond == "newer" else releases[-1]
+    return [
+        f"{engine} {release} is {beyond} than the {beyond[:-2]}est release whose options are listed; those of {end} are taken"
+    ]
+
+
+def _has(engine: str, release: str, option: str) -> bool:
+    """Whether *release* has an option that some listed release has: a release between two that are listed has what either has."""
+    releases, having = _listed(engine)
+    own = at_or_before(release, releases)
+    near = {own}
+    if own != release and is_before(own, release):
+        near |= set(releases[max(0, releases.index(own) - 1) : releases.index(own)])
+    return option not in having or not near.isdisjoint(having[option])
+
+
+def read_words(words: Sequence[str], *, strict: bool = False, release: str | None = None) -> Command:
+    """The command of these words; RooftraceError where it starts no known server. Options that the *release* (None: the one that is
+    modelled) does not have are named in its sentences, or, *strict*, refused."""
     found = server_in(words)
     if found is None:
         raise RooftraceError(NO_SERVER)
     engine, begin, rest = found
-    return _read(engine, tuple(words[:begin]), rest, strict)
+    found = _read(engine, tuple(words[:begin]), rest, release or release_of(engine))
+    if strict and found.strange:
+        raise RooftraceError(found.strange[0])
+    return found
 
 
 NO_SERVER = "the command starts no server that is known: " + " or ".join(each.example for each in launches().values())
@@ -117,9 +157,10 @@ def server_in(words: Sequence[str]) -> tuple[str, int, Sequence[str]] | None:
     return None
 
 
-def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], strict: bool) -> Command:
+def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], release: str) -> Command:
     table, gone_from = options_of(engine), _gone_from(engine)
     strange: list[str] = []
+    others: list[str] = []
     words = [each for word in words for each in launches()[engine].respelt(word)]
     model: str | None = None
     options: dict[str, Any] = {}
@@ -138,16 +179,18 @@ def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], strict: boo
         spelling, equals, inline = word.partition("=")
         name, _, within = spelling.partition(".") if spelling.startswith("--") else (spelling, "", "")
         gone = gone_from.get(_plain(name))
-        if gone is not None:
-            strange.append(gone.said(name, engine))
         known = _option(engine, table, f"--{gone.now}" if gone and gone.now else name) if not gone or gone.now else None
         if known is None:
             end = at if equals else _values_end(words, at, model, gone)
-            if gone is None:
-                strange.append(_unknown(engine, table, " ".join([word, *words[at:end]]), name))
+            written = " ".join([word, *words[at:end]])
+            what = _unmodelled(engine, release, written, name, gone)
+            did = f"{written} of {engine} {release}" + (f", which {gone.did}" if gone else "")
+            (others if what is None else strange).append(what or did)
             at = end
             continue
         option, value = known
+        if (lacking := _lacking(engine, release, name, f"--{option.name}", gone)) is not None:
+            strange.append(lacking)
         if option.takes != "switch":
             values = [inline] if equals else []
             end = _end_of(option, words, at, values, model)
@@ -162,9 +205,50 @@ def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], strict: boo
             _put_within(options, option.name, within, value)
         else:
             options[option.name] = value
-    if strict and strange:
-        raise RooftraceError(strange[0])
-    return Command(engine=engine, model=model, options=options, aside=aside, strange=tuple(strange))
+    return Command(
+        engine=engine, model=model, options=options, aside=aside, strange=tuple(strange), others=tuple(others)
+    )
+
+
+def _lacking(engine: str, release: str, spelling: str, option: str, gone: _Gone | None) -> str | None:
+    """Why *release* does not take a *spelling* that is read as *option*; None where it does."""
+    releases, having = _listed(engine)
+    if gone is not None:
+        plain = _plain(spelling)
+        return None if plain in having and _has(engine, release, plain) else gone.said(spelling, engine, release)
+    if _has(engine, release, option):
+        return None
+    return f"{spelling} is no option of {engine} {release}; {_those(having[option], releases)} it, and it is read as theirs"
+
+
+def _unmodelled(engine: str, release: str, written: str, spelling: str, gone: _Gone | None) -> str | None:
+    """Why *release* does not take an option that the one that is modelled does not have; None where it does."""
+    releases, having = _listed(engine)
+    plain = _plain(spelling)
+    opposite = f"--{plain.removeprefix('--no-')}"
+    name = plain if plain in having else opposite
+    if name in having and _has(engine, release, name):
+        return None
+    if gone is not None:
+        return gone.said(spelling, engine, release)
+    if name in having:
+        return f"{written} is no option of {engine} {release}; {_those(having[name], releases)} it"
+    table = options_of(engine)
+    whose = (
+        f"{engine} {release}"
+        if len(releases) == 1
+        else f"{engine} {release}, nor of any from {releases[-1]} to {releases[0]}"
+    )
+    near = nearest(plain, sorted(table))
+    way_out = f"did you mean {near}?" if near else f"the release's --help lists its {len(set(table.values()))} options"
+    return f"{written} is no option of {whose}; {way_out}"
+
+
+def _those(having: Sequence[str], releases: Sequence[str]) -> str:
+    """The releases that have something, in words: 0.28.0 to 0.32.0 have."""
+    if having[-1] == having[0]:
+        return f"{having[0]} has"
+    return f"those from {having[-1]} have" if having[0] == releases[0] else f"{having[-1]} to {having[0]} have"
 
 
 def _end_of(option: Option, words: Sequence[str], at: int, given: Sequence[str], model: str | None) -> int:
@@ -187,12 +271,6 @@ def _values_end(words: Sequence[str], at: int, model: str | None, gone: _Gone | 
             break
         end += 1
     return end
-
-
-def _unknown(engine: str, table: Mapping[str, Option], written: str, spelling: str) -> str:
-    near = nearest(_plain(spelling), sorted(table))
-    way_out = f"did you mean {near}?" if near else f"the release's --help lists its {len(set(table.values()))} options"
-    return f"{written} is no option of {engine} {release_of(engine)}; {way_out}"
 
 
 def _is_option(word: str) -> bool:

@@ -45,10 +45,10 @@ def manifest(chosen: Chosen) -> Export:
         parallel = part.parallel
         container = _container(command.target, _MODULES[command.target], _arguments(command))
         devices = parallel.tensor * parallel.pipeline * parallel.data
-        known = device_catalogue().get(str(part.hardware))
+        known = device_catalogue().get(str(part.device_name))
         if known is not None and known.vendor == "AMD":
             command.not_carried(
-                f"hardware: {part.hardware}; ROCm's image, and amd.com/gpu in the place of nvidia.com/gpu"
+                f"hardware: {part.device_name}; ROCm's image, and amd.com/gpu in the place of nvidia.com/gpu"
             )
         container["resources"] = {"limits": {"nvidia.com/gpu": str(devices)}}
         kind = "worker" if command.role == "both" else command.role

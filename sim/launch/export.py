@@ -11,6 +11,7 @@ from sim.errors import OutputError, RooftraceError
 from sim.launch.arguments import ENGINES
 from sim.launch.chosen import Chosen, Export
 from sim.launch.dynamo import manifest
+from sim.launch.forced import forced_rates
 from sim.launch.kubernetes import kserve, kubernetes, llm_d
 from sim.launch.writers import commands, of_the_whole
 from sim.results import Result
@@ -121,22 +122,34 @@ def _changed(tier: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in tier.items() if value != defaults[key]}
 
 
-def export(chosen: Chosen, target: str) -> Export:
-    """Commands that start *chosen* with *target*, one a kind of machine, the reasons as comments above them."""
+def export(chosen: Chosen, target: str, *, forced_acceptance: bool = False) -> Export:
+    """Commands that start *chosen* with *target*, one a kind of machine, the reasons as comments above them.
+
+    *forced_acceptance*: for benchmarks, servers are made to accept drafts as the scenario says, whatever their texts become.
+    """
     if target not in TARGETS:
         raise RooftraceError(unknown(f"--for {target} is not known", target, list(TARGETS)))
     scenario = chosen.scenario
     if target in _MANIFESTS:
+        if forced_acceptance:
+            raise RooftraceError(
+                f"--forced-acceptance is of commands (--for {', '.join(ENGINES)}); {target} writes a manifest"
+            )
         return _MANIFESTS[target](chosen)
-    lines = [f"# {scenario.model} on {scenario.hardware}, as simulated:" if not scenario.pools else "# as simulated:"]
+    lines = [
+        f"# {scenario.model} on {scenario.device_name}, as simulated:" if not scenario.pools else "# as simulated:"
+    ]
     lines += [f"#   {reason}" for reason in chosen.reasons]
     left = list(of_the_whole(scenario))
-    for name, command in commands(scenario, target):
+    written = list(commands(scenario, target, forced_acceptance=forced_acceptance))
+    if forced_acceptance and all(forced_rates(command) is None for _, command in written):
+        raise RooftraceError("--forced-acceptance: the scenario drafts nothing; leave it out")
+    for name, command in written:
         part = command.scenario
         times = f": start this {part.replicas} times" if part.replicas > 1 or name else ""
         router = f", behind a router ({scenario.router.policy})" if scenario.pools or part.replicas > 1 else ""
         if name:
-            lines.append(f"# pool {name}, {part.model} on {part.hardware}, role {command.role}{times}{router}")
+            lines.append(f"# pool {name}, {part.model} on {part.device_name}, role {command.role}{times}{router}")
         elif times:
             lines.append(f"# {times[2:]}{router}")
         lines.append(command.text())

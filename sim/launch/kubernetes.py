@@ -71,7 +71,7 @@ class _Pool(NamedTuple):
         return f"{PREFIX}{self.name.lower().replace('_', '-')}"
 
     def selector(self) -> dict[str, str]:
-        device = self.part.hardware
+        device = self.part.device_name
         if device in PRODUCTS:
             return {_PRODUCT: PRODUCTS[device]}
         known = device_catalogue().get(device)

@@ -26,6 +26,8 @@ class Reading:
         self.host_tier: tuple[float, Mapping[str, Any]] | None = None
         """Size of a host tier as a multiple of the KV cache, which is known when the scenario is, and what else it is."""
         self._left = dict(command.options)
+        self.aside = list(command.aside)
+        """Words before the server's own that were not taken."""
         self._timing = {option.name: option.timing for option in options_of(command.engine).values()}
 
     def _take(self, name: str) -> Any:
@@ -36,6 +38,17 @@ class Reading:
     def text(self, name: str) -> str | None:
         value = self._take(name)
         return None if value is None else str(value)
+
+    def variable(self, name: str) -> float | None:
+        """The number in a variable that is set for the server."""
+        word = next((each for each in self.aside if each.startswith(f"{name}=")), None)
+        if word is None:
+            return None
+        self.aside.remove(word)
+        try:
+            return float(word.partition("=")[2])
+        except ValueError:
+            raise RooftraceError(f"{name} takes a number; got {word.partition('=')[2]!r}") from None
 
     def switch(self, name: str) -> bool | None:
         """True or False where it was given; None where the engine decides."""

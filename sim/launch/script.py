@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sim.errors import RooftraceError
-from sim.launch.arguments import release_of, server_in
+from sim.launch.arguments import server_in
 from sim.launch.engines import launches
 
 
@@ -28,7 +28,7 @@ class Server:
     hardware: str | None = None
     autoscale: Mapping[str, Any] | None = None
     release: str | None = None
-    """Of its engine, as the tag of its image says; None where that is the one whose options are known, or no release."""
+    """The engine's release, by the tag of its image; None where nobody says it."""
 
 
 @dataclass(slots=True)
@@ -155,7 +155,8 @@ def read_container(
     """The servers that a container starts: *command* in place of the image's entry point, where it is given, and *args*."""
     args = [expanded(word, variables) for word in args]
     words = [*(expanded(word, variables) for word in command or ()), *args]
-    name, _, tag = image.rpartition("/")[2].partition(":")
+    folder, _, last = image.partition("@")[0].rpartition("/")
+    name, _, tag = last.partition(":")
     if not command:
         own = next((entry for part, entry in _ENTRY_POINTS.items() if name.startswith(part)), ())
         if own and server_in(args) is None and _in_shell(args) is None:
@@ -165,29 +166,20 @@ def read_container(
         found.notes = []
         found.not_read(f"image {image} starts {shlex.join(masked(words)) or 'what its own entry point is'}")
         return found
-    engine = next((engine for part, engine in _OF_IMAGES.items() if part in name), None)
-    if engine and re.match(r"v?\d", tag) and release_of(engine).removesuffix(".0") not in tag:
-        found.notes.append(f"image {image} is of another release than the options that are known, {release_of(engine)}")
-        numbers = _RELEASE.match(tag)
-        # Others build images of their own around an engine, and number them by themselves.
-        if numbers and _OF_IMAGES.get(name) == engine:
-            found.servers = [replace(server, release=numbers[1]) for server in found.servers]
+    own = (each for launch in launches().values() for each in launch.released_as)
+    if (release := _TAG.match(tag)) is not None and any(f"/{folder}/{name}".endswith(f"/{each}") for each in own):
+        found.servers = [replace(server, release=release[1]) for server in found.servers]
     return found
 
 
-_RELEASE = re.compile(r"v?(\d+(?:\.\d+)+(?:\.?(?:rc|post)\d+)*)")
-"""The release at the front of a tag."""
+_TAG = re.compile(r"v?(\d+(?:\.\d+)+(?:\.?(?:a|b|rc|post|dev)\d+)?)")
+"""A release at the beginning of an image's tag: v0.22.0, 1.2.0rc6, v0.5.14-cu126."""
 
 
 _ENTRY_POINTS: Mapping[str, tuple[str, ...]] = {
     image: launch.entry for launch in launches().values() for image in launch.entry_images
 }
 """Entry points of images, by how their names begin; other servers' images have a command behind them."""
-_OF_IMAGES: Mapping[str, str] = {
-    launch.image.partition(":")[0].rpartition("/")[2]: name
-    for name, launch in launches().items()
-    if launch.image is not None
-}
 
 
 def _in_shell(words: Sequence[str]) -> str | None:

@@ -26,6 +26,8 @@ class Launch:
     """The words that the parser makes of one."""
     image: str | None = None
     """The image of its containers with the release, in which a scenario's own stack is exported."""
+    released_as: tuple[str, ...] = ()
+    """The ends of the names of its own images, whose tags are its releases."""
     entry: tuple[str, ...] = ()
     """The words that start it in a container."""
     entry_images: tuple[str, ...] = ()

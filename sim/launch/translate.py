@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hwmodels.device import load_device
-from hwmodels.memory import stack_memories
 from hwmodels.model import load_model
-from hwmodels.overheads import at_or_before
+from hwmodels.overheads import is_before, known_for
 from sim.errors import RooftraceError, ScenarioError
-from sim.launch.arguments import NO_SERVER, Command, read_words, yaml_file
+from sim.launch.arguments import NO_SERVER, Command, read_words, release_notes, release_of, yaml_file
 from sim.launch.documents import is_document, read_documents
 from sim.launch.engines import launches, reader_of
 from sim.launch.reading import Reading
@@ -44,6 +43,7 @@ def scenario_from(
     hardware: str | None = None,
     assignments: Sequence[str] = (),
     strict: bool = False,
+    release: str | None = None,
     source: str = "the command",
 ) -> Translation:
     """The scenario of a command that starts a server, or of several, one a line, which are pools of it.
@@ -51,10 +51,11 @@ def scenario_from(
     *command* is shell text, docker's and podman's commands included, or YAML: manifests of Kubernetes, KServe and Dynamo, docker
     compose, values of charts; *source* says where it is from. *hardware* is a name of `rooftrace hardware`, which no command
     says; *assignments* are KEY=VALUE settings beside the commands', of which `model=` stands for names that are not known.
-    *strict* refuses options that the release does not have. RooftraceError for what is not understood or makes no scenario.
+    Options are those of *release*, or of the one that the tag of an image says, or of the newest; *strict* refuses others.
+    RooftraceError for what is not understood or makes no scenario.
     """
     script = _script(command, source)
-    servers = script.servers
+    servers = script.servers if release is None else [replace(each, release=release) for each in script.servers]
     model = _assigned_model(assignments)
     readings = [_read(server, model, strict) for server in servers]
     notes = [*script.notes, *(note for reading in readings for note in reading.notes)]
@@ -73,11 +74,12 @@ def scenario_from(
         notes.append(
             "a command says nothing of the traffic: workload is the built-in conversation; replace it by yours"
         )
+    others = [text for reading in readings for text in reading.command.others]
     timing, front = zip(*(reading.left() for reading in readings), strict=True)
     return Translation(
         scenario=_with_host_tiers(scenario, readings),
         strange=tuple(dict.fromkeys(text for reading in readings for text in reading.command.strange)),
-        not_modelled=tuple(dict.fromkeys(text for texts in timing for text in texts)),
+        not_modelled=tuple(dict.fromkeys([*(text for texts in timing for text in texts), *others])),
         without_effect=tuple(dict.fromkeys(text for texts in front for text in texts)),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -122,8 +124,8 @@ def _script(text: str, source: str) -> Script:
 def _command_of(server: Server, *, strict: bool) -> tuple[Reading, str | None]:
     """A command that is read as options, and the model that it names."""
     words, role = _of_dynamo(server)
-    found = read_words(words, strict=strict)
-    found = _with_file(found, strict)
+    found = read_words(words, strict=strict, release=server.release)
+    found = _with_file(found, strict, server.release)
     reading = Reading(found, role)
     option = launches()[found.engine].model_option
     return reading, (reading.text(option) if option else None) or found.model
@@ -138,6 +140,7 @@ def _read(server: Server, instead: str | None, strict: bool) -> Reading:
     if instead and named and instead != named:
         reading.notes.append(f"the command's model is {named}, in whose place --set model={instead} stands")
     reading.put("model", model)
+    _put_release(reading, server.release)
     try:
         experts = load_model(model).experts is not None
     except ValueError as error:
@@ -145,20 +148,26 @@ def _read(server: Server, instead: str | None, strict: bool) -> Reading:
             f"{error}; or set one in its place: --set model=NAME, or the folder of its config.json"
         ) from None
     reader_of(found.engine)(reading, experts=experts)
-    if server.release is not None:
-        _put_release(reading, server.release)
-    aside = [word for word in found.aside if not word.startswith("LMCACHE_")]
+    aside = [word for word in reading.aside if not word.startswith("LMCACHE_")]
     if aside:
         reading.notes.append(f"not read, because it stands before the server's own words: {' '.join(masked(aside))}")
     return reading
 
 
-def _put_release(reading: Reading, release: str) -> None:
-    """The overheads of an image's release, and its account of memory where the stack has several."""
-    reading.put("serving_release", release)
-    accounts = stack_memories().get(reading.command.engine, {})
-    if len(accounts) > 1 and "kv_blocks" not in reading.settings.get("memory", {}):
-        reading.put("memory.release", at_or_before(release, accounts))
+def _put_release(reading: Reading, release: str | None) -> None:
+    """Overheads and memory of the release that is named, where it is not the one that is taken without a name."""
+    engine = reading.command.engine
+    if release is None:
+        return
+    try:
+        known_for(release, (release_of(engine),))
+    except ValueError as error:
+        raise RooftraceError(f"--release: {error}") from None
+    if not is_before(release, release_of(engine)) and not is_before(release_of(engine), release):
+        return
+    reading.notes += [f"options, overheads and memory are those of {engine} {release}", *release_notes(engine, release)]
+    for key in ("serving_release", "memory.release"):
+        reading.put(key, release)
 
 
 def _of_dynamo(server: Server) -> tuple[list[str], str | None]:
@@ -272,7 +281,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _with_file(command: Command, strict: bool) -> Command:
+def _with_file(command: Command, strict: bool, release: str | None) -> Command:
     """The command with the options of its YAML file, over which its own go."""
     launch = launches()[command.engine]
     path = None if launch.file_option is None else command.options.get(launch.file_option)
@@ -292,7 +301,7 @@ def _with_file(command: Command, strict: bool) -> Command:
             words += [name, json.dumps(value)]
         else:
             words += [name, *map(str, value)] if isinstance(value, list) else [name, str(value)]
-    from_file = read_words(words, strict=strict)
+    from_file = read_words(words, strict=strict, release=release)
     own = {name: value for name, value in command.options.items() if name != launch.file_option}
     return Command(
         engine=command.engine,
@@ -300,4 +309,5 @@ def _with_file(command: Command, strict: bool) -> Command:
         options={**from_file.options, **own},
         aside=command.aside,
         strange=(*from_file.strange, *command.strange),
+        others=(*from_file.others, *command.others),
     )

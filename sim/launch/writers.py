@@ -9,9 +9,11 @@ from sim.launch.writing import BESIDE, Writing, beside
 from sim.scenario import Scenario
 
 
-def commands(scenario: Scenario, target: str | None) -> Iterator[tuple[str, Writing]]:
+def commands(
+    scenario: Scenario, target: str | None, *, forced_acceptance: bool = False
+) -> Iterator[tuple[str, Writing]]:
     """A command of *target* for each pool, by its name; for a scenario without pools one, without a name. *target* None: the pool's
-    own stack where that runs in containers, or else the first that does."""
+    own stack where that runs in containers, or else the first that does. *forced_acceptance*: as of `Writing`."""
     links = (scenario.links or {}).values()
     connector = next((link.connector for link in links if link.connector is not None), None)
     in_containers = [name for name, launch in launches().items() if launch.image is not None]
@@ -19,7 +21,7 @@ def commands(scenario: Scenario, target: str | None) -> Iterator[tuple[str, Writ
         part = scenario.pool(name) if name else scenario
         role = scenario.pools[name].role if scenario.pools else "both"
         engine = target or (part.stack_name if part.stack_name in in_containers else in_containers[0])
-        command = Writing(part, engine, name=name, role=role, connector=connector)
+        command = Writing(part, engine, name=name, role=role, connector=connector, forced_acceptance=forced_acceptance)
         if name:
             command.carries("router", *(key for key in BESIDE if key != "autoscale"))
         writer_of(engine)(command)

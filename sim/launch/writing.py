@@ -51,10 +51,20 @@ class Writing:
     """A command as it grows, and which of the scenario's settings it carries: all others are named at the end."""
 
     def __init__(
-        self, scenario: Scenario, target: str, *, name: str = "", role: str = "both", connector: str | None = None
+        self,
+        scenario: Scenario,
+        target: str,
+        *,
+        name: str = "",
+        role: str = "both",
+        connector: str | None = None,
+        forced_acceptance: bool = False,
     ) -> None:
-        """*name*: of its pool; *role*: prefill, decode or both; *connector*: of the link between them, as scenarios say it."""
+        """*name*: of its pool; *role*: prefill, decode or both; *connector*: of the link between them, as scenarios say it;
+        *forced_acceptance*: the server is made to accept what the scenario says."""
         self.name = name
+        self.forced_acceptance = forced_acceptance
+        self.variables: list[str] = []
         self.scenario = scenario
         self.target = target
         self.role = role
@@ -152,7 +162,7 @@ class Writing:
                 lines[-1] += f" {shlex.quote(word)}"
             else:
                 lines.append(word)
-        return above + " \\\n".join(lines)
+        return above + " ".join([*self.variables, ""]) + " \\\n".join(lines)
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sim.errors import RooftraceError, ScenarioError
-from sim.scenario.section import INNER, Policy, is_section, settings_of
+from sim.scenario.section import INNER, Policy, Section, is_section, settings_of
 from sim.text import nearest, shown, unknown
 
 _EXPECTED = {
@@ -148,10 +148,12 @@ def _section(model: type | None, path: list[str]) -> type | None:
     return None if named else at
 
 
-def may_be_policy(model: type, path: list[str]) -> bool:
-    """Whether the setting at *path* may be the name of a policy alone."""
+def short_key(model: type, path: list[str]) -> str | None:
+    """The key of the section at *path* that a text in its place stands for, such as `policy`; None where none does."""
+    if path[-1] == INNER:
+        return Policy.short
     section = _section(model, path)
-    return path[-1] == INNER or (section is not None and issubclass(section, Policy))
+    return section.short if section is not None and issubclass(section, Section) else None
 
 
 def entries_in(annotation: Any) -> type | None:

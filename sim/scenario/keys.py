@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import date
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -89,8 +89,8 @@ class Memory(Section):
     free_gpu_memory_fraction: Share | None = None
     """TensorRT-LLM: share of what weights, activations and buffers leave free that the KV cache takes."""
     release: Annotated[str, Field(min_length=1)] | None = None
-    """The release of the serving stack, for its account of memory ("0.11", "0.19" or "0.32" of vLLM); where it is left out, the
-    newest."""
+    """The release of the serving stack, for its account of memory ("0.19.1"): the newest known that is not after it (0.11, 0.19 and
+    0.32 of vLLM); where it is left out, the newest."""
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
     """Bytes on each GPU kept out of that share beyond what the stack sets aside: other programs, an encoder."""
     kv_blocks: Annotated[int, Field(ge=1)] | None = None
@@ -117,6 +117,22 @@ class Memory(Section):
         """The shares that are given, by their stacks' names."""
         names = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
         return {name: given for name in names if (given := getattr(self, name)) is not None}
+
+
+class StepHardware(Section):
+    """Hardware by the measured times of whole steps, whatever engine and device they are of (docs/steps.md)."""
+
+    short: ClassVar[str | None] = "device"
+
+    steps: FilePath
+    """A table of steps: a whole-forward table of aiconfigurator or AISimulate (.parquet, .csv), a recording of vllm-vcr (.jsonl,
+    .jsonl.gz), or a CSV with the columns batch_size, new_tokens, cached_tokens (of each sequence) and latency_ms."""
+    device: FilePath | None = None
+    """The device, for its memory, links, power and price; where it is left out, the one that the file names."""
+    where: dict[str, str | int | bool] | None = None
+    """Values of columns that single out one deployment of a file of several: {tp: 4, gemm_quant_mode: fp8}."""
+    host_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds that each step takes beside what was measured, such as batch building and sampling around a forward pass."""
 
 
 class Conversations(Section):
@@ -461,7 +477,7 @@ class Pool(Section):
     models: Annotated[list[ModelName], Field(min_length=1)] | None = None
     """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
     the memory that all leave beside their caches. NAME#TAG is another copy of NAME, with requests of its own."""
-    hardware: FilePath | None = None
+    hardware: FilePath | StepHardware | None = None
     power_limit_w: PowerLimit | None = None
     precision: WeightPrecision | None = None
     kv_precision: KvPrecision | None = None
@@ -553,9 +569,9 @@ class Settings(Section):
 
     model: ModelName = "llama-3.1-8b"
     """Catalogue name (`rooftrace models`), or a path to a HuggingFace config.json."""
-    hardware: FilePath = "h100-sxm"
-    """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml). With a limit below the TDP:
-    `{name: h100-sxm, power_limit_w: 500}`, where the name may be left out."""
+    hardware: FilePath | StepHardware = "h100-sxm"
+    """Catalogue name (`rooftrace hardware`), a path to a hardware or calibrated profile (.toml), or {steps: FILE} with measured
+    times of whole steps. With a limit below the TDP: `{name: h100-sxm, power_limit_w: 500}`, where the name may be left out."""
     precision: WeightPrecision | None = None
     """Format of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
@@ -675,7 +691,7 @@ class Settings(Section):
 
     @field_validator("model", "hardware")
     @classmethod
-    def _no_blank(cls, value: str) -> str:
-        if not value.strip():
+    def _no_blank(cls, value: Any) -> Any:
+        if isinstance(value, str) and not value.strip():
             raise ValueError(f"expected a name or a path; got {value!r}")
         return value

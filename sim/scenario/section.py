@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -93,6 +93,9 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
+    short: ClassVar[str | None] = None
+    """The setting that a text alone, in the place of the section, stands for; None where none does."""
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         found = handler(source)
@@ -130,6 +133,8 @@ class Named(Section):
 
 class Policy(Named):
     """A policy by name; every other key is a setting of that policy, checked when it is made."""
+
+    short: ClassVar[str | None] = "policy"
 
     policy: Annotated[str, Field(min_length=1)]
 

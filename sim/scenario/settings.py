@@ -22,7 +22,7 @@ from hwmodels.stacks.description import Stack
 from sim.errors import ScenarioError
 from sim.scenario import explain
 from sim.scenario.chosen import Scheduler
-from sim.scenario.keys import Settings, Slo
+from sim.scenario.keys import Settings, Slo, StepHardware
 from sim.scenario.modules import source_digest
 from sim.scenario.placement_file import placed_groups
 from sim.scenario.section import Mark, MayBeFile, content_of
@@ -132,25 +132,25 @@ class Scenario(Settings):
                 what = f"{self._source}: {path[0]} has no {part} ({key}; {path[0]}.{part}={{...}} adds one)"
                 raise ScenarioError(unknown(what, part, at))
             if inner is None:
-                inner = at[part] = self._before(settings, path[: depth + 1])
-            elif isinstance(inner, str) and explain.may_be_policy(Settings, path[: depth + 1]):
-                inner = at[part] = {"policy": inner}
-            elif isinstance(inner, str) and part == "hardware" and depth in (0, 2):
+                inner = at[part] = self._before(settings, path[: depth + 1], last)
+            elif isinstance(inner, str) and part == "hardware" and last in _LIMITED:
                 inner = at[part] = {"name": inner}
+            elif isinstance(inner, str) and (short := explain.short_key(Settings, path[: depth + 1])) is not None:
+                inner = at[part] = {short: inner}
             elif not isinstance(inner, dict):
                 raise ScenarioError(f"{self._source}: {'.'.join(path[: depth + 1])} has no settings of its own ({key})")
             at = inner
         at[last] = value
 
-    def _before(self, settings: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
-        """The section at *path* where nothing has been set: for a pool that of the top level."""
+    def _before(self, settings: Mapping[str, Any], path: list[str], last: str) -> dict[str, Any]:
+        """The section at *path* where nothing has been set, for its key *last*: for a pool that of the top level."""
         name = path[0]
         if len(path) == 3 and name == "pools":
             name = path[2]
-            if name == "hardware":
+            if name == "hardware" and last in _LIMITED:
                 return {}
             if isinstance(settings.get(name), str):
-                return {"policy": settings[name]}
+                return {str(explain.short_key(Settings, path)): settings[name]}
             if settings.get(name) is not None:
                 return copy.deepcopy(settings[name])
         elif len(path) > 1:
@@ -302,6 +302,12 @@ class Scenario(Settings):
         return None
 
     @property
+    def device_name(self) -> str:
+        """The device by its name or file, or the file of steps where that alone says it."""
+        given = self.hardware
+        return given if isinstance(given, str) else given.device or given.steps
+
+    @property
     def stack_file(self) -> Path | None:
         """The file of a fitted stack that `serving_stack` names; None for a stack by name. ScenarioError where it is not there."""
         if not self.serving_stack.endswith(".toml"):
@@ -338,17 +344,21 @@ class Scenario(Settings):
     __str__ = __repr__
 
 
+_LIMITED = {"name": "hardware", "power_limit_w": "power_limit_w"}
+"""Keys of `hardware: {name: ..., power_limit_w: ...}`, and the settings that they stand for."""
+
+
 def _with_plain_hardware(settings: Mapping[str, Any], source: str, prefix: str = "") -> dict[str, Any]:
     """*settings* where `hardware: {name: ..., power_limit_w: ...}`, of a pool too, are the two settings that it stands for."""
     plain = dict(settings)
     given = plain.get("hardware")
-    if isinstance(given, Mapping):
-        names = {"name": "hardware", "power_limit_w": "power_limit_w"}
+    if isinstance(given, Mapping) and not StepHardware.model_fields.keys() & given.keys():
         for key in given:
-            if key not in names:
-                raise ScenarioError(unknown(f"{source}: {prefix}hardware has no {key}", key, names))
+            if key not in _LIMITED:
+                known = (*_LIMITED, *StepHardware.model_fields)
+                raise ScenarioError(unknown(f"{source}: {prefix}hardware has no {key}", key, known))
         del plain["hardware"]
-        plain |= {names[key]: value for key, value in given.items()}
+        plain |= {_LIMITED[key]: value for key, value in given.items()}
     if not prefix and isinstance(plain.get("pools"), Mapping):
         plain["pools"] = {
             name: _with_plain_hardware(pool, source, f"pools.{name}.") if isinstance(pool, Mapping) else pool

@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.engine import LiveRun
 from sim.errors import ScenarioError
+from sim.extrapolated import beyond_measured
 from sim.results import Result
 from sim.run import completed
 from sim.scenario.assembly import resolve
@@ -192,7 +193,8 @@ class Session:
         }
         self.run.trace().to_csv(folder / "arrivals.csv")
         write_whole(folder / "replay.yaml", _replay(setup))
-        manifest["notes"] = [*manifest["notes"], *_otherwise(setup, folder / "replay.yaml")]
+        beyond = beyond_measured(setup.experiment, columns)
+        manifest["notes"] = [*manifest["notes"], *beyond, *_otherwise(setup, folder / "replay.yaml")]
         result = Result(columns, manifest=manifest, slo=setup.built.slo).or_whole().kept()
         result.write(folder)
         return result
@@ -228,11 +230,13 @@ def _replay(setup: Setup) -> str:
     chosen by the lengths that were planned for stays as it is."""
     scenario = setup.scenario.with_set(*(f"{key}={tokens}" for key, tokens in setup.chosen.items()))
     settings = {**scenario.settings(), "workload": {"trace": "arrivals.csv"}}
-    for key in ("model", "hardware", "placement"):
-        name = settings.get(key)
+    steps = settings["hardware"] if isinstance(settings.get("hardware"), dict) else {}
+    named = [(settings, key) for key in ("model", "hardware", "placement")]
+    for section, key in (*named, (steps, "steps"), (steps, "device")):
+        name = section.get(key)
         file = scenario.find(name) if isinstance(name, str) else None
         if file is not None:
-            settings[key] = str(Path(file).resolve())
+            section[key] = str(Path(file).resolve())
     return Scenario.from_mapping(settings, source=scenario.source).to_yaml()
 
 

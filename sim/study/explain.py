@@ -158,7 +158,7 @@ class _Machines:
                 if not isinstance(cost, LayerwiseCost):
                     raise NotExplained(
                         f"{type(cost).__name__} gives the time of an iteration and not what it is spent on; choose "
-                        "cost_model: calibrated or roofline"
+                        "cost_model: calibrated or roofline, without hardware.steps"
                     )
                 for replica, of_rank in zip(replicas, _of_ranks([each.spans for each in replicas]), strict=True):
                     number = len(self.lanes)

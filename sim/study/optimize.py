@@ -53,7 +53,7 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
     the devices do (`hwmodels.power`), or at their TDP for the whole run, an upper bound, where their work is not known. Both are
     sums over pools. Tokens are output tokens.
     """
-    hardware = table["hardware"] if "hardware" in table else [base.hardware] * len(table)
+    hardware = table["hardware"] if "hardware" in table else [base.device_name] * len(table)
     prices, watts = [], []
     for name in hardware:
         device = _device(base, str(name))
@@ -209,7 +209,7 @@ def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) ->
     table = with_costs(table, base)
     if table["usd_per_mtoken"].isna().all() and goal == "cost":
         raise RooftraceError(
-            f"no price of {base.hardware} is known; give costs.usd_per_device_hour, costs.provider or --goal gpu-seconds"
+            f"no price of {base.device_name} is known; give costs.usd_per_device_hour, costs.provider or --goal gpu-seconds"
         )
     table = table.assign(keeps=[found is not None and found.met is True for found in judged(result, target)])
     # Candidates that miss the SLO are not chosen; where all do, the front still says what there is.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import RooftraceError
+from sim.extrapolated import SOME_OUTSIDE
 from sim.run import run_built
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
@@ -62,13 +63,18 @@ def run_record(key: str, scenario: Scenario) -> dict[str, Any]:
             "gpus": gpus(scenario),
             **_fleet(built.manifest),
             "summary": result.summary,
-            "notes": built.manifest["notes"],
+            "notes": _notes(built.manifest["notes"], result.manifest["notes"]),
         }
     except RooftraceError as error:
         return failed(record, str(error))
     except Exception as error:
         # A policy of the user's own, or a defect of ours: the other points go on, and the table says what happened.
         return failed(record, f"{type(error).__name__}: {error}")
+
+
+def _notes(before: list[str], after: list[str]) -> list[str]:
+    """The notes of a run among many, in which what was found when it had ended has no figures, which differ from run to run."""
+    return before if len(after) == len(before) else [*before, SOME_OUTSIDE]
 
 
 def gpus(scenario: Scenario) -> int:

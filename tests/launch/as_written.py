@@ -264,18 +264,13 @@ WRITTEN: dict[str, Written] = {
     "docker-vllm-old": Written(
         text="docker run -d --gpus '\"device=0,1\"' --shm-size 16g vllm/vllm-openai:v0.6.3 --model meta-llama/Llama-3.1-70B-Instruct "
         "-tp 2 --swap-space 4 --max-model-len 16384",
-        settings={
-            "parallel.tensor": 2,
-            "memory.max_model_len": 16384,
-            "serving_release": "0.6.3",
-            "memory.release": "0.11",
-        },
-        says=("v0.6.3", "--swap-space"),
+        settings={"parallel.tensor": 2, "memory.max_model_len": 16384},
+        says=("vllm 0.6.3", "--swap-space"),
     ),
     "docker-positional-model": Written(
         text="docker run --gpus all vllm/vllm-openai:v0.11.0 Qwen/Qwen3-8B --max-num-seqs 32",
-        settings={"model": "Qwen/Qwen3-8B", "scheduler.max_num_seqs": 32, "serving_release": "0.11.0"},
-        says=("v0.11.0",),
+        settings={"model": "Qwen/Qwen3-8B", "scheduler.max_num_seqs": 32},
+        says=("vllm 0.11.0",),
     ),
     "docker-entrypoint-replaced": Written(
         text="docker run --rm --gpus all --entrypoint /bin/bash vllm/vllm-openai:v0.10.2 "

@@ -59,6 +59,10 @@ def write_files(folder: Path) -> None:
     rng = Random(99)
     _write_jsonl(folder / "mooncake.jsonl", _mooncake(rng))
     _write_jsonl(folder / "sessions.jsonl", _sessions(rng))
+    steps = [f"{b},1,{c},{4 + b / 50 + b * c / 3e5}" for b in (1, 8, 9, 40) for c in (20, 900)]
+    steps += [f"1,{n},{c},{5 + n / 60 + n * c / 1e7}" for n in (16, 300, 2000) for c in (0, 800)]
+    head = "backend,batch_size,new_tokens,cached_tokens,latency_ms"
+    (folder / "steps.csv").write_text("\n".join([head, *(f"a,{row}" for row in steps), "b,1,8,0,3.0"]) + "\n")
     (folder / "popularity.txt").write_text("\n".join(str(1 + i % 7) for i in range(128)) + "\n")
     (folder / "rates.csv").write_text("start_s,rate_per_s\n0,40\n1,5\n2,80\n3,0\n")
     rows = [f"{i},{r},{rng.randrange(4)}" for i in range(5) for r in range(4 * _LONGEST)]
@@ -436,6 +440,11 @@ class _Around:
         found["scheduler"] = self._scheduler(
             classes, memory, pipelined or shared, bool(decodes), found.get("decoding", {})
         )
+        own = Random(str(rng.getstate()))
+        fixed = self.roofline or decodes or pipelined or {"experts", "cuda_graphs"} & set(found)
+        if not fixed and found["hardware"] not in ("cpu", "trainium2") and own.random() < 0.15:
+            found["hardware"] = {"steps": "steps.csv", "device": found["hardware"], "where": {"backend": "a"}}
+            found["hardware"] |= _some(own, 0.3, host_s=[0.0, 1e-3])
         return found
 
     def _experts(self, model: _Model, ranks: int, groups: int) -> Mapping:

@@ -198,7 +198,10 @@ def test_a_policy_that_breaks_the_rules_is_an_error_and_not_a_hang():
             "{cost_model: roofline, memory: {free_gpu_memory_fraction: 0.8}}",
             "with cost_model roofline it is memory.gpu_mem",
         ),
-        ("memory: {release: '0.20'}", "my.yaml: release '0.20' of vllm is not one whose account of memory is known"),
+        (
+            "memory: {release: new}",
+            "my.yaml: memory.release: a release begins with numbers, such as 0.32 or 0.19 or 0.11",
+        ),
         ("{serving_stack: eager, memory: {release: '0.19'}}", "eager has no account of memory"),
         ("memory: {kv_blocks: 1}", "my.yaml: kv_blocks 1 leaves no block for a sequence; give at least 2"),
         ("scheduler: sarthi", "my.yaml: scheduler: 'sarthi' is not a policy; did you mean sarathi?"),

@@ -61,6 +61,10 @@ FILES = {
     "pools.a.decoding_by_model.a.acceptance.recorded": lambda behind: _pool(
         models=["a", "b"], decoding_by_model={"a": _decoding("recorded", behind)}
     ),
+    "hardware.steps": lambda behind: {"hardware": {"steps": behind}},
+    "hardware.device": lambda behind: {"hardware": {"steps": "x.csv", "device": behind}},
+    "pools.a.hardware.steps": lambda behind: _pool(hardware={"steps": behind}),
+    "pools.a.hardware.device": lambda behind: _pool(hardware={"steps": "x.csv", "device": behind}),
     "pools.a.decoding.draft.model": lambda behind: _pool(decoding=_decoding("draft", behind)),
     "pools.a.decoding.acceptance.recorded": lambda behind: _pool(decoding=_decoding("recorded", behind)),
 }

@@ -123,6 +123,18 @@ def test_releases_are_read_with_what_may_follow_their_numbers(release: str) -> N
     assert serving_stack("vllm", release).release in ("0.12", "0.14")
 
 
+@pytest.mark.parametrize(
+    ("asked", "taken"),
+    [("0.32.0", "0.32"), ("0.22.0", "0.19"), ("0.33.0rc2", "0.32"), ("0.12", "0.11"), ("0.8", "0.11")],
+)
+def test_memory_takes_any_release_as_overheads_do(asked: str, taken: str) -> None:
+    built = resolve(scenario(serving_stack="vllm", serving_release=asked, memory={"release": asked}))
+
+    assert built.manifest["memory"]["account"].startswith(f"vllm {taken}")
+    older = [note for note in built.manifest["notes"] if "older than all of vllm whose account of memory" in note]
+    assert len(older) == (asked == "0.8")
+
+
 def test_overheads_of_one_release_beside_the_memory_of_another_are_told() -> None:
     def told(memory: dict[str, Any] | None = None, release: str = "0.19.1") -> list[str]:
         asked = {"serving_stack": "vllm", "serving_release": release, "memory": memory or {}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
@@ -547,6 +548,22 @@ def test_a_prompt_that_only_machines_that_decode_cannot_hold_is_refused() -> Non
         refused = post(at, prompt="word " * 2000, max_tokens=10)
         assert (refused.status_code, refused.json()["error"]["type"]) == (400, "BadRequestError")
         assert len(events(at, "/v1/completions", prompt="a b c", max_tokens=9)) == 9
+
+
+def test_a_session_on_measured_steps_is_replayed_from_the_same_file(tmp_path: Path) -> None:
+    rows = [f"{batch},1,{cached},{5 + batch / 10 + cached / 1e4}" for batch in (1, 64) for cached in (10, 9000)]
+    rows += [f"1,{tokens},0,{5 + tokens / 50}" for tokens in (100, 4000)]
+    (tmp_path / "steps.csv").write_text("\n".join(["batch_size,new_tokens,cached_tokens,latency_ms", *rows]))
+    steps = f"hardware={{steps: {os.path.relpath(tmp_path / 'steps.csv')}, device: h100-sxm}}"
+    with serving(steps, "workload={trace: conversation, limit: 50}", speed=50.0) as at:
+        for _ in range(3):
+            post(at, prompt="a " * 300, max_tokens=5)
+    served = at.results(tmp_path / "served")
+
+    again = Scenario.load(tmp_path / "served" / "replay.yaml")
+    assert again.settings()["hardware"]["steps"] == str((tmp_path / "steps.csv").resolve())
+    assert not any("replay.yaml" in note for note in served.manifest["notes"])
+    assert simulate(again).summary["ttft_s"] == served.summary["ttft_s"]
 
 
 def test_what_was_chosen_for_a_session_stays_in_its_replay(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def _needs(found: Advice) -> list[tuple[str, str]]:
     least = "more than were tried" if found.least is None else f"{found.least}, and {base.replicas} now"
     return [
         ("Traffic", f"{total:,} requests in {span_s:,.0f} s, {figures['total_tokens_per_s']:,.0f} tokens/s in and out"),
-        ("Deployment", f"{base.model} on {base.replicas} x {base.parallel.gpus} {base.hardware}; {', '.join(uses)}"),
+        ("Deployment", f"{base.model} on {base.replicas} x {base.parallel.gpus} {base.device_name}; {', '.join(uses)}"),
         ("SLO", limits),
         ("Now", "keeps it" if now.keeps else now.judgement.why),
         ("Machines needed", least),

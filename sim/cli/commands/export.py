@@ -21,6 +21,12 @@ def export(
     target: Annotated[
         str, typer.Option("--for", help=f"{', '.join(servers())}, dynamo, kubernetes, llm-d or kserve.")
     ] = default_stack().name,
+    forced_acceptance: Annotated[
+        bool,
+        typer.Option(
+            help="For benchmarks: make the server accept drafted tokens as the scenario says, whatever the texts become."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File for it, in place of standard output.")] = None,
 ) -> None:
     """Write the commands, or the manifest, that start a simulated deployment; what they do not carry goes to standard error."""
@@ -28,7 +34,7 @@ def export(
     from sim.launch import recommended
     from workloads.write import write_whole
 
-    found = write(recommended(result), target)
+    found = write(recommended(result), target, forced_acceptance=forced_acceptance)
     for text in found.left_out:
         typer.echo(f"Not carried over: {text}", err=True)
     if out is None:

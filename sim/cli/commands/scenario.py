@@ -41,9 +41,15 @@ def from_command(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File for the scenario, in place of standard output.")
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse options that the known release does not have.")
-    ] = False,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            help="The server's release, such as 0.22.0: its options are read, and the scenario has its overheads and memory. "
+            "Where it is left out, that of the image's tag, or the newest.",
+            show_default=False,
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse options that the release does not have.")] = False,
     fetch: Fetch = False,
 ) -> None:
     """Write the scenario of a command to standard output; what it does not carry over goes to standard error."""
@@ -54,7 +60,9 @@ def from_command(
     text, source = _given(command)
     if fetch:
         fetch_models(models_of(text, assignments=set_ or (), source=source))
-    found = scenario_from(text, hardware=hardware, assignments=set_ or (), strict=strict, source=source)
+    found = scenario_from(
+        text, hardware=hardware, assignments=set_ or (), strict=strict, release=release, source=source
+    )
     for option in found.strange:
         typer.echo(f"Warning: {option}", err=True)
     for option in found.not_modelled:

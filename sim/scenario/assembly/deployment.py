@@ -16,10 +16,13 @@ from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.power import power_model
 from hwmodels.roofline import Roofline
 from hwmodels.stack_files import load_stack_file
+from hwmodels.steps.cost import StepTimes
+from hwmodels.steps.files import digest_of
 from hwmodels.tables import is_profile
 from sim.errors import ScenarioError
 from sim.scenario.assembly.acceptance import largest_k
 from sim.scenario.explain import told_by
+from sim.scenario.keys import StepHardware
 from sim.scenario.settings import Scenario
 
 SAME_FOR_KV = ("bf16", "fp16", "fp32")
@@ -45,14 +48,16 @@ def deployment_of(scenario: Scenario) -> Deployment:
         model = load_model(scenario.find(scenario.model) or scenario.model, given=given)
     if scenario.memory.max_model_len is not None:
         model = replace(model, max_positions=scenario.memory.max_model_len)
+    stack = _stack(scenario)
     with told_by(scenario, "hardware"):
-        hardware, profile = _hardware(scenario)
-    calibrated = _limited(scenario, hardware, Calibrated(stack=_stack(scenario), profile=profile))
+        times = _step_times(scenario, stack)
+        hardware, profile = _hardware(scenario, times)
+    calibrated = _limited(scenario, hardware, Calibrated(stack=stack, profile=profile))
     if (graphs := scenario.cuda_graphs) is not None:
         calibrated = replace(calibrated, graphs=_graphs(scenario, graphs, model.mtp_layers))
         with told_by(scenario, "cuda_graphs"):
             calibrated.captured(hardware, scenario.parallel.tensor)
-    factory = Roofline if scenario.cost_model == "roofline" else calibrated
+    factory = times or (Roofline if scenario.cost_model == "roofline" else calibrated)
     if kv_precision is None and precision in SAME_FOR_KV:
         kv_precision = precision
     with told_by(scenario, "experts"):
@@ -141,8 +146,50 @@ def _layout(scenario: Scenario) -> ExpertLayout:
     return replace(given, popularity=read_popularity(file))
 
 
-def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
+def _step_times(scenario: Scenario, stack: ServingStack) -> StepTimes | None:
+    """The measured steps that price the scenario's, if any; ValueError for settings that they cannot follow."""
+    given = scenario.hardware
+    if isinstance(given, str):
+        return None
+    file = scenario.find(given.steps)
+    if file is None:
+        raise ValueError(f"steps: {given.steps} does not exist")
+    without = {
+        "cost_model roofline": scenario.cost_model == "roofline",
+        "cuda_graphs": scenario.cuda_graphs is not None,
+        "experts": scenario.experts is not None,
+        "power_limit_w": scenario.power_limit_w is not None,
+    }
+    for what, is_given in without.items():
+        if is_given:
+            raise ValueError(f"{what} changes no time that {given.steps} has measured; leave it out, or hardware.steps")
+    if scenario.decoding.method != "autoregressive":
+        raise ValueError(
+            f"{given.steps} has the times of steps that decode one token a sequence, and neither those of a draft nor of verifying "
+            f"several; leave decoding out, or hardware.steps (method {scenario.decoding.method})"
+        )
+    where = tuple((given.where or {}).items())
+    return StepTimes(file=file, digest=digest_of(file), stack=stack, where=where, host_s=given.host_s)
+
+
+def _device_of(scenario: Scenario, given: StepHardware, times: StepTimes) -> Device:
+    """The device that is given beside measured steps, or the one that their file names."""
+    if given.device is not None:
+        return load_hardware(scenario.find(given.device) or given.device)
+    name = next((times.rows.says[key] for key in ("system", "gpu") if key in times.rows.says), None)
+    if name is None:
+        raise ValueError(f"{given.steps} does not say its device; give hardware.device, for its memory and links")
+    try:
+        return load_hardware(name)
+    except ValueError as error:
+        raise ValueError(f"{given.steps} is of a device that is not known; give hardware.device ({error})") from None
+
+
+def _hardware(scenario: Scenario, times: StepTimes | None) -> tuple[Device, str | None]:
     """The device, and the path of the calibrated profile that the scenario names in its place."""
+    if not isinstance(scenario.hardware, str):
+        assert times is not None
+        return _device_of(scenario, scenario.hardware, times), None
     file = scenario.find(scenario.hardware)
     if file is not None and is_profile(file):
         if scenario.cost_model == "roofline":

@@ -10,6 +10,7 @@ from typing import Any
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment
 from hwmodels.serving_intervals import has_rows, kind_of, serving_interval
+from hwmodels.steps.cost import StepTimes
 from sim.engine import Experiment
 from sim.scenario import named
 from sim.scenario.assembly.handover import facts_of, notes_of_handover
@@ -184,6 +185,8 @@ def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]
     def without(tier: str, why: str) -> dict[str, Any]:
         return {"trust": {"tier": tier, **priced, "why_not": why}}
 
+    if isinstance(deployment.made_by, StepTimes):
+        return _measured_steps(deployment, deployment.made_by)
     if not isinstance(deployment.made_by, Calibrated) or profile is None:
         return without("no measurements", "no measured deployment was laid beside this cost model")
     if deployment.made_by.stack.fit:
@@ -210,6 +213,19 @@ def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]
     return {
         "interval": {**found.facts, "tpot_floor_s": deployment.least_step_s},
         "trust": {"tier": f"{found.unseen} not seen by the fit", **priced},
+    }
+
+
+def _measured_steps(deployment: Deployment, times: StepTimes) -> dict[str, Any]:
+    """The trust in times of steps that a file has, and the interval that halves of its rows show."""
+    trust, factors = {"tier": "steps as measured", "kernels": f"within steps of {times.title}"}, times.table.factors()
+    if factors is None:
+        return {"trust": {**trust, "why_not": f"{times.file.name} has too few steps to hold half of them back"}}
+    basis = f"half of the steps in {times.file.name}, from the other half; steps with prompts and decodes are not among them"
+    each = list(factors)
+    return {
+        "interval": {"tpot_s": each, "ttft_s": each, "basis": basis, "tpot_floor_s": deployment.least_step_s},
+        "trust": trust,
     }
 
 

@@ -18,7 +18,7 @@ from hwmodels.memory import (
     stack_memories,
     stack_memory,
 )
-from hwmodels.overheads import at_or_before
+from hwmodels.overheads import at_or_before, is_before
 from hwmodels.stack_files import load_stack_file
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -125,8 +125,14 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
 
 
 def _of_two_releases(scenario: Scenario, rules: StackMemory | None) -> Iterator[str]:
-    """A note where overheads are those of one release of the stack, and the account of memory that of another."""
-    release = scenario.serving_release
+    """Notes where overheads are those of one release of the stack, and the account of memory that of another; and where that is
+    older than all whose account is known."""
+    release, asked = scenario.serving_release, scenario.memory.release
+    if rules is not None and asked is not None and is_before(asked, rules.release):
+        yield (
+            f"memory.release {asked} is older than all of {rules.stack} whose account of memory is known: that of {rules.release} "
+            "stands in."
+        )
     if release is None or rules is None or scenario.memory.release is None or scenario.memory.kv_blocks is not None:
         return
     meant = at_or_before(release, stack_memories()[rules.stack])

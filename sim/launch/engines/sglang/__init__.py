@@ -9,6 +9,7 @@ LAUNCH = Launch(
     model_option="model-path",
     abbreviates=True,
     image="lmsysorg/sglang:v{0}",
+    released_as=("sglang",),
     entry=("python3", "-m", "sglang.launch_server"),
     listens=("--host", "0.0.0.0"),
     metrics={

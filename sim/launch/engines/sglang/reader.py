@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.launch.drafters import assumed
+from sim.launch.forced import put_mean_length
 from sim.launch.reading import Reading, formats
 from sim.launch.tiers import GIB, SAY, devices, evicts, host, lmcache_file, lmcache_tiers, lmcache_variables
 
@@ -14,6 +15,10 @@ POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru")
 _HICACHE_RATIO = 2.0
 """Host memory to device memory of SGLang's hierarchical cache where nothing is said, and there is room."""
 _METHODS = {"NGRAM": "ngram", "EAGLE": "eagle", "EAGLE3": "eagle", "NEXTN": "mtp", "STANDALONE": "draft_model"}
+
+
+FORCED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
+"""The variable of release 0.5.23 (srt/environ.py) that forces how many tokens a step yields, the target's own counted."""
 
 
 def settings(reading: Reading, *, experts: bool) -> None:
@@ -112,6 +117,9 @@ def _speculation(reading: Reading) -> None:
         reading.put("decoding.draft.model", drafter)
     elif drafter is not None:
         reading.give_back("speculative-draft-model-path", drafter)
+    length = reading.variable(FORCED_LENGTH)
+    if length is not None and length > 0:
+        put_mean_length(reading, length, drafted)
 
 
 def _tiers(reading: Reading, evicted: Mapping[str, Any]) -> None:

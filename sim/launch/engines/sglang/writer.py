@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sim.launch.engines.sglang.reader import POLICIES
+from sim.launch.engines.sglang.reader import FORCED_LENGTH, POLICIES
+from sim.launch.forced import forced_rates, mean_length
 from sim.launch.tiers import GIB, LRU, host_tiers_to_write
 from sim.launch.writing import Writing, formats, model_name, to_load
 from sim.scenario.tiers import Tier
@@ -52,7 +53,11 @@ def write(command: Writing) -> None:
         command.flag(f"--{key.replace('_', '-')}", command.scheduler(key))
     if scenario.stream_interval > 1:
         command.flag("--stream-interval", scenario.stream_interval)
-    decoding = scenario.decoding
+    _speculation(command)
+
+
+def _speculation(command: Writing) -> None:
+    decoding = command.scenario.decoding
     algorithm = {"ngram": "NGRAM", "eagle": "EAGLE", "mtp": "NEXTN", "draft_model": "STANDALONE"}.get(decoding.method)
     if algorithm is not None and isinstance(decoding.num_speculative_tokens, int):
         command.carries("decoding.method", "decoding.num_speculative_tokens", "decoding.draft.model")
@@ -62,6 +67,14 @@ def write(command: Writing) -> None:
         command.flag("--speculative-num-draft-tokens", decoding.num_speculative_tokens + 1)
         if decoding.draft is not None and decoding.draft.model is not None:
             command.flag("--speculative-draft-model-path", to_load(decoding.draft.model))
+        rates = forced_rates(command)
+        if rates is not None:
+            # Its method match-expected, the default, draws the whole numbers around this mean.
+            command.variables.append(f"{FORCED_LENGTH}={mean_length(rates):g}")
+            command.not_carried(
+                f"decoding.acceptance by position ({', '.join(f'{rate:g}' for rate in rates)}): SGLang forces a mean length, of "
+                "which every step has the whole number below or above"
+            )
 
 
 def _tier(command: Writing, tier: Tier | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.launch.forced import forced_rates, mean_length
 from sim.launch.tiers import GIB, host_tiers_to_write
 from sim.launch.writing import Writing, model_name, to_load
 
@@ -75,4 +76,9 @@ def _file(command: Writing) -> dict[str, Any]:
         if decoding.draft is not None and decoding.draft.model is not None:
             found["speculative_config"]["speculative_model_dir"] = to_load(decoding.draft.model)
             command.carries("decoding.draft.model")
+        rates = forced_rates(command)
+        if rates is not None:
+            command.not_carried(
+                f"forced acceptance: {mean_length(rates) - 1:g} accepted drafts a step are yours to force, one less than tokens"
+            )
     return found

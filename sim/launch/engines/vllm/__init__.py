@@ -22,6 +22,7 @@ LAUNCH = Launch(
     abbreviates=True,
     respelt=_levels,
     image="vllm/vllm-openai:v{0}",
+    released_as=("vllm-openai",),
     entry=("vllm", "serve"),
     entry_images=("vllm-openai", "huggingfaceserver"),
     address_variable="VLLM_NIXL_SIDE_CHANNEL_HOST",

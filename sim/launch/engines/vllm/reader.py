@@ -8,6 +8,7 @@ from typing import Any
 from sim.errors import RooftraceError
 from sim.launch.drafters import assumed
 from sim.launch.engines.vllm.tiers import tiers
+from sim.launch.forced import put_mean_length, put_rates
 from sim.launch.reading import Reading, formats
 
 _SAME_INTEGERS = (
@@ -118,8 +119,26 @@ def _speculation(reading: Reading) -> None:
         assumed(reading, generation=None if named == "mtp" else method, drafter=model)
     elif named != "draft_model" and model is not None:
         config["model"] = model
+    _forced(reading, config)
     if config:
         reading.give_back("speculative-config", json.dumps(config))
+
+
+def _forced(reading: Reading, config: dict[str, Any]) -> None:
+    """Acceptance that the command forces (config/speculative.py of release 0.32.0), taken out of *config*."""
+    if config.get("rejection_sample_method") != "synthetic":
+        return
+    del config["rejection_sample_method"]
+    rates, length = config.pop("synthetic_acceptance_rates", None), config.pop("synthetic_acceptance_length", None)
+    try:
+        if rates is not None:
+            put_rates(reading, [float(rate) for rate in rates])
+        elif length is not None:
+            put_mean_length(reading, float(length), reading.settings["decoding"].get("num_speculative_tokens"))
+    except (TypeError, ValueError):
+        raise RooftraceError(
+            f"--speculative-config: forced acceptance is in numbers; got {rates if rates is not None else length!r}"
+        ) from None
 
 
 def _whole(config: dict[str, Any], key: str) -> int | None:

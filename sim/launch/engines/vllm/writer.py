@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sim.launch.forced import forced_rates
 from sim.launch.tiers import GIB, host_tiers_to_write
 from sim.launch.writing import Writing, formats, model_name, to_load
 from sim.scenario.tiers import Tier
@@ -109,4 +110,7 @@ def _speculation(command: Writing) -> None:
             command.carries("decoding.draft.tensor")
     elif decoding.method in ("eagle", "medusa"):
         command.not_carried("the heads that draft: add their checkpoint as model to --speculative-config")
+    rates = forced_rates(command)
+    if rates is not None:
+        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(rates)}
     command.flag("--speculative-config", json.dumps(config))
