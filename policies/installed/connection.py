@@ -1,6 +1,6 @@
 """A release's scheduler in an interpreter of its own, over a pipe: a line of JSON each way for a step.
 
-One process for each interpreter holds all engines of a run. What the lines say is told in `vllm_worker`.
+One process for each interpreter holds all engines of a run. What the lines say is told in `vllm.worker`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from policies.driving import DrivingError
 
@@ -35,6 +35,7 @@ class Worker:
                 [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
             )
         except OSError as error:
+            self._errors.close()
             raise DrivingError(f"python {python}: {error.strerror}; give the path of an interpreter") from error
         atexit.register(self.close)
 
@@ -59,14 +60,17 @@ class Worker:
             except BrokenPipeError:
                 line = ""
         try:
-            answer = json.loads(line)
+            answer: Any = json.loads(line)
         except ValueError:
-            raise DrivingError(f"{self._python} does not answer as a driven release does{self._said(line)}") from None
+            answer = None
         if not isinstance(answer, dict):
-            raise DrivingError(f"{self._python} does not answer as a driven release does{self._said(line)}")
-        if "error" in answer:
-            raise DrivingError(answer["error"])
-        return answer
+            words = self._said(line)
+            self.close()
+            raise DrivingError(f"{self._python} does not answer as a driven release does{words}")
+        found = cast("dict[str, Any]", answer)
+        if "error" in found:
+            raise DrivingError(found["error"])
+        return found
 
     def _said(self, line: str) -> str:
         self._process.poll()
@@ -76,9 +80,15 @@ class Worker:
         return f": {words}" if words else ""
 
     def close(self) -> None:
+        """End the process; it is not asked again."""
         with contextlib.suppress(OSError):
             self._process.kill()
             self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+        atexit.unregister(self.close)
 
 
 _WORKERS: dict[tuple[str, Path, int], Worker] = {}

@@ -1,4 +1,4 @@
-"""The scheduler of an installed vLLM, which decides itself what each iteration runs."""
+"""The scheduler of an installed vLLM, which decides itself what each iteration runs: `worker` runs beside the release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from policies.installed.connection import Connection
 from policies.schedulers import checked_as_given, setting_at_least
 from policies.view import Plan, ReplicaView
 
-_SCRIPT = Path(__file__).with_name("vllm_worker.py")
+_SCRIPT = Path(__file__).with_name("worker.py")
 _GRAMMAR_STREAM = 0x6772616D
 """Names the random stream by which requests ask for structured output."""
 
