@@ -17,10 +17,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from policies.driving import DrivingError
 from sim.engine.time.errors import PolicyError
 from tests.oracle import test_sglang, vllm_prefix_cases
 from tests.oracle.vllm_cases import a_case, our_decisions
@@ -78,8 +78,8 @@ def vllm_differences(python: str, seeds: range) -> Iterator[tuple[int, str, str]
     for seed in seeds:
         case = vllm_case(seed)
         try:
-            theirs = decided(lambda case=case: driven_decisions(case, python))
-        except DrivingError as error:
+            theirs = decided(partial(driven_decisions, case, python))
+        except PolicyError as error:
             yield seed, f"not driven: {error}", circumstances(case)
             continue
         if theirs == PADDED:
