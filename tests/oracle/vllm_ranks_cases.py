@@ -25,7 +25,9 @@ def a_ranks_case(seed: int) -> dict[str, Any]:
     rng = random.Random(seed + 29)
     case = a_case(seed)
     requests = [
-        {**request, "priority": 0, "abort": -1, "tape": []} for request in case["requests"] for _ in range(rng.choice([1, 2]))
+        {**request, "priority": 0, "abort": -1, "tape": []}
+        for request in case["requests"]
+        for _ in range(rng.choice([1, 2]))
     ]
     blocks = sum(-(-(request["prompt"] + request["max_tokens"]) // case["block_tokens"]) for request in requests)
     return {

@@ -65,7 +65,11 @@ class Rank:
             if self.engine.has_requests():
                 # The plan of this step, or of the next one where this one's is in flight.
                 planned = self.plan(step + len(self.in_flight))
-                if self.ahead and len(self.in_flight) < 2 and (planned.total_num_scheduled_tokens or self.engine.has_requests()):
+                if (
+                    self.ahead
+                    and len(self.in_flight) < 2
+                    and (planned.total_num_scheduled_tokens or self.engine.has_requests())
+                ):
                     continue
             planned, complete = self.in_flight.pop()
             if planned.total_num_scheduled_tokens:
