@@ -122,7 +122,9 @@ class Vllm:
         if not beyond or left_some or not view.n_decoding + view.n_leaving:
             plan = self._plan(view)
             if not plan.preempt:
-                admitted = len(plan.run) - len({seq.id for seq in view.prefilling}.intersection(id_ for id_, _ in plan.run))
+                admitted = len(plan.run) - len(
+                    {seq.id for seq in view.prefilling}.intersection(id_ for id_, _ in plan.run)
+                )
                 left_some = len(view.waiting) > admitted
             return plan._replace(memo=left_some, through_arrivals=plan.through_arrivals and left_some)
         plan = self._plan(view, puts_off=True)
@@ -145,7 +147,9 @@ class Vllm:
             chunks: list[tuple[int, int]] = []
         else:
             limit = self._longest_chunk(view)
-            if limit and sum(min(partial.remaining_tokens, limit) for partial in prefilling) > left:
+            # A sequence that decodes may stand behind a prompt that was cut short, or put off.
+            in_order = limit or self.prefill_schedule_interval > 1
+            if in_order and sum(min(seq.remaining_tokens, limit or left + 1) for seq in prefilling) > left:
                 return self._plan_in_order(view, puts_off=puts_off)
             chunks = []
             for partial in prefilling:
@@ -232,7 +236,9 @@ class Vllm:
             if seq.shared_blocks:
                 # Blocks that were loaded for it and are its own, or are shown as found.
                 found, unheld = seq.shared_blocks, 0
-            tokens = 0 if puts_off and to_compute > 1 else self._first_tokens(to_compute, view.query_tokens, limit, budget)
+            tokens = (
+                0 if puts_off and to_compute > 1 else self._first_tokens(to_compute, view.query_tokens, limit, budget)
+            )
             if not tokens:
                 return True
             reserve = kept if occupied else 0

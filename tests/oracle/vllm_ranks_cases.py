@@ -25,10 +25,14 @@ def a_ranks_case(seed: int) -> dict[str, Any]:
     rng = random.Random(seed + 29)
     case = a_case(seed)
     requests = [
-        {**request, "priority": 0, "abort": -1, "tape": []}
+        {
+            **request, "priority": 0, "abort": -1, "tape": [],
+            # A prompt of one token is never put off.
+            "prompt": 1 if rng.random() < 0.15 else request["prompt"],
+        }
         for request in case["requests"]
         for _ in range(rng.choice([1, 2]))
-    ]
+    ]  # fmt: skip
     blocks = sum(-(-(request["prompt"] + request["max_tokens"]) // case["block_tokens"]) for request in requests)
     return {
         **case,
@@ -58,8 +62,10 @@ class Noted:
         plan = self.inner.plan(view)._replace(hold=1)
         prefilling = {seq.id for seq in view.prefilling}
         run = dict(plan.run)
-        if plan.decode:
+        if plan.decode is True:
             run |= {seq.id: 1 for seq in view.running if seq.id not in prefilling and not seq.leaving}
+        elif plan.decode:
+            run |= dict.fromkeys(plan.decode, 1)
         if run:
             self.steps.setdefault(view.now_ns // STEP_NS, {}).update(run)
         return plan
