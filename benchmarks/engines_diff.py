@@ -104,7 +104,7 @@ def sglang_differences(python: str, seeds: range) -> Iterator[tuple[int, str, st
         "prefix cache": test_sglang.prefix_workloads(seeds.stop, overlap=False),
         "plain": test_sglang.workloads(seeds.stop, overlap=False),
     }
-    drawn = [(i, around, cases[i]) for i in seeds for around, cases in half.items() if i < len(cases)][: len(seeds)]
+    drawn = [(i, around, cases[i]) for i in seeds for around, cases in half.items() if i < len(cases)][: len(seeds) // 2]
     script = Path(test_sglang.__file__).with_name("sglang_scheduler.py")
     asked = json.dumps([case for _, _, case in drawn])
     done = subprocess.run([python, str(script)], input=asked, capture_output=True, text=True, check=False)
@@ -124,14 +124,17 @@ def main() -> None:
     parser.add_argument("--workloads", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args()
-    seeds = range(options.first, options.first + options.workloads)
+    seeds = range(options.first, options.first + 2 * options.workloads)
     differences = vllm_differences if options.engine == "vllm" else sglang_differences
     began, kinds, alike = time.perf_counter(), Counter[str](), Counter[str]()
+    compared = 0
     for _, kind, around in differences(options.python, seeds):
         kinds[kind] += 1
         alike[around] += not kind
+        compared += kind != PADDED and not kind.startswith("not driven")
+        if compared == options.workloads:
+            break
     name = release_of(options.python) if options.engine == "vllm" else _version(options.python, "sglang")
-    compared = sum(n for kind, n in kinds.items() if kind != PADDED and not kind.startswith("not driven"))
     print(f"{name}: {kinds['']:,} of {compared:,} random workloads have the same steps", end="")
     print(f" ({time.perf_counter() - began:.0f} s)")
     for around, n in sorted(alike.items()):
