@@ -137,8 +137,10 @@ def test_what_an_installed_scheduler_does_not_serve_is_refused(python: str) -> N
             replicas=(spec, spec),
             router=Prefix(),
         )
+    with pytest.raises(ValueError, match="Cap wraps an installed scheduler"):
+        MachineSpec(hosted=(replace(spec, scheduler=Cap(inner=scheduler, max_sequences=4)),))
     with pytest.raises(ValueError, match="leave out what wraps it"):
-        Cap(inner=scheduler, max_sequences=4).plan(ReplicaView())
+        scheduler.plan(ReplicaView())
 
 
 def test_adapters_are_asked_for_in_turn() -> None:

@@ -148,6 +148,11 @@ class MachineSpec:
     def _check_driven(self) -> None:
         """ValueError for what cannot be had of a scheduler that drives itself."""
         for spec in self.hosted:
+            if driving(getattr(spec.scheduler, "inner", None)):
+                raise ValueError(
+                    f"{type(spec.scheduler).__name__} wraps an installed scheduler, which keeps its own queue and its own memory "
+                    "and answers to no other policy; leave out what wraps it"
+                )
             if not driving(spec.scheduler):
                 continue
             several = len(self.hosted) > 1 or self.ranks > 1 or spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1
