@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
 from hypothesis import settings
 
 # Continuous integration tries the same examples every time, so that a failure is a change's own; at a desk they are new each time.
@@ -41,6 +44,14 @@ def _same_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "dumb")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_application() -> Iterator[None]:
+    """The command line is built once for all tests that call it in this process: that takes longer than most of their calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
 @functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a *body* and of those within them, which are far fewer than all nodes."""
+    for each in body:
+        yield each
+        for name in ("body", "orelse", "finalbody"):
+            yield from statements(getattr(each, name, ()))
+        for branch in (*getattr(each, "handlers", ()), *getattr(each, "cases", ())):
+            yield from statements(branch.body)
 
 
 @functools.cache

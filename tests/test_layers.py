@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import sim
-from tests.sources import nodes, tree
+from tests.sources import nodes, statements, tree
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("sim", "hwmodels", "policies", "workloads")
@@ -28,7 +28,7 @@ def imports(path: Path) -> set[str]:
 
 @functools.cache
 def bound_in(path: Path) -> dict[str, str]:
-    return bound(nodes(path), path.relative_to(ROOT).parent.parts)
+    return bound(statements(tree(path).body), path.relative_to(ROOT).parent.parts)
 
 
 def bound(code: Iterable[ast.AST], package: tuple[str, ...]) -> dict[str, str]:

@@ -23,8 +23,8 @@ QUOTED = re.compile(rf"[\"'](?:{'|'.join(ENGINES)})")
 OWN = ("hwmodels/stacks/", "sim/launch/engines/", "policies/installed/")
 """Folders with a folder for each engine."""
 EXCEPTED = {
-    "sim/bench/": "",
-    "sim/validation/": "",
+    "sim/bench/formats/": "",
+    "sim/bench/reading.py": "vllm bench serve",
     "sim/serve/counted.py": "vllm:",
     "sim/launch/documents.py": "vllmConfig",
 }

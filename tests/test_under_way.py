@@ -110,7 +110,7 @@ def test_a_script_of_ones_own_gets_nothing(impatient: None, monkeypatch: pytest.
 
 def test_commands_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_way._PROCESS, "wanted", False)
-    assert CliRunner().invoke(build_app(), ["schema"]).exit_code == 0
+    assert CliRunner().invoke(build_app(), ["theory"]).exit_code == 0
     assert under_way._PROCESS.wanted
 
 

@@ -94,11 +94,7 @@ class Loans:
     @property
     def donors(self) -> tuple[str, ...]:
         """Calibrated devices of the same kind, the nearest first."""
-        makers = _LENDERS.get(self.device.vendor, ())
-        alike = [
-            name for name in calibrated_devices() if name not in self.without and load_device(name).vendor in makers
-        ]
-        return tuple(sorted(alike, key=lambda name: _distance(self.device, load_device(name), "gemm")))
+        return _donors(self.device, self.without)
 
     @property
     def note(self) -> str:
@@ -195,6 +191,13 @@ def quantities(device: Device) -> dict[str, float]:
 
 def _switched(device: Device) -> bool:
     return device.link.kind not in ("PCIe", "memory")
+
+
+@functools.lru_cache(maxsize=1024)
+def _donors(device: Device, without: tuple[str, ...]) -> tuple[str, ...]:
+    makers = _LENDERS.get(device.vendor, ())
+    alike = [name for name in calibrated_devices() if name not in without and load_device(name).vendor in makers]
+    return tuple(sorted(alike, key=lambda name: _distance(device, load_device(name), "gemm")))
 
 
 @functools.cache

@@ -138,6 +138,32 @@ class Kernels:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Published:
+    """The stack's servers in published rows, whose settings have one name for all stacks (`sim.bench.published.servers`)."""
+
+    settings: Callable[[Mapping[str, Any], Circumstances, int], dict[str, Any]]
+    """The settings of its scheduler from those of a server, for so many clients."""
+    generated: tuple[str, ...] = ("token_budget", "max_sequences")
+    """Settings that the generator of aiconfigurator writes."""
+    mixed_chunk_since: tuple[int, ...] | None = None
+    """The first release for which it lets prompts share iterations with decodes; None: it leaves that to the engine."""
+    overlap_since: tuple[int, ...] = ()
+    """The first release that schedules asynchronously by itself."""
+    prompt_balance: Mapping[str, int] | None = None
+    """The balance of prompts between ranks of data-parallel attention."""
+    narrows_cache: bool = False
+    """Checkpoints in 8 bits and fewer have a cache in 8 bits."""
+    seats_by_load: bool = False
+    """Recipes of separate pools give decode ranks as many seats as the highest load fills; otherwise they have no limit."""
+    memory_release: str | None = None
+    """The release whose account of memory stands for those of its servers; None: the newest."""
+    drafted: int | None = None
+    """Tokens that multi-token prediction drafts in a round; None: not known."""
+    drafted_on_ranks: int | None = None
+    """The same where attention is data-parallel; None: as many."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """A comparison of a part with the engine itself, or with what it printed."""
 
@@ -186,6 +212,7 @@ class Stack:
     eviction_borrowed: str = ""
     """A sentence where another engine's order stands in."""
     graphs: Graphs | None = None
+    published: Published | None = None
     stream_by: Literal["tokens", "iterations"] = "tokens"
     """Tokens that are sent together (`stream_interval`) are counted in these."""
     rank_router: str | None = None

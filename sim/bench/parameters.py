@@ -14,14 +14,13 @@ import numpy as np
 
 from hwmodels.kernels.parameters import bounds
 from hwmodels.overheads import Overheads, ServingStack, stack_releases
+from hwmodels.stacks import servers
 
 if TYPE_CHECKING:
     from hwmodels.profiles import Profile
 
 KV = "kv_factor"
 """The KV blocks over those that the account of memory gives; no term of `Overheads`."""
-_COMPILED = ("vllm", "trtllm", "sglang")
-"""Stacks whose releases say how far a term differs from one to another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +92,14 @@ KV_WIDTH = 0.05
 def priors(profile: Profile | None) -> dict[str, Prior]:
     """Widths by name: times by how far they differ among the releases and stacks whose terms are known, efficiencies by how far off
     the kernels of *profile* are on shapes that their fits did not see."""
-    releases = [stack for name in _COMPILED for stack in stack_releases()[name].values()]
+    releases = [stack for name in servers() for stack in stack_releases()[name].values()]
     found: dict[str, Prior] = {}
     for parameter in PARAMETERS:
         if parameter.kind in ("time", "share"):
             values = np.array([getattr(stack.overheads, parameter.name) for stack in releases])
             logs = np.log(values + parameter.scale) if parameter.kind == "time" else np.log(1.0 - values)
             width = float(logs.std(ddof=1))
-            source = f"spread of the term among {len(releases)} releases of {', '.join(_COMPILED)} (hwmodels/stacks)"
+            source = f"spread of the term among {len(releases)} releases of {', '.join(servers())} (hwmodels/stacks)"
             if width == 0.0:
                 width, source = 1.0, "no release has the term: it may be some milliseconds or nothing"
             found[parameter.name] = Prior(width=width, source=source)

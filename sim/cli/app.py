@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import pkgutil
@@ -18,7 +19,7 @@ from sim.errors import RooftraceError
 from sim.under_way import on_terminals
 
 _QUESTIONS = {
-    "What happens to my traffic?": ("run", "sweep", "compare", "plot", "trace"),
+    "What happens to my traffic?": ("run", "explain", "sweep", "compare", "plot", "trace"),
     "What do I need, and what would help?": ("advise", "capacity", "optimize", "place"),
     "How far is it from what I measured?": ("bench", "validate", "fit", "calibrate"),
     "From and to real servers": ("scenario", "export", "serve"),
@@ -63,6 +64,7 @@ def _mute() -> bool:
     return False
 
 
+@functools.cache
 def build_app() -> typer.Typer:
     """The application with every command registered, in the order of the questions that they answer."""
     app = typer.Typer(

@@ -22,7 +22,7 @@ from sim.scenario import explain, named
 from sim.scenario.chosen import Process
 from sim.scenario.schema import schema_of
 from sim.scenario.section import Policy, Section
-from sim.scenario.yaml import parse_yaml
+from sim.scenario.yaml import parse_yaml, read_text
 from workloads import (
     Fixed,
     Trace,
@@ -64,13 +64,13 @@ class Hosted(Section):
     """A model that the cluster serves; a name alone is one copy."""
 
     model: Annotated[str, Field(min_length=1)]
-    """Of AlpaServe's table (bert-1.3b, ..., moe-5.3b), or any model of the catalogue for one pass over its prompt."""
+    """A name of AlpaServe's table (bert-1.3b, ..., moe-5.3b), or any model of the catalogue for one pass over its prompt."""
     copies: Count = 1
     """Instances, each with traffic of its own."""
     prompt_tokens: Count = 2048
-    """Of a catalogue model's requests; the table's latencies are for 2048."""
+    """The length of each prompt for a catalogue model; the table's latencies are for 2048."""
     output_tokens: Annotated[int, Field(ge=0)] = 0
-    """Of a catalogue model's requests; above 0 the model generates, with continuous batching and a KV cache."""
+    """The length of each output of a catalogue model; above 0 the model generates, with continuous batching and a KV cache."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,7 +88,7 @@ class Functions(Section):
     start_s: FromZero = 0.0
     end_s: Positive
     window_s: Positive
-    """Of the fit: 60 s for counts and 5400 s for invocations in AlpaServe's artifact."""
+    """The window of the fit: 60 s for counts and 5400 s for invocations in AlpaServe's artifact."""
     rate_scale: Positive = 1.0
     cv_scale: Positive = 1.0
 
@@ -100,7 +100,7 @@ class Functions(Section):
 
 
 class Traffic(Section):
-    """What arrives: one arrival process for each model, shares by popularity, or windows of a trace."""
+    """The requests that arrive: one arrival process for each model, shares by popularity, or windows of a trace."""
 
     arrivals: Process | None = None
     """Process of every model; its rate is that of all models together."""
@@ -132,7 +132,7 @@ class ServingSection(Section):
     """Deadline over the single-device latency of the model."""
     batch_sizes: tuple[Literal[1, 2, 4, 8, 16], ...] = (1,)
     overhead_s: FromZero = 0.011
-    """Of each request beside its stages; the default is the artifact's."""
+    """Time of each request beside its stages; the default is the artifact's."""
     stage_overhead: FromZero = 0.009
     """Stages take longer by this share for each stage of the group; the default is the artifact's."""
 
@@ -183,8 +183,7 @@ class PlaceScenario:
         """The scenario that *found* describes; ScenarioError in one sentence for what does not fit."""
         explain.check_mapping(found, PlaceSettings, source, "a placement scenario")
         try:
-            # YAML has lists and no tuples, and strict validation does not take one for the other.
-            settings = PlaceSettings.model_validate(_tuples(found))
+            settings = PlaceSettings.model_validate(found)
         except ValidationError as error:
             raise ScenarioError(explain.sentence(error, PlaceSettings, source)) from None
         return cls(settings=settings, source=source, folder=folder or Path())
@@ -193,13 +192,7 @@ class PlaceScenario:
     def load(cls, path: str | os.PathLike[str], assignments: Sequence[str] = ()) -> PlaceScenario:
         """The scenario in the YAML file at *path*, with settings changed by 'key.path=value'."""
         file = Path(path)
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ScenarioError(f"{file} is not text; a scenario is a YAML file in UTF-8") from None
-        except OSError as error:
-            raise ScenarioError(f"cannot read scenario {file}: {error.strerror}") from None
-        found = parse_yaml(text, str(file))
+        found = parse_yaml(read_text(file), str(file))
         explain.check_mapping(found, PlaceSettings, str(file), "a placement scenario")
         for assignment in assignments:
             _assign(found, assignment)
@@ -300,7 +293,7 @@ class PlaceScenario:
             raise ScenarioError(f"{self.source}: {error}") from error
 
     def traffic(self) -> tuple[Trace, Trace | None]:
-        """What is planned for, and what the placement is tested on (None without a test)."""
+        """The trace that is planned for, and the one that the placement is tested on (None without a test)."""
         test = self.settings.test
         try:
             trace = self._traffic(self.settings.seed)
@@ -397,12 +390,6 @@ class PlaceScenario:
             rate_scale=functions.rate_scale,
             cv_scale=cv_scale,
         )
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _tuples(inner) for key, inner in value.items()}
-    return tuple(_tuples(inner) for inner in value) if isinstance(value, list) else value
 
 
 def _assign(settings: dict[str, Any], assignment: str) -> None:

@@ -20,7 +20,7 @@ Evidence = Literal[
     "input returned",
     "shown only",
 ]
-"""What a row is worth: who computed the simulated value, and what stands beside it.
+"""The worth of a row as evidence: who computed the simulated value, and what stands beside it.
 
 * event loop against measurement: the discrete-event engine (or the loop that a test proves equal to it) ran, and the
   published value was timed or counted by somebody on a machine and is not among the inputs;
@@ -53,10 +53,9 @@ class Row:
     """A quantity that a document prints, and what the simulator gives for it.
 
     *kind*: theory (an identity), calibrated (constants in, other numbers out), emulated (a published experiment run
-    here) or qualitative (a sign, an order, a bound). *evidence*: see `Evidence`; "shown only" goes with *informational*
-    and with nothing else. Exactly one tolerance: absolute, percent of the published value, or *holds* for qualitative
-    rows. *informational* rows are shown and never fail. *note*: why a row is shown only, why it misses, or which of its
-    constants are ours, with the range in which the statement holds.
+    here) or qualitative (a sign, an order, a bound). *evidence*: see `Evidence`; rows that are "shown only" never fail.
+    Others have exactly one tolerance: absolute, percent of the published value, or *holds* for qualitative rows. *note*:
+    why a row is shown only, why it misses, or which of its constants are ours, with the range in which the statement holds.
     """
 
     experiment: str
@@ -69,21 +68,21 @@ class Row:
     within_abs: float | None = None
     within_pct: float | None = None
     holds: bool | None = None
-    informational: bool = False
     note: str = ""
 
     def __post_init__(self) -> None:
         given = [self.within_abs is not None, self.within_pct is not None, self.holds is not None, self.informational]
         if sum(given) != 1:
             raise ValueError(
-                f"{self.experiment}, {self.case}: give one of within_abs, within_pct, holds, informational"
-            )
-        if self.informational != (self.evidence == "shown only"):
-            raise ValueError(
-                f"{self.experiment}, {self.case}: shown only goes with informational, and with nothing else"
+                f"{self.experiment}, {self.case}: give one of within_abs, within_pct, holds, or shown only as its evidence"
             )
         if self.informational and not self.note:
             raise ValueError(f"{self.experiment}, {self.case}: note says why the row is shown only")
+
+    @property
+    def informational(self) -> bool:
+        """Whether the row is shown and not judged."""
+        return self.evidence == "shown only"
 
     @property
     def error_pct(self) -> float | None:

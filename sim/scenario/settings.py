@@ -26,7 +26,7 @@ from sim.scenario.keys import Settings, Slo
 from sim.scenario.modules import source_digest
 from sim.scenario.placement_file import placed_groups
 from sim.scenario.section import Mark, MayBeFile, content_of
-from sim.scenario.yaml import parse_yaml
+from sim.scenario.yaml import parse_yaml, read_text
 from sim.text import unknown
 from workloads.sources import trace_files
 
@@ -91,17 +91,7 @@ class Scenario(Settings):
     def load(cls, path: str | os.PathLike[str]) -> Scenario:
         """The scenario in the YAML file at *path*."""
         file = Path(path)
-        try:
-            text = file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise ScenarioError(f"scenario {file} does not exist") from None
-        except IsADirectoryError:
-            raise ScenarioError(f"scenario {file} is a folder; give a YAML file") from None
-        except UnicodeDecodeError:
-            raise ScenarioError(f"{file} is not text; a scenario is a YAML file in UTF-8") from None
-        except OSError as error:
-            raise ScenarioError(f"cannot read scenario {file}: {error.strerror}") from None
-        return cls.from_yaml(text, source=str(file), folder=file.parent)
+        return cls.from_yaml(read_text(file), source=str(file), folder=file.parent)
 
     @classmethod
     def default(cls) -> Scenario:

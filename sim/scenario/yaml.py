@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -78,6 +79,20 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ScenarioError(f"{source}{line}: not valid YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ScenarioError(f"{source}: not valid YAML: {str(error).splitlines()[0]}") from None
+
+
+def read_text(file: Path) -> str:
+    """The text of a scenario's *file*; ScenarioError where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ScenarioError(f"scenario {file} does not exist") from None
+    except IsADirectoryError:
+        raise ScenarioError(f"scenario {file} is a folder; give a YAML file") from None
+    except UnicodeDecodeError:
+        raise ScenarioError(f"{file} is not text; a scenario is a YAML file in UTF-8") from None
+    except OSError as error:
+        raise ScenarioError(f"cannot read scenario {file}: {error.strerror}") from None
 
 
 class _Open:

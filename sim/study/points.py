@@ -23,7 +23,7 @@ from sim.scenario import Scenario, named
 from sim.scenario.explain import entries_in, section_in
 from sim.scenario.keys import Settings
 from sim.scenario.section import settings_of
-from sim.scenario.yaml import parse_yaml
+from sim.scenario.yaml import parse_yaml, read_text
 from sim.text import shown, unknown
 
 if TYPE_CHECKING:
@@ -171,7 +171,6 @@ def read_axis(text: str) -> tuple[str, list[Any]]:
 
 def read_axes(given: Sequence[str] | None) -> dict[str, Any]:
     """The values of each --axis by its key; RooftraceError where a key is given twice."""
-
     axes: dict[str, Any] = {}
     for text in given or ():
         key, values = read_axis(text)
@@ -257,11 +256,8 @@ def _maps_names(annotation: Any) -> bool:
 def load_sweep(path: str | os.PathLike[str]) -> Sweep | Scenario:
     """The content of the YAML file at *path*: a sweep where it has axes, points or replications, else a scenario."""
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-        content = parse_yaml(text, str(file))
-    except (OSError, UnicodeDecodeError):
-        return Scenario.load(file)
+    text = read_text(file)
+    content = parse_yaml(text, str(file))
     if not isinstance(content, Mapping) or not {"axes", "points", "replications", "scenario"} & set(content):
         return Scenario.load(file)
     for key in content:

@@ -1,4 +1,4 @@
-"""The uncertainty of a simulated number: intervals over replications and batches, warm-up, ratios of pairs, quantiles.
+"""The uncertainty of a simulated number: intervals over replications, warm-up, ratios of pairs and of batches of them.
 
 Levels are two-sided: 0.95 leaves 2.5 % on each side. Notation follows Law, "Simulation Modeling and Analysis",
 5th edition (2015), chapters 9 and 10.
@@ -21,7 +21,6 @@ from sim.warmup import steady as steady
 FloatArray = NDArray[np.float64]
 
 LEVEL = 0.95
-N_BATCHES = 20  # 20 to 30 suffice and more only weaken the normality of batch means: Schmeiser, Oper. Res. 30 (1982)
 RATIO_BATCHES = 16
 """Batches of `batch_ratio`: enough to see a skewness, few enough to be long."""
 SKEW_FACTOR = 1.5
@@ -51,11 +50,6 @@ class Interval:
     def high(self) -> float:
         return self.mean + self.half_width
 
-    @property
-    def relative(self) -> float:
-        """Half-width as a share of the mean's size; NaN where the mean is 0."""
-        return self.half_width / abs(self.mean) if self.mean else math.nan
-
     def __str__(self) -> str:
         return f"{self.mean:.4g}" if math.isnan(self.half_width) else f"{self.mean:.4g} ± {self.half_width:.2g}"
 
@@ -81,18 +75,6 @@ class Change:
     def certain(self) -> bool:
         """Whether there is an interval and it leaves out 0."""
         return self.low > 0 or self.high < 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantileInterval:
-    """A quantile between two order statistics: *low* and *high* hold it with probability *coverage*."""
-
-    value: float
-    low: float
-    high: float
-    coverage: float
-    """Exact for independent values; at least the level asked for."""
-    n: int
 
 
 def alike(runs: Sequence[Mapping[str, Any]]) -> bool:
@@ -124,39 +106,6 @@ def mean_interval(values: ArrayLike, *, level: float = LEVEL) -> Interval:
         return Interval(mean=mean, half_width=math.nan, n=1, level=level)
     standard_error = float(values.std(ddof=1)) / math.sqrt(n)
     return Interval(mean=mean, half_width=student_t((1 + level) / 2, n - 1) * standard_error, n=n, level=level)
-
-
-def batch_means(values: ArrayLike, *, n_batches: int = N_BATCHES, level: float = LEVEL) -> Interval:
-    """Student-t interval of the mean of a correlated series, from the means of *n_batches* stretches of equal length.
-
-    What is left over goes from the start, where warm-up would be. Trustworthy where batches are much longer than the
-    correlation lasts: see `lag_one` of the batch means. ValueError below two values a batch.
-    """
-    if n_batches < 2:
-        raise ValueError(f"n_batches is at least 2; got {n_batches}")
-    return mean_interval(_batches(_vector(values, 2 * n_batches), n_batches).mean(axis=1), level=level)
-
-
-def batch_quantiles(
-    values: ArrayLike, probability: float, *, n_batches: int = N_BATCHES, level: float = LEVEL
-) -> Interval:
-    """Student-t interval of a quantile of a correlated series, from the same quantile of each of *n_batches* stretches.
-
-    ValueError where a batch holds fewer than 1 / (1 - probability) values, which leaves nothing beyond the quantile.
-    """
-    _check_probability(probability)
-    tail = min(probability, 1 - probability)
-    needed = max(2, math.ceil(1 / tail - 1e-9)) * n_batches
-    values = _vector(values, needed)
-    return mean_interval(np.quantile(_batches(values, n_batches), probability, axis=1), level=level)
-
-
-def lag_one(values: ArrayLike) -> float:
-    """Correlation of a series with itself one step on; 0 for a constant series."""
-    values = _vector(values, 3)
-    centred = values - values.mean()
-    power = float(centred @ centred)
-    return float(centred[1:] @ centred[:-1]) / power if power > 0 else 0.0
 
 
 def difference(a: ArrayLike, b: ArrayLike, *, level: float = LEVEL) -> Interval:
@@ -288,56 +237,6 @@ def independent_values(values: ArrayLike) -> float:
     return n / max(1.0, 2 * float(pairs.sum()) - 1)
 
 
-def quantile_interval(values: ArrayLike, probability: float, *, level: float = LEVEL) -> QuantileInterval:
-    """A quantile of independent *values* with an interval between order statistics, free of any distribution.
-
-    Exact from the binomial distribution (Law 2015, section 9.5.2). For correlated values, as the latencies of one run
-    are, use `batch_quantiles` or replications. ValueError where there are too few values for *level*.
-    """
-    values = np.sort(_vector(values, 1))
-    _check_probability(probability)
-    _check_level(level)
-    from scipy.special import bdtr
-
-    n = values.size
-    below = np.asarray(bdtr(np.arange(n + 1.0), n, probability))  # P(at most i of n values lie below the quantile)
-    tail = (1 - level) / 2
-    # The quantile lies between the order statistics low and high (counted from 1) when low <= count below < high.
-    low = int(np.searchsorted(below, tail, side="right"))
-    high = int(np.searchsorted(below, 1 - tail, side="left")) + 1
-    if low < 1 or high > n:
-        least = math.ceil(math.log(tail) / math.log(max(probability, 1 - probability)))
-        raise ValueError(
-            f"{n} values are too few for an interval of their {probability:g} quantile at {level:g}; "
-            f"{least} are the least"
-        )
-    coverage = float(below[high - 1] - below[low - 1])
-    return QuantileInterval(
-        value=float(np.quantile(values, probability)),
-        low=float(values[low - 1]),
-        high=float(values[high - 1]),
-        coverage=coverage,
-        n=n,
-    )
-
-
-def replications_needed(pilot: Sequence[float] | FloatArray, relative: float, *, level: float = LEVEL) -> int:
-    """About how many replications give a half-width of *relative* times the mean, judged by those in *pilot*.
-
-    From the pilot's variance, n = (t s / (relative mean))^2 (Law 2015, section 9.4.1); at least the pilot's own count.
-    """
-    interval = mean_interval(pilot, level=level)
-    if relative <= 0:
-        raise ValueError(f"relative is above 0; got {relative}")
-    if interval.n < 2 or interval.mean == 0:
-        raise ValueError("the pilot needs at least two replications and a mean other than 0")
-    return max(interval.n, math.ceil(interval.n * (interval.relative / relative) ** 2))
-
-
-def _batches(values: FloatArray, n_batches: int) -> FloatArray:
-    return values[values.size % n_batches :].reshape(n_batches, -1)
-
-
 def _vector(values: ArrayLike, least: int) -> FloatArray:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
@@ -359,8 +258,3 @@ def _pairs(a: ArrayLike, b: ArrayLike) -> tuple[FloatArray, FloatArray]:
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
         raise ValueError(f"level is a probability between 0 and 1; got {level}")
-
-
-def _check_probability(probability: float) -> None:
-    if not 0 < probability < 1:
-        raise ValueError(f"probability is between 0 and 1; got {probability}")

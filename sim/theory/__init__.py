@@ -10,12 +10,13 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from sim.theory import queueing, sarathi, speculative
+from sim.theory import queueing, sarathi
+from sim.theory.speculative import gains, heads, load, rates, rounds, sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,80 +137,17 @@ def _nearest(name: str, known: Mapping[str, Any]) -> str:
     return f", did you mean {match[0]}?" if match else ""
 
 
-def _named(group: str, *functions: Callable[..., Any]) -> dict[str, Theory]:
-    return {f.__name__: Theory(name=f.__name__, group=group, function=f) for f in functions}
+def _of(group: str, *modules: ModuleType) -> dict[str, Theory]:
+    """The closed forms of *modules*, which are their functions whose docstring says the source."""
+    functions = (each for module in modules for each in vars(module).values() if inspect.isfunction(each))
+    stated = (f for f in functions if f.__module__.startswith(f"{__name__}.{group}") and "Source:" in (f.__doc__ or ""))
+    return {f.__name__: Theory(name=f.__name__, group=group, function=f) for f in stated}
 
 
 THEORIES: Mapping[str, Theory] = MappingProxyType(
     {
-        **_named(
-            "speculative",
-            speculative.expected_tokens,
-            speculative.accepted_drafts,
-            speculative.tokens_pmf,
-            speculative.tokens_variance,
-            speculative.expected_rounds,
-            speculative.speedup,
-            speculative.operations_factor,
-            speculative.memory_reads_reduction,
-            speculative.improves,
-            speculative.guaranteed_speedup,
-            speculative.break_even_alpha,
-            speculative.optimal_k,
-            speculative.best_speedup,
-            speculative.oracle_tokens,
-            speculative.measured_rate_speedup,
-            speculative.time_for_tokens_s,
-            speculative.acceptance,
-            speculative.naive_acceptance,
-            speculative.one_shot_acceptance,
-            speculative.lenient_acceptance,
-            speculative.lenient_output,
-            speculative.lenient_distance,
-            speculative.alpha_from_mean_length,
-            speculative.draft_acceptance_rate,
-            speculative.mean_length_from_positions,
-            speculative.unconditional_rates,
-            speculative.conditional_rates,
-            speculative.medusa_speedup,
-            speculative.typical_acceptance_threshold,
-            speculative.dense_tree_nodes,
-            speculative.dense_tree_mean_length,
-            speculative.sparse_tree_mean_length,
-            speculative.load_aware_speedup,
-            speculative.server_speedup,
-            speculative.crossover_batch,
-            speculative.free_verification_batch,
-        ),
-        **_named(
-            "queueing",
-            queueing.utilisation,
-            queueing.md1_wait_s,
-            queueing.mm1_wait_s,
-            queueing.mg1_wait_s,
-            queueing.dd1_wait_s,
-            queueing.erlang_c,
-            queueing.mmc_wait_s,
-            queueing.priority_wait_s,
-            queueing.simple_placement_latency_s,
-            queueing.pipeline_latency_s,
-            queueing.pipeline_placement_latency_s,
-            queueing.tolerable_communication,
-            queueing.tolerable_unevenness,
-        ),
-        **_named(
-            "sarathi",
-            sarathi.kv_bytes_per_token,
-            sarathi.batch_capacity,
-            sarathi.implied_pool_bytes,
-            sarathi.tile_adjusted_chunk,
-            sarathi.optimal_pd_ratio,
-            sarathi.chunk_count,
-            sarathi.kv_chunk_reads,
-            sarathi.linear_intensity,
-            sarathi.attention_intensity,
-            sarathi.ridge_intensity,
-            sarathi.ridge_tokens,
-        ),
+        **_of("speculative", rounds, gains, sampling, rates, heads, load),
+        **_of("queueing", queueing),
+        **_of("sarathi", sarathi),
     }
 )

@@ -447,7 +447,7 @@ def test_a_fit_narrows_the_interval_of_a_stack_by_name(stack_file: Path) -> None
         each = found.figures["tpot_s.mean"]
         return each.high / each.low
 
-    assert width(intervals(closed(stack_file), 8)) < width(intervals(closed("vllm"), 8))
+    assert width(intervals(closed(stack_file), 4)) < width(intervals(closed("vllm"), 4))
 
 
 def test_without_held_back_errors_there_are_no_intervals() -> None:

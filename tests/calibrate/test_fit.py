@@ -18,6 +18,7 @@ from hwmodels.calibrate.session import collect
 from hwmodels.kernels.cpu import CpuAttentionParams, CpuGemmParams
 from hwmodels.kernels.parameters import check_bounds
 from hwmodels.profiles import Profile
+from sim.report.calibration import write_report
 
 TRUTH = CpuGemmParams(
     launch_s=8e-6, compute_efficiency=0.8, bandwidth_efficiency=0.4, vector_efficiency=0.7, vector_repeat=0.7,
@@ -56,6 +57,13 @@ def test_parameters_of_a_fake_device_lie_in_the_stated_intervals(calm: tuple[Pat
     assert low <= 0.8 <= high
     assert high - low < 0.1
     assert kernel.provenance.held_median_pct < 3.0
+
+
+def test_the_report_has_its_pictures_and_the_errors_of_held_back_shapes(calm: tuple[Path, Profile]) -> None:
+    folder, profile = calm
+    for path in write_report(folder, profile, read_log(folder)[2]):
+        assert path.read_bytes()[:4] == (b"\x89PNG" if path.suffix == ".png" else b"# A "), path
+    assert "held-back shapes" in (folder / "report.md").read_text()
 
 
 @pytest.mark.parametrize("disturbance", [{"noise": 0.1}, {"noise": 0.02, "outlier_share": 0.1}])

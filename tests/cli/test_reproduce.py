@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sim.cli import build_app
 from sim.cli.commands import reproduce as command
-from sim.cli.commands.reproduce import _Progress, _run, _Task
+from sim.cli.commands.reproduce import _facts, _Progress, _run, _Task
 from sim.reproduce import Part, Row, groups, load_group, parts
 
 
@@ -25,9 +25,7 @@ def row(case: str, simulated: float, **settings) -> Row:
 ROWS = [
     row("near", 1.01),
     row("far", 1.20, note="the queue was longer then"),
-    row(
-        "not judged", 3.0, evidence="shown only", within_pct=None, informational=True, note="its load is not published"
-    ),
+    row("not judged", 3.0, evidence="shown only", within_pct=None, note="its load is not published"),
     row("theory", 1.0, evidence="event loop against theory"),
 ]
 
@@ -115,11 +113,22 @@ def test_every_group_can_be_run_in_parts():
         assert all(part.seconds >= 0 and callable(part.run) for part in parts(group))
 
 
-def test_a_row_shown_only_is_not_judged_and_a_judged_one_is_not_shown_only():
-    with pytest.raises(ValueError, match="shown only goes with informational"):
-        row("x", 1.0, evidence="shown only")
-    with pytest.raises(ValueError, match="shown only goes with informational"):
-        row("x", 1.0, within_pct=None, informational=True)
+def test_a_row_shown_only_has_no_tolerance_and_says_why_and_a_judged_one_has_one():
+    with pytest.raises(ValueError, match="give one of within_abs, within_pct, holds, or shown only"):
+        row("x", 1.0, evidence="shown only", note="nobody timed it")
+    with pytest.raises(ValueError, match="give one of within_abs, within_pct, holds, or shown only"):
+        row("x", 1.0, within_pct=None)
+    with pytest.raises(ValueError, match="note says why"):
+        row("x", 1.0, evidence="shown only", within_pct=None)
+    assert row("x", 3.0, evidence="shown only", within_pct=None, note="nobody timed it").ok is None
+
+
+def test_json_says_of_each_row_whether_it_is_judged():
+    said = _facts(ROWS, failures_only=False)["rows"]
+    assert [(each["ok"], each["informational"]) for each in said] == [
+        (True, False), (False, False), (None, True), (True, False),
+    ]  # fmt: skip
+    assert said[0]["error_pct"] == pytest.approx(1.0)
 
 
 def test_ok_is_a_plain_boolean_for_numbers_of_numpy():

@@ -584,6 +584,7 @@ def test_spans_equal_stepping_with_pools_over_many_runs(seed: int, speculative: 
     assert_pools_hold(some(range(seed, seed + 250)), speculative)
 
 
+@pytest.mark.slow
 def test_the_random_runs_with_pools_cover_what_they_should() -> None:
     experiments = [apart(seed, speculative=seed % 2 == 0) for seed in range(40)]
     runs = [run(experiment) for experiment in experiments]

@@ -304,6 +304,7 @@ def test_without_ids_or_without_a_cache_nothing_changes() -> None:
         assert_same(run(replace(experiment, replicas=off)), run(replace(experiment, workload=bare)))
 
 
+@pytest.mark.slow
 def test_the_random_runs_find_and_evict() -> None:
     experiments = [an_experiment(seed, speculative=seed % 2 == 0) for seed in range(120)]
     for kind in ("blocks", "tree"):

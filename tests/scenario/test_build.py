@@ -314,9 +314,13 @@ def test_a_requests_count_for_a_trace_file_points_to_limit(tmp_path):
         workload_of(Scenario.from_yaml(text, folder=tmp_path))
 
 
+@pytest.mark.parametrize("limit", [200, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_run_and_account_for_every_request(path):
-    result = simulate(Scenario.load(path))
+def test_examples_run_and_account_for_every_request(path, limit):
+    scenario = Scenario.load(path)
+    if scenario.workload.protocol is None:
+        scenario = scenario.with_value("workload.limit", limit)
+    result = simulate(scenario)
     counts = result.summary["requests"]
     assert counts["finished"] + counts["rejected"] == counts["total"] == len(result.columns.requests["status"])
     assert 0 < result.summary["mfu"] < 1

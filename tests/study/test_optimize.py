@@ -36,14 +36,14 @@ def test_a_target_is_met_missed_or_left_open(runs, met):
 
 
 def test_the_highest_rate_is_bracketed_and_holds_when_run_again():
-    scenario = BASE.with_set("slo={ttft_s: 0.2, tpot_s: 0.03}")
-    found = highest_rate(scenario, tolerance=0.3, most_replications=3)
-    assert 0 < found.outside_per_s - found.rate_per_s <= 0.3 * found.rate_per_s * (1 + 1e-9)
+    scenario = BASE.with_set("slo={ttft_s: 0.2, tpot_s: 0.03}", "workload.requests=100")
+    found = highest_rate(scenario, tolerance=0.5, most_replications=2)
+    assert 0 < found.outside_per_s - found.rate_per_s <= 0.5 * found.rate_per_s * (1 + 1e-9)
     met = {each.rate_per_s: each.met for each in found.judgements}
     assert met[found.rate_per_s] is True
     assert met[found.outside_per_s] is not True
     # A tighter SLO carries less.
-    tight = highest_rate(scenario.with_set("slo.ttft_s=0.05"), tolerance=0.3, most_replications=3)
+    tight = highest_rate(scenario.with_set("slo.ttft_s=0.05"), tolerance=0.5, most_replications=2)
     assert tight.rate_per_s < found.rate_per_s
 
 

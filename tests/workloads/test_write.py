@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -165,7 +166,13 @@ def writes(call):
     return name in CALLS and not (call.args and ast.unparse(call.args[0]) == "buffer")
 
 
+NAMED = re.compile(rf"\b(?:open|fdopen|replace|{'|'.join(sorted(CALLS))})\(")
+
+
 def writers(path):
+    # Most files call nothing of such a name, and need not be parsed.
+    if not NAMED.search(path.read_text(encoding="utf-8")):
+        return
     functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     for call in nodes(path):
         if isinstance(call, ast.Call) and writes(call):

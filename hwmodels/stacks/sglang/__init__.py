@@ -14,6 +14,7 @@ from hwmodels.stacks.description import (
     Graphs,
     Handover,
     Kernels,
+    Published,
     Scheduler,
     Stack,
     without_overlap,
@@ -74,6 +75,24 @@ def _choices(settings: Mapping[str, Any], around: Circumstances) -> dict[str, An
     return found | without_overlap(settings, around, "disable_overlap_schedule")
 
 
+def _published(told: Mapping[str, Any], around: Circumstances, clients: int) -> dict[str, Any]:
+    """Ranks share limits: srt/arg_groups/parallel_hook.py (chunks), srt/model_executor/pool_configurator.py (requests), 0.5.23."""
+    limits = (told["token_budget"] or around.limits.max_num_batched_tokens, told["max_sequences"])
+    chunk, requests = (None if limit is None else max(limit // around.data, 1) for limit in limits)
+    if told["mixed_chunk"] and chunk is not None:
+        requests = requests or min(clients, chunk - 1)
+    return {
+        "chunked_prefill_size": chunk,
+        "max_prefill_tokens": told["max_prefill_tokens"] or 16384,
+        "prefill_max_requests": told["prompts_per_iteration"],
+        "max_running_requests": requests,
+        "enable_mixed_chunk": told["mixed_chunk"],
+        "scheduler_recv_interval": told["receive_interval"],
+        "ignore_eos": True,
+        "disable_radix_cache": not told["prefix_cache"],
+    }
+
+
 STACK = Stack(
     name="sglang",
     title="SGLang",
@@ -131,6 +150,14 @@ STACK = Stack(
             ),
             "fp8_block": ((4096, 8, 256), (4096, 6, 256), (7168, 6, 384), (4096, 2, 8), (6144, 2, 8)),
         },
+    ),
+    published=Published(
+        settings=_published,
+        generated=("max_prefill_tokens",),
+        # Servers of 0.5.1 had the default, off.
+        mixed_chunk_since=(0, 5, 6),
+        # `--speculative-num-steps 2 --speculative-num-draft-tokens 3` of InferenceX's scripts; from knowledge of them.
+        drafted=2,
     ),
     checks=(
         Check(

@@ -13,6 +13,7 @@ from hwmodels.stacks.description import (
     Graphs,
     Handover,
     Kernels,
+    Published,
     Scheduler,
     Stack,
     without_overlap,
@@ -34,6 +35,16 @@ def _limits(device: Device, memory_bytes: float, *, offline: bool, tensor: int) 
 def _choices(settings: Mapping[str, Any], around: Circumstances) -> dict[str, Any]:
     # Its loop for pipelines has no overlap (py_executor.py, `_executor_loop_pp`).
     return without_overlap(settings, around, "disable_overlap_scheduler")
+
+
+def _published(told: Mapping[str, Any], around: Circumstances, clients: int) -> dict[str, Any]:
+    return {
+        "max_batch_size": told["max_sequences"] or around.limits.max_num_seqs,
+        "max_num_tokens": told["token_budget"] or around.limits.max_num_batched_tokens,
+        "batch_wait_timeout_iters": told["wait_iterations"],
+        "batch_wait_max_tokens_ratio": told["wait_tokens_share"],
+        "disable_overlap_scheduler": not told["asynchronous"],
+    }
 
 
 def _sizes(largest: int) -> Iterable[int]:
@@ -91,6 +102,17 @@ STACK = Stack(
         # DeepSeek's experts split over eight devices take 114 us a layer, more than its servers' whole step has for one. They
         # run the generated kernels of its TRTLLM back end, which FlashInfer hands to SGLang.
         experts_with_fp4="sglang",
+    ),
+    published=Published(
+        settings=_published,
+        # `attention_dp_config` with enable_balance, as InferenceX's launch scripts of DeepSeek write it (from knowledge, to be
+        # checked there; the settings table has no column for it). Taken for all of its rows with data-parallel attention.
+        prompt_balance={"timeout_iters": 60, "batching_wait_iters": 0},
+        narrows_cache=True,
+        seats_by_load=True,
+        # `num_nextn_predict_layers` of InferenceX's scripts; from knowledge of them.
+        drafted=3,
+        drafted_on_ranks=1,
     ),
     checks=(
         Check(

@@ -13,6 +13,7 @@ from hwmodels.stacks.description import (
     Graphs,
     Handover,
     Kernels,
+    Published,
     RefusedSettingError,
     Scheduler,
     Stack,
@@ -72,6 +73,13 @@ def _limits_left_out(settings: Mapping[str, Any], around: Circumstances) -> dict
         # What is no number of tokens is refused by the policy itself.
         found["max_num_seqs"] = min(sequences, tokens) if type(tokens) is int and tokens > 0 else sequences
     return found
+
+
+def _published(told: Mapping[str, Any], around: Circumstances, clients: int) -> dict[str, Any]:
+    # The budget of releases before 0.20; 0.32.0 has 16384 tokens on devices of 160 GiB and more.
+    tokens, sequences = told["token_budget"] or 8192, told["max_sequences"]
+    found = {"max_num_batched_tokens": max(tokens, sequences or 0), "async_scheduling": told["asynchronous"]}
+    return found if sequences is None else found | {"max_num_seqs": sequences}
 
 
 STACK = Stack(
@@ -139,6 +147,8 @@ STACK = Stack(
         head_products="16 bits",
         refused_experts={"nvfp4": ((6144, 4, 128),)},
     ),
+    # The account of 0.19 stands for those of 0.11 to 0.20.
+    published=Published(settings=_published, overlap_since=(0, 14), memory_release="0.19"),
     checks=(
         Check(
             what="scheduler",

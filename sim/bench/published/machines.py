@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from hwmodels.memory import LargestBatch, engine_defaults, memory_plan, stack_memory
 from hwmodels.mtp import mtp_draft
 from hwmodels.parallel import ParallelConfig
+from hwmodels.stacks import stacks
 from policies.decoding import Speculative
 from sim.bench.published.servers import ServerSettings
 from sim.engine import MachineSpec, ReplicaSpec
-from sim.engine.record.streaming import Stream
 from sim.errors import RooftraceError
 from sim.scenario.assembly.ranks import rank_router_of
 
@@ -58,13 +58,12 @@ def machine_of(
     settings: ServerSettings,
     *,
     concurrency: int,
-    release: str | None = None,
     speculation: Speculation | None = None,
 ) -> MachineSpec:
     """One replica of *deployment* behind *stack*; `Unmodelled` where it does not fit.
 
-    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
-    attention are ranks, among which requests are spread as the stack does by itself.
+    At most *concurrency* requests are in flight. Groups of data-parallel attention are ranks, among which requests are spread as
+    the stack does by itself.
     """
     tensor, ranks = deployment.parallel.tensor, deployment.parallel.data
     scheduler = settings.scheduler(stack.name, deployment.device, tensor=tensor, concurrency=concurrency, ranks=ranks)
@@ -81,7 +80,7 @@ def machine_of(
                 "lookahead_tokens": speculation.k,
             }
         plan = deployment.fitted(
-            _memory(deployment, stack, settings, concurrency, release, None if draft is None else draft.held)
+            _memory(deployment, stack, settings, concurrency, None if draft is None else draft.held)
         )
     except ValueError as error:
         why = str(error)
@@ -103,24 +102,19 @@ def machine_of(
     )
 
 
-def stream_of(stack: str, settings: ServerSettings) -> Stream:
-    """Which tokens reach a client together."""
-    return Stream(settings.stream_interval, "iterations" if stack == "trtllm" else "tokens")
-
-
 def _memory(
     deployment: Deployment,
     stack: ServingStack,
     settings: ServerSettings,
     concurrency: int,
-    release: str | None,
     draft: Deployment | None,
 ) -> MemoryPlan:
     defaults = engine_defaults(stack.name, deployment.device, tensor=deployment.parallel.tensor)
+    published = stacks()[stack.name].published
     sequences = settings.max_sequences or min(defaults.max_num_seqs, max(concurrency, 256))
     return memory_plan(
         deployment,
-        stack_memory(stack.name, release if stack.name == "vllm" else None),
+        stack_memory(stack.name, None if published is None else published.memory_release),
         largest=LargestBatch(settings.token_budget or min(8192, defaults.max_num_batched_tokens), sequences),
         share=settings.memory_share,
         draft=draft,

@@ -34,12 +34,20 @@ from policies.routers import RoundRobin
 from sim.bench import fields
 from sim.bench.load import NotReplayable, load_of
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, RequestRows
-from sim.bench.published.machines import Speculation, Unmodelled, devices_of, machine_of, stream_of
-from sim.bench.published.servers import GAP_ANALYSIS, ServerSettings, settings_of, warmed_up
+from sim.bench.published.machines import Speculation, Unmodelled, devices_of, machine_of
+from sim.bench.published.servers import (
+    GAP_ANALYSIS,
+    ServerSettings,
+    described_by,
+    published_by,
+    settings_of,
+    warmed_up,
+)
 from sim.bench.published.speculated import NOT_KNOWN, speculation_of
 from sim.bench.replay import figures_of
 from sim.engine import Experiment
 from sim.engine import run as simulated
+from sim.engine.record.streaming import Stream
 from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import LinkSpec
 from sim.protocols import Figures, Protocol, protocol
@@ -55,8 +63,6 @@ _MODES = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4_wo", "bf16": "bf16", "fp16
 """Formats of rows that name a precision and no mode."""
 RECORDED_SEQUENCES = 128
 """Most running sequences (max_num_seqs) of recorded runs: where the public one's time series levels off."""
-MEASURED_VLLM = "0.19"
-"""The release whose account of memory stands for those of measured runs (0.11 to 0.20)."""
 _SEED = 0
 _SAME_MODEL = {"deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3"}
 PREFILL_TOKENS, PREFILL_SEQUENCES = 16384, 16
@@ -358,7 +364,7 @@ def recorded_run(measurement: Measurement) -> Served:
 
 def seats_of(stack: str, clients: int, ranks: int) -> int | None:
     """Sequences that each of *ranks* decode ranks runs at once; None: no limit that *clients* would meet."""
-    if stack != "trtllm" or clients & (clients - 1) == 0:
+    if not published_by(stack).seats_by_load or clients & (clients - 1) == 0:
         return None
     share = clients / ranks
     power = 1 << max(int(share).bit_length() - 1, 0)
@@ -452,7 +458,6 @@ def experiment_of(
             stack,
             workers.settings,
             concurrency=-(-served.concurrency // workers.number),
-            release=MEASURED_VLLM,
             speculation=speculation,
         )
         deployments.append(deployment)
@@ -476,7 +481,7 @@ def experiment_of(
         replicas=tuple(machines),
         router=RoundRobin(),
         **deployments[0].front_end._asdict(),
-        stream=stream_of(stack.name, served.decode.settings),
+        stream=Stream(served.decode.settings.stream_interval, described_by(stack.name).stream_by),
         **apart,
     )
     return experiment, deployments[0]
@@ -484,8 +489,9 @@ def experiment_of(
 
 def _deployed(served: Served, workers: Workers, stack: ServingStack, profile: str | None) -> Deployment:
     largest = workers.settings.graph_sequences
-    if served.speculation is not None and largest is not None and stack.name != "vllm":
-        # They count sequences, each of which has as many rows as it verifies tokens.
+    graphs = described_by(stack.name).graphs
+    if served.speculation is not None and largest is not None and graphs is not None and graphs.of_sequences:
+        # Each sequence has as many rows as it verifies tokens.
         largest *= served.speculation.k + 1
     try:
         return deploy(

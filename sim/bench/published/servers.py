@@ -1,7 +1,7 @@
 """The settings that the servers behind published serving rows were given: a table beside the rows, and each row's own line of it.
 
-The settings of a row become the settings of the stack's own scheduler (`policies.vllm`, `sglang`, `trtllm`), the share and the
-limits of its memory, and the format of its cache. What the table leaves blank is the stack's default of the time.
+The settings of a row become the settings of the stack's own scheduler (`Published` of its description), the share and the limits
+of its memory, and the format of its cache. What the table leaves blank is the stack's default of the time.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import csv
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwmodels.graphs import DEFAULT_GRAPHS, STACKS, GraphSettings
 from hwmodels.memory import engine_defaults
+from hwmodels.stacks import default_stack, stacks
+from hwmodels.stacks.description import Circumstances, Published, Stack
 from policies.ranks import PromptBalance
-from policies.sglang import Sglang
-from policies.trtllm import TrtLlm
-from policies.vllm import Vllm
-from policies.wrappers import Cap
+from sim.scenario import named
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
@@ -42,14 +40,6 @@ GAP_ANALYSIS = "internal-gap-analysis"
 GENERATED_SPARE_TOKENS = 1500
 """The spare tokens of its token budgets: C + ISL + 1500 (ai-dynamo/aiconfigurator, cli/backends/trtllm.py and the rule files of its
 generator)."""
-_GENERATED_MIXED_CHUNKS = (0, 5, 6)
-"""The first SGLang release of a row whose server it started with enable_mixed_chunk; servers of 0.5.1 had the default, off."""
-BALANCE = (60, 0)
-"""The balance of TensorRT-LLM's ranks in InferenceX: `attention_dp_config` with enable_balance, timeout_iters 60 and
-batching_wait_iters 0, as its launch scripts of DeepSeek write it (from knowledge, to be checked there; the settings table has no
-column for it). Taken for all of its rows with data-parallel attention."""
-_RELEASE_WITH_OVERLAP = (0, 14)
-"""The first release of vLLM that schedules asynchronously by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,53 +76,38 @@ class ServerSettings:
     asynchronous: bool = True
     """Iterations are planned while the one before runs."""
 
-    def graphs(self, stack: str) -> GraphSettings:
-        """The settings that it was given for its CUDA graphs, for *stack*; the default of those that are none of a server."""
-        return GraphSettings(largest=self.graph_sequences) if stack in STACKS else DEFAULT_GRAPHS
-
     def scheduler(self, stack: str, device: Device, *, tensor: int, concurrency: int, ranks: int = 1) -> Scheduler:
-        """The stack's own scheduler with these settings, for at most *concurrency* requests in flight.
+        """The stack's own scheduler with these settings and its own choices beside them, for at most *concurrency* requests in
+        flight; *ranks*: of data-parallel attention, each with a scheduler."""
+        described = described_by(stack)
+        around = Circumstances(
+            limits=engine_defaults(stack, device, tensor=tensor),
+            decoding="autoregressive",
+            draft_has_kv=False,
+            data=ranks,
+            max_positions=0,
+            no_overlap=None,
+        )
+        assert described.choices is not None
+        settings = published_by(stack).settings(asdict(self), around, concurrency)
+        settings |= described.choices(settings, around)
+        asked = {"policy": described.scheduler, **settings}
+        if self.prompts_per_iteration is not None and "prefill_max_requests" not in settings:
+            asked = {"policy": "cap", "max_prompts": self.prompts_per_iteration, "inner": asked}
+        return named.policy(asked.pop("policy"), asked, named.SCHEDULERS, key="scheduler", method="plan")
 
-        *ranks*: of data-parallel attention, each with a scheduler. SGLang's share its limits (0.5.23,
-        srt/arg_groups/parallel_hook.py for chunks, srt/model_executor/pool_configurator.py for requests); those of the others
-        are each rank's.
-        """
-        defaults = engine_defaults(stack, device, tensor=tensor)
-        # The limits of releases before 0.20; 0.32.0 has 16384 tokens on devices of 160 GiB and more.
-        budget = self.token_budget or (8192 if stack == "vllm" else defaults.max_num_batched_tokens)
-        if stack == "sglang":
-            budget = max(budget // ranks, 1)
-            seats = None if self.max_sequences is None else max(self.max_sequences // ranks, 1)
-            if self.mixed_chunk:
-                seats = seats or min(concurrency, budget - 1)
-            return Sglang(
-                chunked_prefill_size=budget,
-                max_prefill_tokens=self.max_prefill_tokens or 16384,
-                prefill_max_requests=self.prompts_per_iteration,
-                max_running_requests=seats,
-                enable_mixed_chunk=self.mixed_chunk,
-                scheduler_recv_interval=self.receive_interval,
-                ignore_eos=True,
-                disable_radix_cache=not self.prefix_cache,
-            )
-        if stack == "trtllm":
-            inner: Scheduler = TrtLlm(
-                max_batch_size=self.max_sequences or defaults.max_num_seqs,
-                max_num_tokens=budget,
-                batch_wait_timeout_iters=self.wait_iterations,
-                batch_wait_max_tokens_ratio=self.wait_tokens_share,
-                disable_overlap_scheduler=not self.asynchronous,
-            )
-        else:
-            sequences = self.max_sequences or min(defaults.max_num_seqs, budget)
-            inner = Vllm(
-                max_num_batched_tokens=max(budget, sequences),
-                max_num_seqs=sequences,
-                async_scheduling=self.asynchronous,
-            )
-        if self.prompts_per_iteration is None:
-            return inner
-        return Cap(inner=inner, max_prompts=self.prompts_per_iteration)
+
+def described_by(stack: str) -> Stack:
+    """The description of *stack*, of that which it is like, or of the default stack where it is no server."""
+    found = stacks()[stacks()[stack].like or stack]
+    return found if found.published is not None else default_stack()
+
+
+def published_by(stack: str) -> Published:
+    """The servers of *stack* in published rows."""
+    found = described_by(stack).published
+    assert found is not None
+    return found
 
 
 def settings_of(row: Mapping[str, Any], folder: Path | None = None) -> ServerSettings:
@@ -159,10 +134,10 @@ def settings_of(row: Mapping[str, Any], folder: Path | None = None) -> ServerSet
 
 
 def _balance(row: Mapping[str, Any]) -> PromptBalance | None:
-    if str(row["backend"]) != "trtllm" or (_number(row.get("attention_dp_size")) or 1) <= 1:
+    balance = published_by(str(row["backend"])).prompt_balance
+    if balance is None or (_number(row.get("attention_dp_size")) or 1) <= 1:
         return None
-    timeout_iters, batching_wait_iters = BALANCE
-    return PromptBalance(timeout_iters=timeout_iters, batching_wait_iters=batching_wait_iters)
+    return PromptBalance(**balance)
 
 
 def _generated(row: Mapping[str, Any]) -> ServerSettings:
@@ -171,42 +146,39 @@ def _generated(row: Mapping[str, Any]) -> ServerSettings:
     The budget C + ISL + 1500 would hold several short prompts; how TTFT grows with the concurrency says that they were not
     computed together (docs/validation.md).
     """
-    stack, prompt = str(row["backend"]), int(_number(row["isl"]) or 0)
+    published, prompt = published_by(str(row["backend"])), int(_number(row["isl"]) or 0)
     groups = int(_number(row.get("attention_dp_size")) or 1)
     clients = int(_number(row.get("concurrency")) or (_number(row.get("batch_size")) or 0) * groups)
-    budget = clients + prompt + GENERATED_SPARE_TOKENS
-    if stack == "sglang":
-        return ServerSettings(
-            known_from="generator",
-            max_prefill_tokens=prompt + GENERATED_SPARE_TOKENS,
-            mixed_chunk=_release(row, 3) >= _GENERATED_MIXED_CHUNKS,
-            prompts_per_iteration=1,
-            kv_precision=_cache_by_default(row),
-        )
+    limits: dict[str, Any] = {
+        "token_budget": clients + prompt + GENERATED_SPARE_TOKENS,
+        "max_sequences": max(clients, 1),
+        "max_prefill_tokens": prompt + GENERATED_SPARE_TOKENS,
+    }
+    mixes = published.mixed_chunk_since
     return ServerSettings(
         known_from="generator",
-        token_budget=budget,
-        max_sequences=max(clients, 1),
+        **{name: limits[name] for name in published.generated},
+        mixed_chunk=mixes is not None and _from_release(row, mixes),
         prompts_per_iteration=1,
         kv_precision=_cache_by_default(row),
-        asynchronous=stack != "vllm" or _release(row) >= _RELEASE_WITH_OVERLAP,
+        asynchronous=_from_release(row, published.overlap_since),
     )
 
 
-def _release(row: Mapping[str, Any], numbers: int = 2) -> tuple[int, ...]:
-    """The leading numbers of a release; (999,) where the row does not say them."""
-    parts = str(row.get("backend_version", "")).split(".")[:numbers]
-    said = len(parts) == numbers and all(part.isdigit() for part in parts)
-    return tuple(int(part) for part in parts) if said else (999,)
+def _from_release(row: Mapping[str, Any], first: tuple[int, ...]) -> bool:
+    """Whether a row's server is of the release *first* or a later one, as are those that do not say theirs in numbers."""
+    parts = str(row.get("backend_version", "")).split(".")[: len(first)]
+    said = len(parts) == len(first) and all(part.isdigit() for part in parts)
+    return not said or tuple(map(int, parts)) >= first
 
 
 def _cache_by_default(row: Mapping[str, Any]) -> str | None:
-    """TensorRT-LLM takes the cache format of its quantised checkpoints, 8 bits; the others keep the model's."""
+    """The cache format of quantised checkpoints where the stack takes that over; None for the model's."""
     narrow = str(row.get("gemm_quant_mode", "")) in ("fp8", "fp8_block", "nvfp4") or str(row["precision"]) in (
         "fp8",
         "fp4",
     )
-    return "fp8" if str(row["backend"]) == "trtllm" and narrow else None
+    return "fp8" if narrow and published_by(str(row["backend"])).narrows_cache else None
 
 
 def _of_script(line: Mapping[str, str], known_from: str) -> ServerSettings:

@@ -124,7 +124,10 @@ def _write(rows: Sequence[Row], out: Path) -> Path:
 def _facts(rows: Sequence[Row], failures_only: bool) -> dict[str, Any]:
     shown = [row for row in rows if row.ok is False or not failures_only]
     return {
-        "rows": [{**asdict(row), "error_pct": row.error_pct, "ok": row.ok} for row in shown],
+        "rows": [
+            {**asdict(row), "informational": row.informational, "error_pct": row.error_pct, "ok": row.ok}
+            for row in shown
+        ],
         "summary": _counts(rows),
     }
 

@@ -116,7 +116,6 @@ def _headlines() -> Iterator[Row]:
             simulated="not run",
             kind="emulated",
             evidence="shown only",
-            informational=True,
             note="the setting that it belongs to is not stated, and those of the paper need the traces",
         )
 
@@ -152,7 +151,6 @@ def _other_traffic(seeds: Sequence[int]) -> Iterator[Row]:
         simulated=f"{np.mean([p.planning_s for p in planned]):.2f} s, {np.mean([p.simulations for p in planned]):.0f}",
         kind="qualitative",
         evidence="shown only",
-        informational=True,
         note="the paper leaves planning out of its figures; the seconds are of the machine that ran this",
     )
 

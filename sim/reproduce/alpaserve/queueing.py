@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -48,12 +49,14 @@ def two_models(quick: bool) -> Iterator[Row]:
         simulated="not run",
         kind="qualitative",
         evidence="shown only",
-        informational=True,
         note="without a stated load, burstiness and SLO the ratio is anything from 1 to 10",
     )
 
 
 def closed_forms(quick: bool) -> Iterator[Row]:
+    row_of = partial(
+        Row, experiment="M/D/1, closed forms (section 3.4)", kind="theory", evidence="closed form against print"
+    )
     published = {float(row["load"]): row for row in table("md1")}
     for load, row in published.items():
         rate = load / SERVICE_S
@@ -72,14 +75,11 @@ def closed_forms(quick: bool) -> Iterator[Row]:
             ),
         )
         for name, value, column in forms:
-            yield Row(
-                experiment="M/D/1, closed forms (section 3.4)",
+            yield row_of(
                 case=f"load {load:g}",
                 quantity=name,
                 published=float(row[column]),
                 simulated=float(value),
-                kind="theory",
-                evidence="closed form against print",
                 within_abs=1e-6,
             )
     loads = np.linspace(0.01, 1.99, 1981)
@@ -88,14 +88,11 @@ def closed_forms(quick: bool) -> Iterator[Row]:
         ("largest alpha", 1.138, float(np.max(largest))),
         ("load of the largest alpha", 1.17, float(loads[int(np.argmax(largest))])),
     ):
-        yield Row(
-            experiment="M/D/1, closed forms (section 3.4)",
+        yield row_of(
             case="over all loads",
             quantity=name,
             published=printed,
             simulated=value,
-            kind="theory",
-            evidence="closed form against print",
             within_abs=5e-4 if name == "largest alpha" else 5e-3,
         )
     for load in (0.4, 0.8, 1.2, 1.6) if quick else (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.9):

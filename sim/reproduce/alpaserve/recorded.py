@@ -123,7 +123,7 @@ def _ablation(keep: Callable[[int, float], bool], quick: bool) -> Iterator[Row]:
 
 
 def ablation_points(quick: bool) -> Iterator[Row]:
-    """What is recorded of the ablation at CV 8 and at SLO scale 1."""
+    """Rows of the ablation at CV 8 and at SLO scale 1, as far as it is recorded."""
     part = []
     for row in table("ablation_points"):
         cv, scale, policy = float(row["cv"]), float(row["slo_scale"]), row["policy"]
@@ -146,7 +146,7 @@ def _ablation_rows(part: Sequence[Recorded]) -> Iterator[Row]:
         row = _judged(found, "event loop against theory")
         note = "where dealing stops is not published; the rule here was read off these recorded results"
         dealt = found.policy == _ROUND_ROBIN
-        yield replace(row, evidence="shown only", within_abs=None, informational=True, note=note) if dealt else row
+        yield replace(row, evidence="shown only", within_abs=None, note=note) if dealt else row
     judged = [found for found in part if found.policy != _ROUND_ROBIN]
     if ordering(judged)[0]:
         yield _better_is_better(judged, "event loop against theory")
@@ -187,7 +187,6 @@ def azure(_quick: bool) -> Iterator[Row]:
                 simulated="not run",
                 kind="emulated",
                 evidence="shown only",
-                informational=True,
                 note="the trace of Azure Functions is not packaged; `rooftrace place` reads it (workload.functions)",
             )
 

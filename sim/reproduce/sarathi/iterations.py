@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from sim.reproduce.rows import Row
 from sim.reproduce.sarathi.runs import INPUT, MEASURED, THEORY, batch_s, cost_of, iteration_s, prefill_s, published
@@ -18,19 +19,18 @@ def rows() -> Iterator[Row]:
 
 
 def _iteration_times() -> Iterator[Row]:
+    row_of = partial(Row, experiment="iteration time", kind="calibrated")
     cost = cost_of("llama-13b", "a6000")
     found = {}
     for line in published("iterations")[:3]:
         prompt, decodes = int(line["prompt_tokens"]), int(line["decodes"])
         found[line["scheme"]] = ms = 1e3 * iteration_s(cost, prompt, decodes)
         goes_in = line["scheme"] != "decode-maximal"
-        yield Row(
-            experiment="iteration time",
+        yield row_of(
             case=f"{line['scheme']}, {prompt} prompt tokens, {decodes} decodes" + (" (goes in)" if goes_in else ""),
             quantity="ms",
             published=float(line["total_ms"]),
             simulated=ms,
-            kind="calibrated",
             evidence=INPUT if goes_in else MEASURED,
             within_pct=1.0,
         )
@@ -38,34 +38,21 @@ def _iteration_times() -> Iterator[Row]:
         ("prefill-only, a prompt token (goes in)", 0.229, found["prefill-only"] / 1024),
         ("decode-only, a decode of four (goes in)", 12.49, found["decode-only"] / 4),
     ):
-        yield Row(
-            experiment="iteration time",
-            case=case,
-            quantity="ms a token",
-            published=figure,
-            simulated=ms,
-            kind="calibrated",
-            evidence=INPUT,
-            within_pct=3.0,
-        )
+        yield row_of(case=case, quantity="ms a token", published=figure, simulated=ms, evidence=INPUT, within_pct=3.0)
     marginal_ms = (found["decode-maximal"] - found["prefill-only"]) / 3
-    yield Row(
-        experiment="iteration time",
+    yield row_of(
         case="marginal decode: (decode-maximal - prefill-only) / 3",
         quantity="ms",
         published=1.2,
         simulated=marginal_ms,
-        kind="calibrated",
         evidence=MEASURED,
         within_pct=10.0,
     )
-    yield Row(
-        experiment="iteration time",
+    yield row_of(
         case="a decode alone over a marginal one",
         quantity="ratio",
         published=10.4,
         simulated=found["decode-only"] / 4 / marginal_ms,
-        kind="calibrated",
         evidence=MEASURED,
         within_pct=10.0,
     )
@@ -88,38 +75,33 @@ def _ratios() -> Iterator[Row]:
 
 
 def _tiles() -> Iterator[Row]:
+    row_of = partial(Row, experiment="tile steps", kind="calibrated")
     cost = cost_of("llama-13b", "a6000")
     found = {}
     for line in published("iterations")[3:]:
         tokens = int(line["prompt_tokens"])
         found[tokens] = ms = 1e3 * iteration_s(cost, tokens, 0)
-        yield Row(
-            experiment="tile steps",
+        yield row_of(
             case=f"{tokens} tokens" + (" (goes in)" if tokens == 256 else ""),
             quantity="ms",
             published=float(line["total_ms"]),
             simulated=ms,
-            kind="calibrated",
             evidence=INPUT if tokens == 256 else MEASURED,
             within_pct=5.0,
         )
-    yield Row(
-        experiment="tile steps",
+    yield row_of(
         case="two tiles over one",
         quantity="step, %",
         published=27.0,
         simulated=100 * (found[256] / found[128] - 1),
-        kind="calibrated",
         evidence=MEASURED,
         within_abs=5.0,
     )
-    yield Row(
-        experiment="tile steps",
+    yield row_of(
         case="one token beyond two tiles",
         quantity="step, %",
         published=32.0,
         simulated=100 * (found[257] / found[256] - 1),
-        kind="calibrated",
         evidence=MEASURED,
         within_abs=5.0,
     )
@@ -127,26 +109,21 @@ def _tiles() -> Iterator[Row]:
 
 def _saturation() -> Iterator[Row]:
     """How fast prompts are computed. SARATHI, section 3: from 512 tokens in a batch, and what 256 lose."""
+    row_of = partial(Row, experiment="prefill rate", kind="calibrated", evidence=MEASURED)
     cost = cost_of("llama-13b", "a6000")
     best = max(tokens / (1e3 * batch_s(cost, tokens // 512, 512)) for tokens in (512, 1024, 2048))
-    yield Row(
-        experiment="prefill rate",
+    yield row_of(
         case="LLaMA-13B, A6000, prompts of 512 tokens, the best of one, two and four together",
         quantity="prompt tokens a ms and layer",
         published=180.0,
         simulated=best * 40,
-        kind="calibrated",
-        evidence=MEASURED,
         within_pct=5.0,
     )
-    yield Row(
-        experiment="prefill rate",
+    yield row_of(
         case="LLaMA-13B, A6000, 256 tokens (their time goes in)",
         quantity="below the best rate, %",
         published=12.5,
         simulated=100 * (1 - 256 / (1e3 * batch_s(cost, 1, 256)) / best),
-        kind="calibrated",
-        evidence=MEASURED,
         within_abs=10.0,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from hwmodels.model import load_model
@@ -66,38 +67,33 @@ def stated_batches() -> list[dict[str, Any]]:
 
 
 def rows() -> Iterator[Row]:
+    row_of = partial(Row, experiment="batch capacity", kind="theory")
     for case in stated_batches():
         for batch in case["batches"]:
-            yield Row(
-                experiment="batch capacity",
+            yield row_of(
                 case=f"{case['model']}, {batch['tokens']} tokens, decimal GB, no reserve",
                 quantity="sequences",
                 published=batch["published_formula"],
                 simulated=batch["formula"],
-                kind="theory",
                 evidence=PRINT,
                 within_abs=0.0,
             )
     first, _ = stated_batches()
-    yield Row(
-        experiment="batch capacity",
+    yield row_of(
         case="llama-13b: 18, 10 and 6 from one pool",
         quantity="possible",
         published="no",
         simulated="no" if first["reserve_gb"] is None else "yes",
-        kind="theory",
         evidence=PRINT,
         within_abs=0.0,
     )
     kv = theory.kv_bytes_per_token(60, 6656)
     for tokens, stated in ((1024, 10), (2048, 5), (3072, 3)):
-        yield Row(
-            experiment="batch capacity",
+        yield row_of(
             case=f"llama-33b, {tokens} tokens, a pool of 17 GB",
             quantity="sequences",
             published=stated,
             simulated=int(theory.batch_capacity(17e9, 0.0, tokens, kv)),
-            kind="theory",
             evidence=PRINT,
             within_abs=0.0,
         )
@@ -105,14 +101,11 @@ def rows() -> Iterator[Row]:
     for pipeline, stated in ((1, 11), (8, 27)):
         room = deployment("gpt3-175b", "a100-80gb-sxm", 8, pipeline)
         pool = 80e9 - room.weight_bytes_per_device
-        yield Row(
-            experiment="batch capacity",
+        yield row_of(
             case=f"gpt3-175b, TP8 x PP{pipeline}, 4096 tokens, decimal GB, no reserve",
             quantity="sequences of a micro-batch",
             published=float(stated),
             simulated=pool / (4096 * room.kv_bytes_per_token_per_device) / pipeline,
-            kind="theory",
             evidence=SHOWN,
-            informational=True,
             note="the reserve is not published",
         )

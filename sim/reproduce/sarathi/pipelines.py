@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +74,13 @@ def idle_shares(columns: Columns) -> dict[str, float]:
 
 
 def _bubbles() -> Iterator[Row]:
+    row_of = partial(
+        Row,
+        experiment="pipeline bubbles",
+        quantity="share of the stages' time that is bubble",
+        kind="theory",
+        evidence=THEORY,
+    )
     even = Even()
     chunks, decodes = at_once([64] * 64, 0), at_once([64] * 4, 100)
     one = Sarathi(token_budget=64, max_sequences=1)
@@ -101,14 +109,10 @@ def _bubbles() -> Iterator[Row]:
             0.0,
         ),
     ):
-        yield Row(
-            experiment="pipeline bubbles",
+        yield row_of(
             case=f"4 equal stages; {case}",
-            quantity="share of the stages' time that is bubble",
             published=expected,
             simulated=idle_shares(replay(cost, scheduler, trace, lanes=lanes))["all"],
-            kind="theory",
-            evidence=THEORY,
             within_abs=0.01,
         )
     contexts = at_once([1024, 16] * 2, 100)
@@ -118,15 +122,8 @@ def _bubbles() -> Iterator[Row]:
         ("pb3", "decodes over unequal contexts", Even(kv_s=1e-6), contexts),
     ):
         share = idle_shares(replay(cost, OrcaPaged(1), trace))[kind]
-        yield Row(
-            experiment="pipeline bubbles",
-            case=f"4 equal stages; {what}: {kind.upper()}",
-            quantity="share of the stages' time that is bubble",
-            published="above 0",
-            simulated=share,
-            kind="theory",
-            evidence=THEORY,
-            holds=share > 0,
+        yield row_of(
+            case=f"4 equal stages; {what}: {kind.upper()}", published="above 0", simulated=share, holds=share > 0
         )
 
 
@@ -280,7 +277,6 @@ def _gpt3(requests: int) -> Iterator[Row]:
         simulated=1.48 * 1.28,
         kind="theory",
         evidence=SHOWN,
-        informational=True,
         note="arithmetic of the document's own figures",
     )
     alone = cost_of("gpt3-175b", "a100-80gb-sxm")
@@ -300,7 +296,7 @@ def _gpt3(requests: int) -> Iterator[Row]:
 
 
 def _gpt3_beside(requests: int) -> Iterator[Row]:
-    """What else was tried, shown and judged nowhere: another server's host work, the other reading, what is missing."""
+    """Rows of what else was tried, shown and not judged: another server's host work, the other reading, what is missing."""
 
     def beside(case: str, found: Gpt3, note: str) -> Iterator[Row]:
         bubbles = ("median bubble a request, Orca / SARATHI", 6.29, found.bubbles)
@@ -313,7 +309,6 @@ def _gpt3_beside(requests: int) -> Iterator[Row]:
                 simulated=ratio,
                 kind="emulated",
                 evidence=SHOWN,
-                informational=True,
                 note=note,
             )
 

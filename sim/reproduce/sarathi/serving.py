@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -101,6 +102,7 @@ def _chunk_overhead() -> Iterator[Row]:
 
 def _stalls() -> Iterator[Row]:
     """Prompts first stop the decodes for as long as a prompt takes; a budget stops them for its own iterations."""
+    row_of = partial(Row, experiment="generation stall", kind="theory", evidence=THEORY)
     cost = cost_of("yi-34b", "a100-80gb-sxm", 2)
     # Eight sequences decode when a prompt of 4096 tokens comes.
     prompts = np.array([1000] * 8 + [4096], np.int64)
@@ -116,25 +118,19 @@ def _stalls() -> Iterator[Row]:
         ends = (iterations["start_ns"] + iterations["duration_ns"])[iterations["decode_tokens"] > 0]
         longest[name] = float(np.diff(ends).max()) * 1e-9
     prompt = iteration_s(cost, 4096, 0)
-    yield Row(
-        experiment="generation stall",
+    yield row_of(
         case="Yi-34B, 2 A100, a prompt of 4096 tokens comes while eight decode, prompts first",
         quantity="longest gap less a decode / time of the prompt",
         published=1.0,
         simulated=(longest["vLLM"] - iteration_s(cost, 0, 8, 1050)) / prompt,
-        kind="theory",
-        evidence=THEORY,
         within_pct=2.0,
     )
     chunk = max(iteration_s(cost, 504, 8, 1050), prefill_s(cost, 4096, 512)[0] / 8)
-    yield Row(
-        experiment="generation stall",
+    yield row_of(
         case="the same under a budget of 512 tokens",
         quantity="longest gap / an iteration of 504 prompt tokens and eight decodes",
         published="at most 1.25 (the last chunk reads the whole past)",
         simulated=longest["Sarathi-Serve"] / chunk,
-        kind="theory",
-        evidence=THEORY,
         holds=longest["Sarathi-Serve"] <= 1.25 * chunk,
     )
 
@@ -181,6 +177,7 @@ def _ratio(ours: float, theirs: float) -> float:
 
 
 def _capacities(requests: int) -> Iterator[Row]:
+    row_of = partial(Row, experiment="Sarathi-Serve capacity", kind="emulated")
     for line in published("serve_capacity"):
         model, machine, limit = line["model"], line["machine"], float(line["tbt_p99_s"])
         degrees = int(line["tensor"]), int(line["pipeline"])
@@ -188,15 +185,13 @@ def _capacities(requests: int) -> Iterator[Row]:
         ours = capacity(deployment(model, machine, *degrees), "Sarathi-Serve", line["dataset"], limit, requests)
         base = capacity(deployment(model, machine, *theirs), line["baseline"], line["dataset"], limit, requests)
         reading = f"; {line['reading']}" if line["reading"] else ""
-        yield Row(
-            experiment="Sarathi-Serve capacity",
+        yield row_of(
             case=f"{model}, {degrees[0] * degrees[1]} {machine}, TP{degrees[0]}-PP{degrees[1]}, {line['dataset']} lengths, "
             f"p99 TBT within {limit:g} s{reading}",
             quantity=f"requests/s, Sarathi-Serve / {line['baseline']}"
             + (f" on TP{theirs[0]}-PP{theirs[1]}" if theirs != degrees else ""),
             published=float(line["ratio"]),
             simulated=_ratio(ours, base),
-            kind="emulated",
             evidence=MEASURED,
             within_pct=30.0,
         )
@@ -207,16 +202,13 @@ def _capacities(requests: int) -> Iterator[Row]:
             limit = float(line["tbt_p99_s"])
             ours = capacity(with_server, "Sarathi-Serve", line["dataset"], limit, requests)
             base = capacity(with_server, line["baseline"], line["dataset"], limit, requests)
-            yield Row(
-                experiment="Sarathi-Serve capacity",
+            yield row_of(
                 case=f"yi-34b, 2 a100-80gb-sxm, {line['dataset']} lengths, p99 TBT within {limit:g} s; "
                 "with the host work of vLLM of 2023 as Splitwise's runs have it",
                 quantity=f"requests/s, Sarathi-Serve / {line['baseline']}",
                 published=float(line["ratio"]),
                 simulated=_ratio(ours, base),
-                kind="emulated",
                 evidence=SHOWN,
-                informational=True,
                 note="another system's server",
             )
 
@@ -278,6 +270,7 @@ def range_of_order(dataset: str, index: int, order: Sequence[str]) -> tuple[floa
 
 
 def _ablation(seeds: int) -> Iterator[Row]:
+    row_of = partial(Row, experiment="Sarathi-Serve ablation", kind="emulated", evidence=MEASURED)
     for dataset in DATASETS:
         found = serve_ablation(dataset, seeds)
         lines = {line["scheduler"]: line for line in published("serve_ablation") if line["dataset"] == dataset}
@@ -287,24 +280,18 @@ def _ablation(seeds: int) -> Iterator[Row]:
             span = range_of_order(dataset, index, order)
             tried = f"{TRIED[0] * SERVE_RATES[dataset]:.3g} to {TRIED[-1] * SERVE_RATES[dataset]:.3g} tried"
             where = f"holds from {span[0]:.3g} to {span[1]:.3g}" if span else "holds there at none"
-            yield Row(
-                experiment="Sarathi-Serve ablation",
+            yield row_of(
                 case=f"Yi-34B, 2 A100, {dataset}, budget 1024, {ours}; {where} ({tried})",
                 quantity=f"order of {name} (H hybrid-only, C chunked-only, B both)",
                 published=_initials(order),
                 simulated=_initials(_order(found, index)),
-                kind="emulated",
-                evidence=MEASURED,
                 within_abs=0.0,
             )
             for system in order:
-                yield Row(
-                    experiment="Sarathi-Serve ablation",
+                yield row_of(
                     case=f"{dataset}, {system}, {ours}",
                     quantity=f"{name}, s",
                     published=float(lines[system][column]),
                     simulated=found[system][index],
-                    kind="emulated",
-                    evidence=MEASURED,
                     within_pct=30.0,
                 )

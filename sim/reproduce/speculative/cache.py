@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,40 +25,35 @@ _BLOCK = 16
 
 def rows(_quick: bool) -> Iterator[Row]:
     """Bytes of a token, linear work of a step with and without a cache, blocks held under speculation."""
+    row_of = partial(Row, experiment="KV cache", kind="theory")
     for name in ("gpt2", "gpt2-xl", "opt-13b", "llama-13b", "gpt3-175b"):
         spec = load_model(name)
-        yield Row(
-            experiment="KV cache",
+        yield row_of(
             case=f"{name}, fp16",
             quantity="bytes a token, against 2 x layers x hidden x bytes",
             published=float(2 * spec.n_layers * spec.hidden * 2),
             simulated=float(spec.kv_bytes_per_token()),
-            kind="theory",
             evidence="closed form against print",
             within_abs=0.0,
         )
     linear = stage_work(load_model("gpt2-xl"), ParallelConfig(), 0).linears
     for context in (266, 1024):
         cached, recomputed = (float(sum(each.flops(count) for each in linear)) for count in (1, context))
-        yield Row(
-            experiment="KV cache",
+        yield row_of(
             case=f"gpt2-xl, context {context}",
             quantity="linear work of a step without a cache over one with it",
             published=float(context),
             simulated=recomputed / cached,
-            kind="theory",
             evidence="closed form against print",
             within_abs=1e-9 * context,
         )
     for alpha, k in ((0.0, 4), (0.6, 4), (0.9, 8)):
         most, wanted = _most_blocks(alpha, k)
-        yield Row(
-            experiment="KV cache",
+        yield row_of(
             case=f"alpha {alpha:g}, K {k}, 100 + 400 tokens",
             quantity="most blocks held: slots of rejected tokens are used again",
             published=wanted[1],
             simulated=most,
-            kind="theory",
             evidence="event loop against theory",
             holds=wanted[0] <= most <= wanted[1],
             note=f"the text takes {wanted[0]:.0f}, with K + 1 slots ahead of it {wanted[1]:.0f}; alpha and K are ours",

@@ -75,7 +75,6 @@ def shown(experiment: str, case: str, quantity: str, printed: float | str, simul
         simulated=simulated,
         kind="qualitative",
         evidence="shown only",
-        informational=True,
         note=why,
     )
 

@@ -92,10 +92,14 @@ def test_a_measured_device_keeps_its_own_and_is_lent_only_the_rest():
     assert {kernel.variant for kernel in whole.kernels if kernel.family == "moe"} == set(l40s.variants("moe"))
 
 
-def test_every_loan_of_every_device_is_within_its_bounds():
-    for name in sorted(
-        set(device_catalogue()) - {"gaudi3", "b60", "trainium2"}
-    ):  # nobody lends to their makers' devices
+BORROWERS = sorted(set(device_catalogue()) - {"gaudi3", "b60", "trainium2"})  # nobody lends to their makers' devices
+
+
+@pytest.mark.parametrize(
+    "names", [BORROWERS[::4], pytest.param(BORROWERS, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_every_loan_of_every_device_is_within_its_bounds(names):
+    for name in names:
         for kernel in load_profile(name).whole().kernels:
             for field, (_, low, high) in bounds(FAMILIES[kernel.family].parameters).items():
                 assert low <= getattr(kernel.params, field) <= high, (name, kernel.family, kernel.variant, field)
