@@ -156,7 +156,6 @@ def a_vllm(rng: random.Random) -> Vllm:
         max_num_seqs=sequences,
         long_prefill_token_threshold=rng.choice([0, 0, 0, 4, 16]),
         long_prefill_token_threshold_adaptive=rng.random() < 0.3,
-        prefill_schedule_interval=rng.choice([1, 1, 2, 5]),
         enable_chunked_prefill=chunked,
         scheduler_reserve_full_isl=rng.random() < 0.6,
         watermark=rng.choice([0.0, 0.0, 0.05]),
