@@ -223,6 +223,9 @@ class ReplicaView:
     """The `Plan.memo` of the plan before this one; None for the first one, and after there was nothing to do here."""
     rounds: int = 0
     """Decode steps done here so far, those beside prompts included: how many a plan has been held for is their difference."""
+    step: int = -1
+    """For a scheduler that `counts_steps`, on a machine with ranks: their common steps since the last time that all were idle; -1:
+    not counted."""
     terms: Terms = NO_TERMS
     """Terms of classes of service."""
     cache: PrefixCache | None = None
@@ -322,8 +325,9 @@ class Scheduler(Protocol):
 
     A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
     below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`, `preempted_last`, `reserves`,
-    `pads_to`. A wrapper has those of its `inner` unless it has its own. A method `never_planned(largest: Largest) -> str | None`
-    says why some sequence could never be planned, and what helps; such a run is refused.
+    `counts_steps`, `pads_to`. A wrapper has those of its `inner` unless it has its own. A method
+    `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what helps; such a run is
+    refused.
     """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...
@@ -389,6 +393,12 @@ def reserves(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, keeps memory for what clients allow (`ReplicaView.max_tokens`): by an attribute
     `reserves`."""
     return bool(_asked(scheduler, "reserves"))
+
+
+def counts_steps(scheduler: object) -> bool:
+    """Whether plans of *scheduler*, or of one that it wraps, depend on the number of the step that ranks take together
+    (`ReplicaView.step`): by an attribute `counts_steps`."""
+    return bool(_asked(scheduler, "counts_steps"))
 
 
 def _asked(scheduler: object, name: str) -> object:

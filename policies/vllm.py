@@ -52,6 +52,9 @@ class Vllm:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True
     """Each iteration is planned while the one before it runs; see `policies.view.plans_ahead`."""
+    prefill_schedule_interval: int = 1
+    """Ranks compute prompts in every so many of their common steps, unless the last such step left some waiting or nobody decodes.
+    Without ranks it has no effect."""
 
     by_chunk: ClassVar[bool] = True
     evicts: ClassVar[bool] = True
@@ -66,6 +69,7 @@ class Vllm:
         setting_at_least(self, "max_num_batched_tokens", 1)
         setting_at_least(self, "max_num_seqs", 1)
         setting_at_least(self, "long_prefill_token_threshold", 0)
+        setting_at_least(self, "prefill_schedule_interval", 1)
         for name in ("max_num_active_seqs", "max_num_scheduled_tokens"):
             if getattr(self, name) is not None:
                 setting_at_least(self, name, 1)
@@ -100,23 +104,53 @@ class Vllm:
             )
         return None
 
+    @property
+    def counts_steps(self) -> bool:
+        """See `policies.view.counts_steps`."""
+        return self.prefill_schedule_interval > 1
+
     def plan(self, view: ReplicaView, /) -> Plan:
+        if self.prefill_schedule_interval > 1 and view.step >= 0:
+            return self._plan_in_cadence(view)
+        return self._plan(view)
+
+    def _plan_in_cadence(self, view: ReplicaView) -> Plan:
+        """The plan of a rank that starts prompts in every `prefill_schedule_interval`th step of all ranks. What is remembered is
+        whether the latest step that might start prompts has left any waiting: none is put off then."""
+        left_some = view.memo is True
+        beyond = view.step % self.prefill_schedule_interval
+        if not beyond or left_some or not view.n_decoding + view.n_leaving:
+            plan = self._plan(view)
+            if not plan.preempt:
+                admitted = len(plan.run) - len(
+                    {seq.id for seq in view.prefilling}.intersection(id_ for id_, _ in plan.run)
+                )
+                left_some = len(view.waiting) > admitted
+            return plan._replace(memo=left_some, through_arrivals=plan.through_arrivals and left_some)
+        plan = self._plan(view, puts_off=True)
+        put_off = self.prefill_schedule_interval - beyond if view.waiting or view.prefilling else plan.hold
+        return plan._replace(memo=left_some, hold=min(plan.hold, put_off), through_arrivals=False)
+
+    def _plan(self, view: ReplicaView, *, puts_off: bool = False) -> Plan:
+        """*puts_off*: prompts are not computed, but for the last token of those whose other tokens are cached."""
         n_decoding, query, draft_slots = view.n_decoding, view.query_tokens, view.draft_slots
         left = (self.max_num_scheduled_tokens or self.max_num_batched_tokens) - n_decoding * query
         left_input = self.max_num_batched_tokens - n_decoding * (query + draft_slots)
         free = view.free_blocks - view.growth_blocks
         if left < 0 or left_input < 0 or free < 0:
-            return self._plan_in_order(view)
+            return self._plan_in_order(view, puts_off=puts_off)
         seats = self._seats(view)
-        prefilling = view.prefilling
+        prefilling = () if puts_off else view.prefilling
         if not prefilling:
             if not view.waiting and n_decoding:
                 return _DECODES_WHOEVER_COMES if seats <= 0 and self.scheduling_policy == "fcfs" else _DECODES
             chunks: list[tuple[int, int]] = []
         else:
             limit = self._longest_chunk(view)
-            if limit and sum(min(partial.remaining_tokens, limit) for partial in prefilling) > left:
-                return self._plan_in_order(view)
+            # A sequence that decodes may stand behind a prompt that was cut short, or put off.
+            in_order = limit or self.prefill_schedule_interval > 1
+            if in_order and sum(min(seq.remaining_tokens, limit or left + 1) for seq in prefilling) > left:
+                return self._plan_in_order(view, puts_off=puts_off)
             chunks = []
             for partial in prefilling:
                 if left <= 0 or left_input <= draft_slots:
@@ -126,11 +160,11 @@ class Vllm:
                 if view.by_chunk:
                     free -= _blocks(view, cached + tokens) - _blocks(view, cached)
                 if free < 0:
-                    return self._plan_in_order(view)
+                    return self._plan_in_order(view, puts_off=puts_off)
                 left -= tokens
                 left_input -= tokens + draft_slots
                 chunks.append((partial.id, tokens))
-        full = self._admit(view, chunks, left, left_input, free, seats)
+        full = self._admit(view, chunks, left, left_input, free, seats, puts_off=puts_off)
         if chunks:
             return prompts(tuple(chunks), n_decoding > 0 or any(not tokens for _, tokens in chunks))
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full and self.scheduling_policy == "fcfs")
@@ -152,8 +186,9 @@ class Vllm:
         return limit
 
     def _admit(
-        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int
-    ) -> bool:
+        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int, *,
+        puts_off: bool,
+    ) -> bool:  # fmt: skip
         """Add chunks of waiting sequences; return whether a later one could not join either."""
         if seats <= 0:
             return True
@@ -161,7 +196,7 @@ class Vllm:
             return False
         cache = view.cache
         if cache is None:
-            return self._admit_some(view, chunks, left, left_input, free, seats)
+            return self._admit_some(view, chunks, left, left_input, free, seats, puts_off=puts_off)
         cache.try_out()
         try:
             # Running sequences have taken their blocks when the first waiting one looks for its own.
@@ -170,13 +205,14 @@ class Vllm:
                 computed = {partial.id: partial.cached_tokens for partial in view.prefilling}
                 for id_, tokens in chunks:
                     cache.cached(id_, computed[id_] + tokens)
-            return self._admit_some(view, chunks, left, left_input, free, seats)
+            return self._admit_some(view, chunks, left, left_input, free, seats, puts_off=puts_off)
         finally:
             cache.undo()
 
     def _admit_some(
-        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int
-    ) -> bool:
+        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int, *,
+        puts_off: bool,
+    ) -> bool:  # fmt: skip
         limit, draft_slots = self._longest_chunk(view), view.draft_slots
         # The release counts its null block, which no sequence gets, among all blocks.
         kept = int(self.watermark * (view.total_blocks + 1))
@@ -200,7 +236,9 @@ class Vllm:
             if seq.shared_blocks:
                 # Blocks that were loaded for it and are its own, or are shown as found.
                 found, unheld = seq.shared_blocks, 0
-            tokens = self._first_tokens(to_compute, view.query_tokens, limit, budget)
+            tokens = (
+                0 if puts_off and to_compute > 1 else self._first_tokens(to_compute, view.query_tokens, limit, budget)
+            )
             if not tokens:
                 return True
             reserve = kept if occupied else 0
@@ -238,7 +276,7 @@ class Vllm:
             return view.waiting
         return sorted(view.waiting, key=lambda seq: (not seq.kept_blocks, seq.priority, seq.arrival_ns, seq.id))
 
-    def _plan_in_order(self, view: ReplicaView) -> Plan:
+    def _plan_in_order(self, view: ReplicaView, *, puts_off: bool = False) -> Plan:
         """The plan where the budget or the blocks do not serve all running sequences: one after the other, as admitted."""
         remaining = {partial.id: partial.remaining_tokens for partial in view.prefilling}
         query, draft_slots = view.query_tokens, view.draft_slots
@@ -254,7 +292,8 @@ class Vllm:
         while at < len(running) and left > 0 and left_input > draft_slots:
             seq = running[at]
             budget = min(left, left_input - draft_slots)
-            if seq.leaving or (query > budget and seq.id not in remaining):
+            prompt = seq.id in remaining
+            if seq.leaving or (puts_off if prompt else query > budget):
                 at += 1
                 continue
             tokens, blocks = query, seq.growth_blocks
@@ -286,7 +325,7 @@ class Vllm:
         decodes = tuple(id_ for id_ in scheduled if id_ not in remaining)
         everybody = len(decodes) == sum(seq.id not in remaining and not seq.leaving for seq in running)
         if not preempted:
-            self._admit(view, chunks, left, left_input, free, self._seats(view))
+            self._admit(view, chunks, left, left_input, free, self._seats(view), puts_off=puts_off)
         return Plan(
             (everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted), undone=tuple(undone)
         )

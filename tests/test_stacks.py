@@ -20,7 +20,7 @@ from tests.sources import nodes
 ROOT = Path(__file__).parents[1]
 ENGINES = servers()
 QUOTED = re.compile(rf"[\"'](?:{'|'.join(ENGINES)})")
-OWN = ("hwmodels/stacks/", "sim/launch/engines/")
+OWN = ("hwmodels/stacks/", "sim/launch/engines/", "policies/installed/")
 """Folders with a folder for each engine."""
 EXCEPTED = {
     "sim/bench/formats/": "",

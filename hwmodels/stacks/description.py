@@ -70,6 +70,8 @@ class Scheduler:
     """package.module:Class."""
     known_from: str
     compared_with: str
+    chosen_for: bool = False
+    """What the engine chooses for its own scheduler where it is left out is chosen for this one as well."""
 
 
 @dataclass(frozen=True, kw_only=True)

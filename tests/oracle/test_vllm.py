@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import ChainMap
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,15 @@ from sim.engine.time.errors import PolicyError
 from tests.oracle import vllm_prefix_cases
 from tests.oracle.vllm_cases import a_case, our_decisions, with_more_limits
 from tests.oracle.vllm_prefix_cases import a_prefix_case
+from tests.oracle.vllm_ranks_cases import a_ranks_case, our_ranks
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "vllm-0.32.0.json.gz"
 """What the release decided on the first workloads: seed, and [second, {request: tokens}, preempted, blocks held] of each step."""
 RECORDED_PREFIXES = HERE / "vllm-0.32.0-prefixes.json.gz"
 """The same of workloads with shared beginnings, with {request: tokens found} and blocks evicted besides."""
+RECORDED_RANKS = HERE / "vllm-0.32.0-ranks.json.gz"
+"""[second, {request: tokens}] of each step of ranks with a prefill cadence, as the schedulers of the release take it."""
 
 
 def release_python() -> str:
@@ -47,12 +51,25 @@ def release_python() -> str:
 
 def decisions(cases: list[dict[str, Any]], folder: Path) -> list[list[Any] | None]:
     """What the release decides; None where it goes on for ever."""
+    return [
+        steps if steps == PADDED else steps and by_number(steps) for steps in answered("vllm_release.py", cases, folder)
+    ]
+
+
+def answered(script: str, cases: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """What a script that runs beside the release writes."""
     source, target = folder / "workloads.json", folder / "decisions.json"
     source.write_text(json.dumps(cases))
-    command = [release_python(), str(HERE / "vllm_release.py"), str(source), str(target)]
+    command = [release_python(), str(HERE / script), str(source), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return [steps if steps == PADDED else steps and by_number(steps) for steps in json.loads(target.read_text())]
+    return json.loads(target.read_text())
+
+
+def steps_of_ranks(cases: list[dict[str, Any]], folder: Path) -> list[list[Any]]:
+    """[second, {request: tokens}] of each step, all ranks together, as their schedulers of the release plan it."""
+    found = answered("vllm_ranks_release.py", cases, folder)
+    return [[[second, numbered(dict(ChainMap(*ran)))] for second, ran in steps] for steps in found]
 
 
 PADDED = "padded"
@@ -95,6 +112,29 @@ def test_what_is_found_and_evicted_is_what_the_release_found_and_evicted() -> No
     steps = [step for _, found in recorded for step in found]
     assert sum(sum(found.values()) for *_, found, _ in steps) > 10_000
     assert sum(evicted for *_, evicted in steps) > 1000
+
+
+def test_ranks_with_a_prefill_cadence_step_as_the_release_s_schedulers_do() -> None:
+    recorded = json.loads(gzip.decompress(RECORDED_RANKS.read_bytes()))
+    assert len(recorded) == 20
+    assert {a_ranks_case(seed)["prefill_schedule_interval"] for seed, _ in recorded} == {1, 2, 3, 4, 7}
+    for seed, steps in recorded:
+        assert our_ranks(a_ranks_case(seed)) == by_number(steps), f"workload {seed}"
+
+
+def test_plans_of_a_cadence_that_are_held_are_those_that_are_asked_for_each_step() -> None:
+    for seed in range(18, 40):
+        case = a_ranks_case(seed)
+        asked = [[second, sum(run.values())] for second, run in our_ranks(case)]
+        assert our_ranks(case, asked_each_step=False) == asked, f"workload {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 1000, 250))
+def test_every_step_of_ranks_with_a_prefill_cadence_is_the_release_s_own(first: int, tmp_path: Path) -> None:
+    cases = [a_ranks_case(seed) for seed in range(first, first + 250)]
+    for case, theirs in zip(cases, steps_of_ranks(cases, tmp_path), strict=True):
+        assert our_ranks(case) == theirs, f"workload {case['seed']}"
 
 
 @pytest.mark.slow
@@ -142,7 +182,13 @@ def record() -> None:
             for case, steps in zip(chosen, decisions(chosen, Path(folder)), strict=True)
             if steps not in (None, PADDED)
         ][:30]
-    for file, kept in ((RECORDED, found), (RECORDED_PREFIXES, beside)):
+        short = [
+            case
+            for case in map(a_ranks_case, range(5000, 5400))
+            if sum(r["output"] for r in case["requests"]) < 150 and case["kv_blocks"] < 2000
+        ][:20]
+        ranks = [[case["seed"], steps] for case, steps in zip(short, steps_of_ranks(short, Path(folder)), strict=True)]
+    for file, kept in ((RECORDED, found), (RECORDED_PREFIXES, beside), (RECORDED_RANKS, ranks)):
         file.write_bytes(gzip.compress(json.dumps(kept, separators=(",", ":")).encode(), mtime=0))
 
 

@@ -188,3 +188,29 @@ def test_what_the_schedulers_ask_of_the_engine() -> None:
 def test_settings_that_the_release_refuses_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         vllm(**settings)
+
+
+def test_ranks_compute_prompts_in_every_so_many_of_their_steps() -> None:
+    # `DPEngineCoreProc._should_throttle_prefills`, and `defer_prefills` of the scheduler.
+    cadence = vllm(prefill_schedule_interval=4)
+    assert cadence.plan(view(step=4, n_decoding=2, waiting=QUEUE)).run == ((1, 300), (2, 100), (3, 50))
+    put_off = cadence.plan(view(step=5, n_decoding=2, waiting=QUEUE, prefilling=(PartialSeq(9, 40, 60),)))
+    assert put_off == Plan(decode=True, hold=3, memo=False)
+    # Without ranks, without decodes, and where the latest such step left some waiting, they are not put off.
+    for changes in ({"step": -1}, {"n_decoding": 0}, {"memo": True}):
+        assert cadence.plan(view(**{"step": 5, "n_decoding": 2, "waiting": QUEUE, **changes})).run[0] == (1, 300)
+    # A sequence that has ended, which the plan does not know, counts as one that decodes.
+    assert not cadence.plan(view(step=5, n_leaving=1, waiting=QUEUE)).run
+
+
+def test_a_cadence_lets_the_last_token_of_a_prompt_through_and_those_behind_it_wait() -> None:
+    queue = (WaitingSeq(1, 1), WaitingSeq(2, 100, 5), WaitingSeq(3, 1, 9))
+    assert vllm(prefill_schedule_interval=4).plan(view(step=5, n_decoding=2, waiting=queue)).run == ((1, 1),)
+
+
+def test_a_step_that_leaves_some_waiting_ends_the_cadence_until_one_leaves_none() -> None:
+    cadence = vllm(prefill_schedule_interval=4, max_num_seqs=3)
+    assert cadence.plan(view(step=4, n_decoding=2, waiting=QUEUE)).memo is True
+    assert cadence.plan(view(step=5, n_decoding=2, waiting=QUEUE[:1], memo=True)).memo is False
+    # A plan that may be overtaken by the next such step does not let arrivals pass.
+    assert not cadence.plan(view(step=5, n_decoding=3)).through_arrivals

@@ -613,6 +613,7 @@ class _Around:
             found: Mapping = {"max_num_seqs": some, "max_num_batched_tokens": rng.choice([64, 200, 2048])}
             found |= _some(
                 rng, 0.2, long_prefill_token_threshold=[16, 100], long_prefill_token_threshold_adaptive=[True],
+                prefill_schedule_interval=[2, 4],
                 scheduling_policy=["priority"], watermark=[0.05], max_num_active_seqs=[min(some, 2)], max_num_scheduled_tokens=[64],
             )  # fmt: skip
             if rng.random() < 0.1:

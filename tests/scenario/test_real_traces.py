@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 
 import pytest
 
+from policies.driving import driving
 from sim import simulate
 from sim.scenario import Scenario, named
 from tests.sample import with_all
@@ -19,7 +20,9 @@ NEEDED = {"pad": {"sequences": 64}, "order": {"by": "shortest_prompt"}, "cap": {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", named.SCHEDULERS)
+@pytest.mark.parametrize(
+    "scheduler", [name for name in named.SCHEDULERS if not driving(resolve_name(named.SCHEDULERS[name]))]
+)
 @pytest.mark.parametrize(
     ("file", "requests"),
     [

@@ -94,6 +94,12 @@ STACK = Stack(
             known_from="release 0.32.0: `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`",
             compared_with="the release's own scheduler, step for step",
         ),
+        "vllm_installed": Scheduler(
+            policy="policies.installed:VllmInstalled",
+            known_from="the release that is installed: its class decides, 0.24.0 to 0.33.0 tried",
+            compared_with="`vllm`, step for step, where the release is 0.32.0",
+            chosen_for=True,
+        ),
         "vllm-v0": Scheduler(
             policy="policies.vllm:VllmV0",
             known_from="`core/scheduler.py` of releases to 0.10, without chunked prefill; SOSP 2023, 4.5",

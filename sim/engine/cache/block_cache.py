@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from policies.driving import driving
 from policies.eviction import foresees, lasts, rank_of
 from policies.view import NO_BLOCKS, looks_itself
 from sim.engine.cache.radix_cache import RadixCache
@@ -300,7 +301,7 @@ class BlockCache(RunPool):
 def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool:
     """The KV memory of a model on a machine: blocks are counted, or found again where the workload names their content."""
     slots = Slots(by_chunk, spec.lookahead_tokens, spec.max_model_len)
-    if state.contents_in is None or spec.prefix_cache is None:
+    if state.contents_in is None or spec.prefix_cache is None or driving(spec.scheduler):
         return KvPool(spec.kv_blocks, spec.block_tokens, slots)
     contents = state.contents_in(spec.block_tokens)
     pool: RadixCache | BlockCache

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from hwmodels.totals import Totals
 from policies.ranks import PromptBalance, RankWork, Waited
-from policies.view import ALWAYS_NS
+from policies.view import ALWAYS_NS, counts_steps
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.rank_prices import IDLE, CommonPrices
 from sim.engine.batch.stages import Stages
@@ -29,6 +29,8 @@ class Group:
         self.prices = prices
         self._balance = balance
         self._waited = Waited()
+        self._step = 0 if prices is not None and counts_steps(cores[0].spec.scheduler) else -1
+        """The number of the coming step since all ranks were idle; -1: it is not counted."""
         self._ready = deque(zip(*(core.batches for core in cores), strict=True))
         """Micro-batches that are not in flight, one of each engine core; the longest idle first."""
 
@@ -95,6 +97,7 @@ class Group:
         end, bubbles = self._stages.send(ticks, durations, handover, prefills, 0, record)
         for rank in taking:
             self.cores[rank].iterations.launch(batches[rank], ticks, end, bubbles)
+        self.count_steps(1)
         return end
 
     def prepare(
@@ -120,6 +123,9 @@ class Group:
         self, batches: Sequence[MicroBatch], ticks: int, refused: Collection[int]
     ) -> tuple[list[int], list[Totals], list[int]]:
         """Plan as `prepare` does, with prompts shown or not."""
+        if self._step >= 0:
+            for batch in batches:
+                batch.view.step = self._step
         taking: list[int] = []
         totals, draft_steps = [IDLE] * len(batches), [0] * len(batches)
         for rank, core in enumerate(self.cores):
@@ -147,6 +153,7 @@ class Group:
         for core in self.cores:
             core.drop_in_flight()
         self._waited = Waited()
+        self.count_steps(0)
         self._ready = deque(zip(*(core.batches for core in self.cores), strict=True))
 
     # Prompts that wait for each other.
@@ -158,6 +165,11 @@ class Group:
         starts, self._waited = balance.start(works, self._waited)
         for core in self.cores:
             core.planner.let_prompts_start(starts)
+
+    def count_steps(self, n: int) -> None:
+        """Count *n* steps; 0: all ranks are idle, and the next step is the first."""
+        if self._step >= 0:
+            self._step = self._step + n if n else 0
 
     def pass_steps(self, decodes: Sequence[bool], n: int) -> None:
         """Count *n* steps in which the ranks had no prompt that could run; *decodes*: whether each had decodes."""

@@ -8,13 +8,16 @@ a client has gone; and `abort`, which stops everything and hands the requests ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
+from policies.driving import Driving, driving
 from policies.routers import RoutedRequest
 from sim.engine.batch.prices import StageTable
 from sim.engine.batch.pricing import Pricing
 from sim.engine.batch.rank_prices import CommonPrices
 from sim.engine.batch.stages import Stages
 from sim.engine.machine.any_machine import AnyMachine
+from sim.engine.machine.driven import DrivenTurns
 from sim.engine.machine.groups import Group
 from sim.engine.machine.loads import CoreLoad
 from sim.engine.machine.together import Together
@@ -54,6 +57,9 @@ class Machine(AnyMachine):
         if not _is_alone(spec):
             oldest_first = spec.turn == "oldest"
             return InTurn(self.groups, self.stages, common.clock, fast_forward=fast_forward, oldest_first=oldest_first)
+        scheduler = spec.hosted[0].scheduler
+        if driving(scheduler):
+            return DrivenTurns(first, common.clock, cast(Driving, scheduler), common.seed, fast_forward=fast_forward)
         if first.prices is None:
             return Alone(first, common.clock, fast_forward=fast_forward)
         return Together(first, first.prices, common.clock, fast_forward=fast_forward)

@@ -64,6 +64,7 @@ class Together(Turns):
         """The steps in flight have ended, on all ranks."""
         n, self._n_steps = self._n_steps, 0
         self.events += 1
+        self._group.count_steps(n)
         if self._balances:
             self._group.pass_steps(self._decode, n - 1)
         for core, batch in zip(self._cores, self._batches, strict=True):
@@ -76,6 +77,8 @@ class Together(Turns):
         """Ask every rank at *ticks* and start what they plan, together; return the tick at which that ends, or NOTHING."""
         taking, totals, draft_steps = self._group.prepare(self._batches, ticks)
         if not taking:
+            if not self._group.has_work:
+                self._group.count_steps(0)
             return NOTHING
         n = self._steps_alike(taking) if self._joins else 1
         if n >= _FEWEST:

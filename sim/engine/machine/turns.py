@@ -210,6 +210,8 @@ class InTurn(Turns):
         group.end(batches)
         if not self._stages.in_flight and not any(core.sequences.busy for core in self._cores):
             self._stages.idle()
+            for each in self._groups:
+                each.count_steps(0)
         if self._stages.first_free_ns <= now_ns:
             self._look_ns = now_ns
 

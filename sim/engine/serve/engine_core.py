@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from sim.engine.batch.stages import Stages
 from sim.engine.batch.version import HeldPlan
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.caching_pool import CachingPool
-from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
+from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, RoundCounts, sum_rounds
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.iterations import NO_PROMPTS, Iterations
@@ -46,6 +46,14 @@ ASK_AGAIN: Final = -2
 
 _MADE_AT_ONCE = 64
 """A model that may have more micro-batches than these makes each of them when it is needed."""
+
+
+class RoundsElsewhere(Protocol):
+    """Rounds of sequences that are not kept in the micro-batch."""
+
+    def emitted(self) -> dict[int, IntArray] | None: ...
+
+    def speculation(self) -> RoundCounts | None: ...
 
 
 class InCommon(NamedTuple):
@@ -92,6 +100,8 @@ class EngineCore:
         self._kv = sequences.kv
         clock = common.clock
         sequences.kv.now_ns = lambda: clock.now_ns
+        self.driven: RoundsElsewhere | None = None
+        """Set where the scheduler drives itself (`sim.engine.machine.driven`)."""
         self._version = sequences.version
         self._ahead = sequences.ahead
         self._finding = sequences.prefix_lookup
@@ -432,6 +442,12 @@ class EngineCore:
 
     # Results.
 
+    @property
+    def finds(self) -> bool:
+        """Whether blocks are found again by their content, here or by a scheduler that drives itself."""
+        by_content = self.spec.prefix_cache is not None and self.state.contents_in is not None
+        return self._kv.caches or (self.driven is not None and by_content)
+
     def columns(self) -> ReplicaColumns:
         """The records of the run."""
         recorder, kv = self.recorder, self._kv
@@ -447,8 +463,18 @@ class EngineCore:
             n_stages=len(self.stages),
             transfers=recorder.transfers.array(),
             tiered=self.loading is not None,
-            emitted=_emitted(self.batches) if speculates else None,
-            speculation=sum_rounds(batch.decoding.speculation() for batch in self.batches) if speculates else None,
+            emitted=self.driven.emitted()
+            if self.driven is not None
+            else _emitted(self.batches)
+            if speculates
+            else None,
+            speculation=(
+                self.driven.speculation()
+                if self.driven is not None
+                else sum_rounds(batch.decoding.speculation() for batch in self.batches)
+                if speculates
+                else None
+            ),
         )
 
 

@@ -198,6 +198,10 @@ class Sequences:
         growth = batch.decoding.growth_blocks if batch.decoding.n else 0
         return growth + sum(self.paused_growth(batch, paused) for paused in batch.paused.values())
 
+    def finished(self, id_: int, now_ns: int) -> None:
+        """Tell the run that a request has ended."""
+        self._outside.finished(id_, now_ns)
+
     def reject(self, refused: Sequence[tuple[int, str]]) -> None:
         for id_, reason in refused:
             seq = next((seq for seq in self.queue if seq.id == id_), None)

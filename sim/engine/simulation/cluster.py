@@ -190,7 +190,7 @@ class Cluster:
         encode = experiment.encode
         self._encoders: list[Encoder] = [] if encode is None else encoders_of(encode, len(specs), self._clock)
         self._machines: list[AnyMachine] = [*self._serving, *self._encoders]
-        self._caching = any(core.sequences.kv.caches for machine in self._machines for core in machine.cores)
+        self._caching = any(core.finds for machine in self._machines for core in machine.cores)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
         self._gates: list[Gateway[Any]] = []

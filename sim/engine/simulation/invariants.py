@@ -171,6 +171,11 @@ class Watch:
     def _check_hosted(self, machine: AnyMachine, core: EngineCore, seen: set[int]) -> None:
         sequences = core.sequences
         self._check_queue(core, seen)
+        if core.driven is not None:
+            # Its scheduler keeps the sequences and their blocks.
+            for id_ in core.batches[0].admitted:
+                self._once(id_, seen)
+            return
         held = sum(self._check_batch(machine, core, batch, seen) for batch in core.batches)
         held += self._check_connector(machine, core, seen)
         kv = sequences.kv

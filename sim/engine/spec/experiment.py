@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Literal
 
 from hwmodels.cost import CostModel
+from policies.driving import driving
 from policies.eviction import Eviction, RankFunction
 from policies.ranks import PromptBalance
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
@@ -107,6 +108,14 @@ class ReplicaSpec:
             raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
 
 
+def _drafts_a_chain(decoding: Decoding | None) -> bool:
+    """Whether each round drafts the same number of tokens, one after the other."""
+    if decoding is None:
+        return True
+    k = decoding.k(1)
+    return k == decoding.k(1 << 20) and decoding.query_tokens(1) == decoding.max_query_tokens == k + 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
     """A machine whose stages several models share. A `ReplicaSpec` by itself is a machine with one model."""
@@ -126,6 +135,7 @@ class MachineSpec:
         if not self.hosted:
             raise ValueError("hosted needs at least one ReplicaSpec; got none")
         self._check_ranks()
+        self._check_driven()
         models = [spec.model for spec in self.hosted]
         if len(self.hosted) > 1 and (None in models or len(set(models)) < len(models)):
             raise ValueError(f"models that a machine hosts are different ones; got {models!r}")
@@ -134,6 +144,28 @@ class MachineSpec:
                 "models that a machine hosts run on the same stages; got pipelines of "
                 f"{', '.join(str(spec.cost.n_stages) for spec in self.hosted)} stages"
             )
+
+    def _check_driven(self) -> None:
+        """ValueError for what cannot be had of a scheduler that drives itself."""
+        for spec in self.hosted:
+            if driving(getattr(spec.scheduler, "inner", None)):
+                raise ValueError(
+                    f"{type(spec.scheduler).__name__} wraps an installed scheduler, which keeps its own queue and its own memory "
+                    "and answers to no other policy; leave out what wraps it"
+                )
+            if not driving(spec.scheduler):
+                continue
+            several = len(self.hosted) > 1 or self.ranks > 1 or spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1
+            lacks = {
+                "a pipeline, ranks or models that share a machine": several,
+                "tiers": bool(spec.tiers),
+                "an eviction policy": spec.eviction is not None,
+                "a table of single-pass latencies": isinstance(spec.cost, StageTable),
+                "a tree of drafts, or a number of drafts that changes": not _drafts_a_chain(spec.decoding),
+            }
+            found = next((what for what, there in lacks.items() if there), None)
+            if found is not None:
+                raise ValueError(f"an installed scheduler does not serve {found}; take one of the simulator's own")
 
     def _check_ranks(self) -> None:
         if self.ranks < 1:
@@ -195,6 +227,7 @@ class Experiment:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
+        self._check_driven()
         if self.handover is not None and len(self.handover.roles) != len(self.replicas):
             raise ValueError(
                 f"handover has roles for {len(self.handover.roles)} machines and there are {len(self.replicas)}; give one each"
@@ -215,6 +248,19 @@ class Experiment:
             if unknown:
                 named = ", ".join(self.workload.classes) or "no classes"
                 raise ValueError(f"{policy!r} names the class {unknown[0]}, and the workload has {named}")
+
+    def _check_driven(self) -> None:
+        if not any(driving(core.scheduler) for machine in self.machines for core in machine.hosted):
+            return
+        if self.handover is not None:
+            raise ValueError(
+                "an installed scheduler does not hand requests over; leave out separate pools for prefill and decode"
+            )
+        knows = knowledge_of(self.router)
+        if len(self.replicas) > 1 and knows is not None and knows.prefixes:
+            raise ValueError(
+                f"{self.router!r} asks for what each machine has cached, which an installed scheduler does not tell; take another"
+            )
 
     def _check_encode(self, encode: EncodeSpec) -> None:
         if len(encode.sizes) != len(self.workload):

@@ -30,7 +30,9 @@ def left_to_the_engine(
         settings = {name: chosen.get(f"{at}.{name}", value) for name, value in settings.items()}
         policy = settings.get("policy")
         stack = stack_with(policy, scenario.stack_name) if isinstance(policy, str) else None
-        if stack is None or stack.choices is None or policy != stack.scheduler:
+        if stack is None or stack.choices is None:
+            continue
+        if policy != stack.scheduler and not stack.schedulers[policy].chosen_for:
             continue
         around = Circumstances(
             limits=engine_defaults(stack.name, deployment.device, tensor=scenario.parallel.tensor),

@@ -17,6 +17,7 @@ _SAME_INTEGERS = (
     "max-num-active-seqs",
     "max-num-scheduled-tokens",
     "long-prefill-token-threshold",
+    "prefill-schedule-interval",
 )
 _SAME_SWITCHES = (
     "enable-chunked-prefill",

@@ -36,7 +36,7 @@ def write(command: Writing) -> None:
     _graphs_and_tiers(command)
     for key in (
         *("max_num_seqs", "max_num_batched_tokens", "max_num_active_seqs", "max_num_scheduled_tokens"),
-        *("long_prefill_token_threshold", "watermark", "scheduling_policy"),
+        *("long_prefill_token_threshold", "prefill_schedule_interval", "watermark", "scheduling_policy"),
     ):
         command.flag(f"--{key.replace('_', '-')}", command.scheduler(key))
     for key in (

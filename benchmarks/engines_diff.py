@@ -1,0 +1,157 @@
+"""Our `vllm` and `sglang` beside the scheduler of any installed release, over the random workloads of the oracles.
+
+    python -m benchmarks.engines_diff --python PYTHON_WITH_VLLM [--workloads 500] [--first 0]
+    python -m benchmarks.engines_diff --engine sglang --python PYTHON_WITH_SGLANG
+
+The vLLM drives inside our event loop (`policies.installed`), where our own policy drives once more: prefix cache, priorities,
+speculation and asynchronous scheduling are drawn. Printed are the workloads whose steps are all the same, and of the others what
+differs on the first step that does: who runs or how many tokens, who is preempted, blocks held, tokens found, blocks evicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sim.engine.time.errors import PolicyError
+from tests.oracle import test_sglang, vllm_prefix_cases
+from tests.oracle.vllm_cases import a_case, our_decisions
+from tests.oracle.vllm_driven import PADDED, driven_decisions, release_of
+from tests.oracle.vllm_prefix_cases import a_prefix_case
+
+PARTS = ("second", "requests and their tokens", "preempted", "blocks held", "tokens found", "blocks evicted")
+ENDLESS = "endless"
+"""In place of steps: sequences take memory from each other in turn."""
+
+
+def vllm_case(seed: int) -> dict[str, Any]:
+    """Every other workload has prompts that begin alike, and the prefix cache."""
+    return a_prefix_case(seed) if seed % 2 else a_case(seed)
+
+
+def decided(decide: Callable[[], Any]) -> Any:
+    """The steps; ENDLESS for a workload that does not end."""
+    try:
+        return decide()
+    except PolicyError as error:
+        if "take memory from each other in turn" not in " ".join(str(error).split()):
+            raise
+        return ENDLESS
+
+
+def ours_of(case: dict[str, Any]) -> Any:
+    return decided(lambda: (vllm_prefix_cases.our_decisions if "id_tokens" in case else our_decisions)(case))
+
+
+def circumstances(case: Mapping[str, Any]) -> str:
+    """What of a workload may make its rules differ."""
+    there = {
+        "prefix cache": "id_tokens" in case,
+        f"{case['scheduling_policy']}": case["scheduling_policy"] != "fcfs",
+        "speculation": case["k"] > 0,
+        "asynchronous": case["async_scheduling"],
+    }
+    return ", ".join(name for name, given in there.items() if given) or "plain"
+
+
+def first_difference(ours: Any, theirs: Any) -> tuple[int, str]:
+    """The first step that is not the same, and which of its parts are not."""
+    if ours == ENDLESS or theirs == ENDLESS:
+        return 0, "only ours goes on for ever" if ours == ENDLESS else "only the release goes on for ever"
+    for step, (mine, its) in enumerate(zip(ours, theirs, strict=False)):
+        parts = [name for name, a, b in zip(PARTS, mine, its, strict=False) if a != b]
+        if parts:
+            return step, " and ".join(parts)
+    return min(len(ours), len(theirs)), "one has more steps"
+
+
+def vllm_differences(python: str, seeds: range) -> Iterator[tuple[int, str, str]]:
+    """(seed, kind, circumstances) of each workload; kind "" where all steps are the same."""
+    for seed in seeds:
+        case = vllm_case(seed)
+        try:
+            theirs = decided(partial(driven_decisions, case, python))
+        except PolicyError as error:
+            yield seed, f"not driven: {error}", circumstances(case)
+            continue
+        if theirs == PADDED:
+            yield seed, PADDED, circumstances(case)
+            continue
+        ours = ours_of(case)
+        kind = ""
+        if ours != theirs:
+            step, what = first_difference(ours, theirs)
+            kind = what
+            print(f"  workload {seed}, step {step}: {what} ({circumstances(case)})")
+            if ENDLESS not in (ours, theirs) and step < min(len(ours), len(theirs)):
+                print(f"    ours    {ours[step]}\n    release {theirs[step]}", flush=True)
+        yield seed, kind, circumstances(case)
+
+
+def sglang_differences(python: str, seeds: range) -> Iterator[tuple[int, str, str]]:
+    """The same of SGLang, whose steps its oracle records."""
+    half = {
+        "overlap, prefix cache": test_sglang.prefix_workloads(seeds.stop, overlap=True),
+        "overlap": test_sglang.workloads(seeds.stop, overlap=True),
+        "prefix cache": test_sglang.prefix_workloads(seeds.stop, overlap=False),
+        "plain": test_sglang.workloads(seeds.stop, overlap=False),
+    }
+    drawn = [(i, around, cases[i]) for i in seeds for around, cases in half.items() if i < len(cases)][
+        : len(seeds) // 2
+    ]
+    script = Path(test_sglang.__file__).with_name("sglang_scheduler.py")
+    asked = json.dumps([case for _, _, case in drawn])
+    done = subprocess.run([python, str(script)], input=asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{_version(python, 'sglang')} is not driven: {done.stderr.strip().splitlines()[-1]}")
+    for (seed, around, case), theirs in zip(drawn, json.loads(done.stdout)["results"], strict=True):
+        found = test_sglang.difference(case, test_sglang.by_number(theirs))
+        if found is not None:
+            print(f"  workload {seed} ({around}): {found}", flush=True)
+        yield seed, "" if found is None else found.split(":")[0].split(",")[0].partition(" ")[0] + " differs", around
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
+    parser.add_argument("--python", default=sys.executable, help="the Python of an environment that has the release")
+    parser.add_argument("--workloads", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + 2 * options.workloads)
+    differences = vllm_differences if options.engine == "vllm" else sglang_differences
+    began, kinds, alike = time.perf_counter(), Counter[str](), Counter[str]()
+    compared = 0
+    for _, kind, around in differences(options.python, seeds):
+        kinds[kind] += 1
+        alike[around] += not kind
+        compared += kind != PADDED and not kind.startswith("not driven")
+        if compared == options.workloads:
+            break
+    name = release_of(options.python) if options.engine == "vllm" else _version(options.python, "sglang")
+    print(f"{name}: {kinds['']:,} of {compared:,} random workloads have the same steps", end="")
+    print(f" ({time.perf_counter() - began:.0f} s)")
+    for around, n in sorted(alike.items()):
+        print(f"  {n:5,} the same: {around}")
+    for kind, n in kinds.most_common():
+        if kind:
+            print(f"  {n:5,} {'not compared: ' if kind == PADDED else ''}{kind}")
+
+
+def _version(python: str, package: str) -> str:
+    code = f"from importlib.metadata import version; print('{package}', version('{package}'))"
+    return subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True, cwd=Path.home()
+    ).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

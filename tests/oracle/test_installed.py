@@ -1,0 +1,101 @@
+"""Releases of vLLM that drive inside our event loop.
+
+Each release is in an environment of its own, on a CPU and without a model. ROOFTRACE_VLLM_PYTHONS names their interpreters, with a
+colon between them. One environment may serve several, whose packages lie in folders of their own:
+
+    python -m venv v && v/bin/pip install torch==2.13.0 vllm==0.32.0
+    v/bin/pip uninstall -y torchvision torchaudio torchcodec
+    v/bin/pip install --no-deps --target vllm-0.24.0 vllm==0.24.0
+    printf '#!/bin/sh\\nPYTHONPATH=%s/vllm-0.24.0 exec %s/v/bin/python "$@"\\n' "$PWD" "$PWD" > v024 && chmod +x v024
+    ROOFTRACE_VLLM_PYTHONS=v/bin/python:$PWD/v024 pytest -m slow tests/oracle/test_installed.py
+
+Tried with 0.24.0, 0.28.0, 0.32.0 and 0.33.0.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import numpy as np
+import pytest
+
+from benchmarks.engines_diff import ENDLESS, decided
+from policies.installed import VllmInstalled
+from policies.routers import RoundRobin
+from sim.engine import FINISHED, Columns, Experiment, PolicyError, ReplicaSpec, run
+from tests.engine.costs import Linear
+from tests.oracle import vllm_prefix_cases
+from tests.oracle.test_vllm import release_python
+from tests.oracle.vllm_cases import a_case, our_decisions
+from tests.oracle.vllm_driven import PADDED, driven_decisions, release_of
+from tests.oracle.vllm_prefix_cases import a_prefix_case
+from workloads import Trace
+
+pytestmark = pytest.mark.slow
+COMPARED = "vLLM 0.32.0"
+PYTHONS = [python for python in os.environ.get("ROOFTRACE_VLLM_PYTHONS", "").split(":") if python]
+
+
+@pytest.fixture(params=PYTHONS or [""])
+def python(request: pytest.FixtureRequest) -> str:
+    """An interpreter with vLLM."""
+    return request.param or release_python()
+
+
+def served(scheduler: VllmInstalled, *, requests: int = 40) -> Columns:
+    rng = np.random.default_rng(3)
+    trace = Trace.from_arrays(
+        arrival_ns=np.sort(rng.integers(0, 2_000_000_000, requests)).tolist(),
+        prompt_tokens=rng.integers(20, 400, requests).tolist(),
+        output_tokens=rng.integers(2, 60, requests).tolist(),
+    )
+    spec = ReplicaSpec(cost=Linear(fixed_s=5e-3, row_s=1e-5), scheduler=scheduler, kv_blocks=500)
+    return run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin()), check_invariants=True)
+
+
+def ttft_s(columns: Columns) -> float:
+    assert set(columns.requests["status"].tolist()) == {FINISHED}
+    return float((columns.requests["first_token_ns"] - columns.requests["arrival_ns"]).mean() * 1e-9)
+
+
+def test_the_release_serves_every_random_workload(python: str) -> None:
+    release, compared = release_of(python), 0
+    for seed in range(6000, 6040):
+        case = a_prefix_case(seed) if seed % 2 else a_case(seed)
+        decide = vllm_prefix_cases.our_decisions if seed % 2 else our_decisions
+        if release != COMPARED:
+            # Settings that 0.24.0 and 0.28.0 do not have.
+            case = {**case, "long_prefill_token_threshold_adaptive": False, "max_num_active_seqs": None}
+        theirs = decided(partial(driven_decisions, case, python))
+        if theirs == ENDLESS:
+            continue
+        if release == COMPARED and theirs != PADDED:
+            assert theirs == decide(case), f"workload {seed}"
+            compared += 1
+    assert compared > 30 or release != COMPARED
+
+
+def test_an_answer_whose_grammar_is_compiled_waits_in_the_release(python: str) -> None:
+    plain = ttft_s(served(VllmInstalled(python=python, max_num_seqs=16)))
+    compiled = ttft_s(served(VllmInstalled(python=python, max_num_seqs=16, grammar_s=0.5)))
+    assert plain + 0.5 <= compiled <= plain + 0.6
+
+
+def test_a_limit_of_adapters_lets_fewer_requests_run_together(python: str) -> None:
+    most = {
+        max_loras: int(
+            served(VllmInstalled(python=python, max_num_seqs=16, max_loras=max_loras, adapters=8))
+            .iterations()["running"]
+            .max()
+        )
+        for max_loras in (1, 8)
+    }
+    assert most[1] < most[8]
+
+
+def test_a_setting_that_the_release_does_not_have_is_named_with_it(python: str) -> None:
+    with pytest.raises(
+        PolicyError, match=rf"{release_of(python)}: SchedulerConfig has no no_such_setting; leave it out"
+    ):
+        served(VllmInstalled(python=python, options={"no_such_setting": 1}))
