@@ -285,8 +285,15 @@ def make(
             raise ScenarioError(f"{key}.{setting} is missing; {name} needs it")
     try:
         return factory(**values)
-    except (ValueError, TypeError) as error:
-        raise ScenarioError(f"{key}: {error}") from error
+    except Exception as error:
+        if ":" in name:
+            # A class or function of the user's own may fail in any way.
+            given = f" with {shown(dict(settings))}" if settings else ""
+            said = " ".join(str(error).split())
+            raise ScenarioError(f"{key}: {name} failed{given}: {type(error).__name__}: {said}") from error
+        if isinstance(error, ValueError | TypeError):
+            raise ScenarioError(f"{key}: {error}") from error
+        raise
 
 
 def parameters(factory: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
