@@ -219,6 +219,13 @@ def layers(policy: Any) -> Iterator[Any]:
         policy = getattr(policy, INNER, None)
 
 
+def innermost(policy: Any, settings: Mapping[str, Any], key: str, holds: Callable[[Any], bool]) -> tuple[str, str]:
+    """The dotted key and the name of the innermost of *policy* and those that it wraps for which *holds*, or of *policy* itself."""
+    pairs = list(zip(layers(policy), chain(settings, key), strict=False))
+    _, (at, own) = next((pair for pair in reversed(pairs) if holds(pair[0])), pairs[0])
+    return at, str(own["policy"])
+
+
 def limit_of(scheduler: Any, names: tuple[str, ...]) -> int | None:
     """The smallest that *scheduler*, or one that it wraps, sets of these; None where none does."""
     found = [getattr(each, name, None) for each in layers(scheduler) for name in names]
