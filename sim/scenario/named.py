@@ -40,8 +40,13 @@ SCHEDULERS: Mapping[str, str] = {
     "keep_slo": "policies.classes:KeepSlo",
     **{name: each.policy for stack in stacks().values() for name, each in stack.schedulers.items()},
 }
-SOUGHT: Mapping[str, str] = {name: now for stack in stacks().values() for name, now in stack.renamed.items()}
-"""Names that one may look for."""
+SOUGHT: Mapping[str, str] = {
+    **{name: now for stack in stacks().values() for name, now in stack.renamed.items()},
+    **dict.fromkeys(("hpa", "horizontal_pod_autoscaler", "horizontalpodautoscaler"), "target_tracking"),
+    **dict.fromkeys(("keda", "scaled_object", "scaledobject"), "concurrency"),
+    "kpa": "knative",
+}
+"""Names that one may look for, and the policy of the same rule: Kubernetes' names of autoscalers among them."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
 AUTO_VALUE = "auto"
@@ -136,8 +141,8 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     """
     if name in table:
         factory = load(table[name])
-    elif name in SOUGHT and SOUGHT[name] in table:
-        raise ScenarioError(f"{key}: {name!r} is called {SOUGHT[name]}")
+    elif (now := SOUGHT.get(name.lower())) in table:
+        raise ScenarioError(f"{key}: {name!r} is called {now} here; did you mean {now}?")
     elif ":" not in name:
         raise ScenarioError(unknown(f"{key}: {name!r} is not a policy", name, [*table, "package.module:Class"]))
     else:
