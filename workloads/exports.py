@@ -381,10 +381,13 @@ def _said_beside(
 ) -> dict[str, list[Any]]:
     """The other columns of the requests that are taken, each of its row; *several*: one row may give several requests."""
     found: dict[str, list[Any]] = {}
-    for said in ("model", "session", "tenant", "class", "priority", "deadline_s"):
+    for said in ("model", "session", "tenant", "class", "priority", "deadline_s", "abort_s"):
         if said in of:
             values = rows.column(of[said])
             found[said] = [values[row] for row in for_row]
+    for said in ("encoder_tokens", "predicted_tokens"):
+        if (counts := _counts(rows, of, said)) is not None:
+            found[said] = [counts[row] for row in for_row]
     if allowed is not None and for_row:
         found["max_tokens"] = [allowed[row] for row in for_row]
     if "prompt" in of and several and "session" not in found:
@@ -616,7 +619,13 @@ def _names(parts: Sequence[_Part]) -> dict[str, Any]:
 
 def _numbers(parts: Sequence[_Part]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for said, key, scale, absent in (("priority", "priority", 1, 0), ("deadline_s", "deadline_ns", 10**9, -1)):
+    for said, key, scale, absent in (
+        ("priority", "priority", 1, 0),
+        ("deadline_s", "deadline_ns", 10**9, -1),
+        ("abort_s", "abort_ns", 10**9, -1),
+        ("encoder_tokens", "encoder_tokens", 1, 0),
+        ("predicted_tokens", "predicted_tokens", 1, None),
+    ):
         if (each := _values(parts, said)) is not None:
             numbers = [absent if value is None else number_of(value) for value in each]
             if None in numbers:
