@@ -201,7 +201,9 @@ def _figure(name: str, value: Any, *, width: bool = False) -> str:
 def _text(value: Any) -> str:
     if _absent(value):
         return "-"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:,.4g}"
 
 
 def sweep(

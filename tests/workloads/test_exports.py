@@ -185,7 +185,8 @@ def test_columns_that_are_named_go_before_those_that_are_found_and_may_be_sums(w
             {"prompt_tokens": "usage.inputs"},
             "no column 'usage.inputs', which prompt_tokens is said to be in; it has timestamp, usage",
         ),
-        ({"prompts": "n.b.in"}, "'prompts' is nothing that a column can say; known are arrival"),
+        ({"prompts": "n.b.in"}, "'prompts' is nothing that a column can say; did you mean prompt?"),
+        ({"tokens_that_came": "n.b.in"}, "'tokens_that_came' is nothing that a column can say; known are arrival"),
     ):
         with pytest.raises(ValueError, match=message):
             read_trace(path, columns=columns)
@@ -218,6 +219,12 @@ def test_cells_without_images_are_empty_and_a_guess_is_in_every_row(write):
         read_trace(write("ts,p,o,guess\n1,5,6,4\n2,5,6,\n"), columns={**NAMED, "predicted_tokens": "guess"})
     with pytest.raises(ValueError, match=r"expected a whole number of tokens from 0; got '1\.5'"):
         read_trace(write("ts,p,o,images\n1,5,6,1.5\n"), columns={**NAMED, "encoder_tokens": "images"})
+
+
+@pytest.mark.parametrize("first", ["2026-11-03 09:00:00,120,30", "0,120,30", "a;1;2", "1746100800.5,llama,7,8"])
+def test_a_file_without_names_is_told_to_have_some(write, first):
+    with pytest.raises(ValueError, match="is a row and has no names of columns; put a line with names above it"):
+        read_trace(write(f"{first}\n{first}\n"))
 
 
 def test_formats_with_a_reader_of_their_own_take_no_settings_of_exports(write):
