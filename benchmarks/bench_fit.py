@@ -35,7 +35,7 @@ MOST_CLIENTS = 256
 NOISE = {"tpot_s": 0.02, "ttft_s": 0.06}
 """Standard deviations of the log, as repeats of measurements have them."""
 BAD_FACTOR = 1.6
-"""Of the figures of the run that is of another server."""
+"""The figures of the run that is of another server are multiplied by it."""
 PLACES = ("lowest", "middle", "highest")
 
 

@@ -72,7 +72,7 @@ class Prompts:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """What is compared with its slower self: costs, prompt lengths, replicas."""
+    """A system that is compared with its slower self: costs, prompt lengths, replicas."""
 
     name: str
     cost: Prompts
@@ -402,7 +402,7 @@ def print_series(args: argparse.Namespace) -> None:
 
 
 def print_warmup(args: argparse.Namespace) -> None:
-    """What `window: after_warmup` does to the mean latency of an M/D/1 run, against its value in the long run."""
+    """Prints the mean latency of M/D/1 runs with `window: after_warmup` and without, against its value in the long run."""
     system, n = SYSTEMS[0], 2_000
     heads = ("begins with", "load", "whole run: bias", "root mean square", "after warm-up: bias", "root mean square")
     print(f"| {' | '.join((*heads, 'cut'))} |\n|{'|'.join('---' for _ in (*heads, 'cut'))}|")

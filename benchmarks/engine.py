@@ -124,7 +124,7 @@ def measure(case: Case) -> dict[str, float]:
 
 
 def _save(result: Any, folder: Path) -> None:
-    """What `rooftrace run` writes: files, and pictures."""
+    """Writes what `rooftrace run` does: files, and pictures."""
     kept = result.kept()
     save_run(kept, kept.save(folder))
 
@@ -161,7 +161,7 @@ def _experiment(case: Case) -> Any:
 
 
 def cases(trace: Path, million: bool) -> list[Case]:
-    """What the figures are asked for."""
+    """The cases that the figures are of."""
     found: list[Case] = []
     if trace.exists():
         for policy in ("sarathi", "vllm-v0", "vllm"):

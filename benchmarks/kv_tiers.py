@@ -51,7 +51,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def figures(requests: Mapping[str, Any], rows: Any) -> dict[str, float]:
-    """What the tables have of the requests *rows*, and what was found and loaded of their prompts."""
+    """The tables' figures of the requests *rows*, and how much of their prompts was found and loaded."""
     arrival, finish = requests["arrival_ns"][rows], requests["finish_ns"][rows]
     ttft_s = (requests["first_token_ns"][rows] - arrival) / 1e9
     e2e_s = (finish - arrival) / 1e9
@@ -323,7 +323,7 @@ def documents(seed: int) -> Trace:
 
 
 def links(columns: Columns) -> str:
-    """What crossed the links of tiers, in words."""
+    """The transfers over the links of tiers, in words."""
     return "; ".join(
         f"{kind}: {facts['loads']} loads of {facts['load_bytes'] / 1e9:.0f} GB, "
         f"{facts['load_wait_ns'] / max(facts['loads'], 1) / 1e6:.0f} ms in the queue each, "

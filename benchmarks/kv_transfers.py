@@ -19,7 +19,7 @@ from sim.scenario import Scenario
 from sim.scenario.assembly import deployment_of
 
 LINE_BYTES_PER_S = 200e9
-"""Of either node: 8 x 200 Gbit/s and 4 x 400 Gbit/s."""
+"""The bandwidth of either node: 8 x 200 Gbit/s and 4 x 400 Gbit/s."""
 
 # Bytes do not depend on the device, which the catalogue does not have (H800, H20).
 CASES = {

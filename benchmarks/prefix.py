@@ -1,4 +1,4 @@
-"""What a request costs in the prefix cache, by the size of the cache; and the conversation trace with the cache and without.
+"""The cost of a request in the prefix cache, by the size of the cache; and the conversation trace with the cache and without.
 
     python -m benchmarks.prefix [--trace MOONCAKE.jsonl] [--sessions SESSIONS.parquet]
 
@@ -37,9 +37,9 @@ DEFAULT_TRACE = SHARED / "traces" / "mooncake_conversation.jsonl"
 DEFAULT_SESSIONS = SHARED / "serving" / "agentic_sessions.parquet"
 BLOCK_TOKENS = 16
 LOADS = (0.002, 0.03, 0.06, 0.09, 0.12, 0.15)
-"""Of the trace's rate; at the first, requests are served one at a time but for bursts."""
+"""Multiples of the trace's rate; at the first, requests are served one at a time but for bursts."""
 BLOCKS = 250
-"""Of a request."""
+"""The blocks of a request."""
 
 
 def us_per_request(total: int, n: int = 4000) -> float:

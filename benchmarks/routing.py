@@ -89,7 +89,7 @@ def measured(path: Path) -> list[dict[str, str]]:
 
 
 def simulated(case: Case, arm: str, stages: list[tuple[float, float]], seed: int) -> Iterator[dict[str, float]]:
-    """Of each stage what the table has, and the share of prompt tokens found."""
+    """The table's figures of each stage, and the share of prompt tokens found."""
     settings = {**_MACHINES, **case.engine, **case.arms[arm], "seed": seed}
     settings["workload"] = {
         "shared_prefix": {

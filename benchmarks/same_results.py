@@ -142,7 +142,7 @@ def _of_reproduction(name: str) -> Digest:
 
 
 def outcome(case: str, root: Path, files: Path, *, fast_forward: bool) -> Digest:
-    """What comes of one case in this checkout; an error is an outcome, too."""
+    """The outcome of one case in this checkout; an error is one, too."""
     kind, _, name = case.partition(" ")
     try:
         if kind == "run":

@@ -1,4 +1,4 @@
-"""What schedulers make of one overloaded replica, and what vLLM's own makes of it.
+"""Schedulers on one overloaded replica, vLLM's own among them.
 
     python -m benchmarks.schedulers [--trace FILE] [--rate-scale 6] [--kv-blocks 3456] [--vllm PYTHON_WITH_VLLM_0.32.0]
 

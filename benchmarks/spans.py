@@ -42,7 +42,7 @@ LIMIT_S = 20.0
 
 
 class Outcome(NamedTuple):
-    """What a random run had, and how its two ways differ."""
+    """The features of a random run, and how its two ways differ."""
 
     seed: int
     features: list[str]
@@ -117,7 +117,7 @@ def _of_run(experiment: Experiment, spanned: Columns, stepped: Columns) -> Itera
 
 
 def told(experiment: Experiment) -> list[Any]:
-    """What the routers that write it down were told."""
+    """The messages to the routers that write them down."""
     routers = (experiment.router, None if experiment.handover is None else experiment.handover.router)
     return [router.told for router in routers if isinstance(router, Noting | test_polled.Polls)]
 

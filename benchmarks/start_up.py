@@ -29,11 +29,11 @@ CASES = (
     ("rooftrace --help", 0.4, (_HELP, "--help")),
     ("rooftrace run, to its first event", 1.0, (_RUN, "run")),
 )
-"""What is started, the seconds that are allowed on one core of a common server, and how it is started."""
+"""Each case: its name, the seconds that it may take on one core of a common server, and how it is started."""
 
 
 def said(arguments: tuple[str, ...], folder: str, *options: str) -> str:
-    """What a new process says on its standard error; its compiled modules are kept in *folder*."""
+    """The standard error of a new process; its compiled modules are kept in *folder*."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, *options, "-c", *arguments]
     return subprocess.run(

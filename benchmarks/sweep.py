@@ -1,4 +1,4 @@
-"""What a sweep costs beyond its runs: cores in use, overhead a point, resuming, memory.
+"""The costs of a sweep beyond its runs: cores in use, overhead a point, resuming, memory.
 
     python -m benchmarks.sweep [POINTS] [JOBS]
 
@@ -40,7 +40,7 @@ print(time.process_time() - begun)
 
 
 def python(code: str, *arguments: object) -> str:
-    """What *code* prints in a Python of its own."""
+    """The output of *code* in a Python of its own."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

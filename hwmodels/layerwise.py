@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 from hwmodels.reach import Chunk
 from hwmodels.row_table import FloatArray, RowTable
+from hwmodels.time_parts import Parts, add_parts, head_parts, layer_parts, no_parts, scaled
 from hwmodels.totals import Totals
 from hwmodels.work import stage_work
 
@@ -189,34 +190,75 @@ class _Stage:
         shape = totals.rows.shape if isinstance(totals.rows, np.ndarray) else None
         if not all(isinstance(c, np.ndarray) and c.dtype == np.int64 and c.shape == shape for c in totals):
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
-        rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = columns
+        rows, prompt, chunks, _, _, seqs, _, logits, _, _ = columns
         own = (seqs + chunks) * self.sequence_s + self.step_s
-        some_prompt, some_decode = prompt > 0, seqs > 0
         floor = self._floor_s(rows - prompt, prompt > chunks)
-        queries = rows - prompt
-        seconds = self._table_s(rows, queries, some_prompt)
+        seconds = self._table_s(rows, rows - prompt, prompt > 0)
         if self.has_head:
             seconds = seconds + self.logits.array(logits)
-        prompt_f, seqs_f = prompt, seqs
+        for _, one in self._attention_s(columns):
+            seconds = seconds + one
+        return np.maximum(seconds, floor) + own
+
+    def _attention_s(self, columns: Sequence[Any]) -> Iterator[tuple[str, FloatArray]]:
+        """Seconds of each form of attention in iterations of these totals, and the part of their time that it is: zero where
+        nothing of a kind runs."""
+        rows, prompt, chunks, pairs, prompt_kv, seqs, kv, _, pairs_window, kv_window = columns
+        some_prompt, some_decode, queries = prompt > 0, seqs > 0, rows - prompt
         if self.data > 1:
             f = self.share
-            prompt_f, chunks, pairs, prompt_kv = prompt * f, chunks * f, pairs * f, prompt_kv * f
-            pairs_window, seqs_f, queries = pairs_window * f, seqs * f, queries * f
+            prompt, chunks, pairs, prompt_kv = prompt * f, chunks * f, pairs * f, prompt_kv * f
+            pairs_window, seqs, queries = pairs_window * f, seqs * f, queries * f
             kv, kv_window = kv * f, kv_window * f
         if self.encoder:
-            pairs = 2 * pairs - prompt_f
+            pairs = 2 * pairs - prompt
         # Where nothing of a kind runs, one stands in for zero so that no division fails; the result is not used.
         if some_prompt.any():
-            rows_1, chunks_1 = np.where(some_prompt, prompt_f, 1), np.where(some_prompt, chunks, 1)
+            rows_1, chunks_1 = np.where(some_prompt, prompt, 1), np.where(some_prompt, chunks, 1)
             for prefill, _, windowed in self.attention:
                 one = prefill(ARRAYS, rows_1, chunks_1, pairs_window if windowed else pairs, prompt_kv)
-                seconds = seconds + np.where(some_prompt, one, 0.0)
+                yield "prompt_attention", np.where(some_prompt, one, 0.0)
         if some_decode.any():
-            seqs_1 = np.where(some_decode, seqs_f, 1)
+            seqs_1 = np.where(some_decode, seqs, 1)
             for _, decode, windowed in self.attention:
                 one = decode(ARRAYS, seqs_1, queries, *((kv_window, kv - kv_window) if windowed else (kv,)))
-                seconds = seconds + np.where(some_decode, one, 0.0)
-        return np.maximum(seconds, floor) + own
+                yield "kv", np.where(some_decode, one, 0.0)
+
+    def parts_s(self, totals: Totals) -> Parts:
+        """`array` divided by what the time is spent on (`hwmodels.time_parts`). Totals of int64 arrays of one shape."""
+        rows, prompt = totals.rows, totals.prefill_rows
+        found = no_parts(rows.shape)
+        bare_s = self.rows.array(rows)
+        found["padding"] += self._table_s(rows, rows - prompt, prompt > 0) - bare_s
+        host_s = np.minimum(np.ceil(rows * self.share) * self.row_s, bare_s)
+        found["host"] += host_s
+        layers = self._by_factors(
+            lambda each: layer_parts(
+                self.work, self.kernels, each, self.share, lambda some: (self.experts_s(some), self.exchange_s(some))
+            ),
+            rows,
+        )
+        add_parts(found, scaled(layers, bare_s - host_s))
+        if self.has_head:
+            logits = totals.logit_rows
+            head = self._by_factors(lambda each: head_parts(self.work, self.kernels, each, self.share), logits)
+            add_parts(found, scaled(head, self.logits.array(logits)))
+        for part, seconds in self._attention_s(totals):
+            found[part] += seconds
+        # What is left is the host's: its work of a step, and a floor of launches that kernels do not reach.
+        found["host"] += self.array(totals) - sum(found.values())
+        return found
+
+    def _by_factors(self, parts: Callable[[NDArray[np.int64]], Parts], rows: NDArray[np.int64]) -> Parts:
+        """*parts* of *rows* with the factors of `stretched`, part by part."""
+        if self.factors == (1.0, 1.0):
+            return parts(rows)
+        compute, bandwidth = self.factors
+        least = parts(np.ones(1, np.int64))
+        return {
+            name: bandwidth * np.minimum(each, least[name]) + compute * np.maximum(each - least[name], 0.0)
+            for name, each in parts(rows).items()
+        }
 
     def _table_s(
         self, rows: NDArray[np.int64], decodes: NDArray[np.int64], some_prompt: NDArray[np.bool_]
@@ -384,6 +426,10 @@ class LayerwiseCost:
             kv_precision=kv_precision,
         )
 
+    def priced_by(self, kernels: Kernels) -> LayerwiseCost:
+        """The same deployment with its operations priced by other *kernels*."""
+        return self.__reduce__()[0](self.spec, self.parallel, kernels)
+
     # Tables and closures follow from these values, so they alone are compared, printed and pickled.
     def _key(self) -> tuple[Any, ...]:
         return (self.spec, self.parallel, self.kernels, *self._settings)
@@ -415,6 +461,17 @@ class LayerwiseCost:
         if isinstance(totals[0], np.ndarray):
             return self._stages[stage].array(totals)
         return self._scalar[stage](Totals(*(int(x) for x in totals)))
+
+    def parts_s(self, totals: Totals, /) -> Parts:
+        """Seconds of all stages by what they are spent on (`hwmodels.time_parts.PARTS`), for totals of int64 arrays of one shape.
+
+        Without a pipeline they add up to `iteration_s`; with one, to the stages' times and the hand-overs between them.
+        """
+        found = no_parts(totals.rows.shape)
+        for stage in self._stages:
+            add_parts(found, stage.parts_s(totals))
+        found["collectives"] += (self.n_stages - 1) * self._handover.array(totals.rows)
+        return found
 
     def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
         """Seconds of one stage in the step that all ranks of data-parallel attention take together.

@@ -132,23 +132,14 @@ def stack_releases() -> Mapping[str, Mapping[str, ServingStack]]:
 
 def _on_other_devices(like: Mapping[str, Any], engine: str | None) -> dict[str, Any]:
     """The entry of a stack that is another's engine on another maker's devices, on which its terms were not fitted."""
-    makers = f"{like['title'].partition(':')[0]} on NVIDIA's GPUs, not fitted here"
+    lender = f"{like['title'].partition(':')[0]} on NVIDIA's GPUs, not fitted here"
 
-    def lent(terms: Mapping[str, Any]) -> dict[str, Any]:
-        return {term: [value, f"lent by {makers}: {source}"] for term, (value, source) in terms.items()}
+    def lent(entry: Mapping[str, Any]) -> dict[str, Any]:
+        terms = {term: [value, f"lent by {lender}: {source}"] for term, (value, source) in entry["terms"].items()}
+        return {**entry, "fitted_to": f"{entry['fitted_to']} on NVIDIA's GPUs", "terms": terms}
 
-    releases = {
-        release: {**entry, "fitted_to": f"{entry['fitted_to']} on NVIDIA's GPUs", "terms": lent(entry["terms"])}
-        for release, entry in like.get("releases", {}).items()
-    }
-    found = {
-        **like,
-        "fitted_to": f"{like['fitted_to']} on NVIDIA's GPUs",
-        "held_back": "",
-        "terms": lent(like["terms"]),
-        "releases": releases,
-    }
-    return {**found, "engine": engine}
+    releases = {release: lent(entry) for release, entry in like.get("releases", {}).items()}
+    return {**lent(like), "held_back": "", "releases": releases, "engine": engine}
 
 
 def _older(newest: Mapping[str, Any], release: str, own: Mapping[str, Any]) -> dict[str, Any]:

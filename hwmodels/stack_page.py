@@ -23,15 +23,8 @@ def with_stacks(page: str) -> str:
     _, end, after = rest.partition(_END)
     if not (begin and end):
         raise ValueError(f"{PAGE.name} has no {_BEGIN.strip()} and {_END.strip()} behind it")
-    return (
-        before
-        + begin
-        + "\n"
-        + "\n".join(line for stack in stacks().values() for line in _lines(stack))
-        + "\n"
-        + end
-        + after
-    )
+    made = "\n".join(line for stack in stacks().values() for line in _lines(stack))
+    return f"{before}{begin}\n{made}\n{end}{after}"
 
 
 def _lines(stack: Stack) -> Iterator[str]:

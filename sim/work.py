@@ -1,4 +1,4 @@
-"""What the devices of a run did, worked out from its records: arithmetic, memory traffic, and how much power it draws."""
+"""The work of a run's devices, computed from its records: arithmetic, memory traffic, and the power it draws."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _add_power(
 
 
 def _parts(cost: CostModel, totals: Any, completions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each iteration the part that its prompts take, that of their attention, and that of reading the KV of its decodes: both
+    """The parts of each iteration that its prompts take, their attention, and reading the KV of its decodes: both
     kinds of rows alone on the device's roofline, and without attention over what came before."""
     zero = np.zeros_like(totals.prefill_rows)
     prompts = totals._replace(

@@ -28,7 +28,7 @@ class Clients(Protocol):
     def start(self, now_ns: int, /) -> Iterable[tuple[int, int]]: ...
 
     def ended(self, row: int, now_ns: int, /) -> Iterable[tuple[int, int]]:
-        """What is sent because the request *row* has ended: finished, been rejected or lost."""
+        """Requests are sent because the request *row* has ended: it has finished, been rejected or been lost."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from hwmodels.measured.files import Measurement
 from hwmodels.measured.part import Columns, Part, Shape, pick
 
 _COLLECTIVES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+_SIZES = {"bytes": "message_bytes", "devices": "num_gpus"}
 
 
 def _part(
@@ -50,33 +52,14 @@ def _part(
 
 
 def nccl(m: Measurement, device: Datasheet) -> Iterator[Part]:
-    if m.source == "rccl":
-        yield from _stepped(m, device)
-        return
     for name in np.unique(m.columns["collective"]):
-        kind = _COLLECTIVES.get(str(name), str(name))
-        yield _part(
-            m, device, m.columns["collective"] == name, kind, {"bytes": "message_bytes", "devices": "num_gpus"},
-            (f"{kind}/nccl", f"{kind}/vidur-node"), device.link_bytes_per_s,
-        )  # fmt: skip
-
-
-def _stepped(m: Measurement, device: Datasheet) -> Iterator[Part]:
-    """RCCL's all-reduce, of one kind of message."""
-    rows, columns = pick(m, m.columns["collective"] == "all_reduce", {"bytes": "message_bytes", "devices": "num_gpus"})
-
-    def shape(c: Columns) -> Shape:
-        return {
-            "kind": "all_reduce",
-            "message_bytes": c["bytes"],
-            "devices": c["devices"],
-            "link_bytes_per_s": device.link_bytes_per_s,
-        }
-
-    yield Part(
-        form=STEPPED, sheet=device, variants=("all_reduce/rccl",), rows=rows, columns=columns, shape=shape,
-        groups=("devices", "bytes"), starts=(SteppedParams(),),
-    )  # fmt: skip
+        kind, mask = _COLLECTIVES.get(str(name), str(name)), m.columns["collective"] == name
+        if m.source != "rccl":
+            variants = (f"{kind}/nccl", f"{kind}/vidur-node")
+            yield _part(m, device, mask, kind, _SIZES, variants, device.link_bytes_per_s)
+        elif kind == "all_reduce":
+            part = _part(m, device, mask, kind, _SIZES, ("all_reduce/rccl",), device.link_bytes_per_s)
+            yield replace(part, form=STEPPED, starts=(SteppedParams(),))
 
 
 def nodes(m: Measurement, device: Datasheet) -> Iterator[Part]:
@@ -103,7 +86,7 @@ def allreduce(m: Measurement, device: Datasheet) -> Iterator[Part]:
         # TensorRT-LLM's is only ever replayed from a graph, and its table says no more than the name.
         own = str(backend).replace("_", "-") + ("" if "_" in str(backend) else "-graph")
         yield _part(
-            m, device, m.columns["backend"] == backend, "all_reduce", {"bytes": "message_bytes", "devices": "num_gpus"},
+            m, device, m.columns["backend"] == backend, "all_reduce", _SIZES,
             (f"all_reduce/{own}", "all_reduce/nccl"), device.link_bytes_per_s,
         )  # fmt: skip
 

@@ -8,9 +8,10 @@ name, or said beside it. What a table lacks is said in one sentence.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -301,7 +302,7 @@ def read_own(path: str | Path, *, said: Said | None = None, strict: bool = True)
     ValueError names the file, and in a sentence what its columns lack or which cells do not fit. Without *strict* rows that
     do not fit are left out and counted in `Measurement.refused`.
     """
-    path, said = Path(path), said or Said()
+    path = Path(path)
     header, rows, lines = _read_parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path)
     try:
         fit = kind_of(header)
@@ -312,48 +313,60 @@ def read_own(path: str | Path, *, said: Said | None = None, strict: bool = True)
     with np.errstate(divide="ignore", invalid="ignore"):  # cells that are refused already
         for wrong, reason in _impossible(fit.kind, columns):
             table.refuse(wrong, reason)
-    labels = {f.name: table.labels(f) for f in _LABELS}
-    named = hints(path.stem)
-    assumed: list[str] = []
-    device_of = table.checked("device", labels["device"], named.get("device", "") or said.device, _device)
-    formats = table.checked("dtype", labels["dtype"], named.get("dtype", "") or said.dtype, _format_word)
-    source = table.checked("source", labels["source"], named.get("source", ""), _software)
-    if fit.kind != "collective" and not source.all():
-        assumed.append(f"{default_stack().title}'s kernels" if fit.kind != "serving" else default_stack().title)
-        source = np.where(source == "", default_stack().name, source)
+    labels = _labels(table, said or Said())
     keep = table.kept()
-    beside = said.notes(
-        said.device if not named.get("device") and (labels["device"] == "").any() else "",
-        said.dtype if not named.get("dtype") and (labels["dtype"] == "").any() and fit.kind != "collective" else "",
-    )
-    columns = {name: values[keep] for name, values in columns.items()}
-    device, formats, source = device_of[keep], formats[keep], source[keep]
-    version = np.where(labels["version"] == "", named.get("version", ""), labels["version"])[keep]
-    if fit.kind == "serving":
-        if "protocol" not in fit.columns:
-            assumed.append(f"the protocol {_PROTOCOL}")
-        return [_serving(table, columns, device, formats, source, version, assumed, beside)]
-    if fit.kind != "collective" and not formats.all():
-        assumed.append("bf16")
+    columns, labels = {name: values[keep] for name, values in columns.items()}, labels.of(keep)
+    return [_serving(table, columns, labels)] if fit.kind == "serving" else _by_label(table, columns, labels)
+
+
+class _Labels(NamedTuple):
+    """A word for each row of a table, blank where nothing says it."""
+
+    device: np.ndarray
+    dtype: np.ndarray
+    source: np.ndarray
+    version: np.ndarray
+
+    def of(self, rows: np.ndarray) -> _Labels:
+        """The words of *rows*, a mask."""
+        return _Labels(*(words[rows] for words in self))
+
+
+def _labels(table: _Table, said: Said) -> _Labels:
+    """The words of columns, or else of the file's name, or else *said* beside it; *table* notes what comes from elsewhere."""
+    own = {f.name: table.labels(f) for f in _LABELS}
+    named, kind = hints(table.path.stem), table.fit.kind
+    device = table.checked("device", own["device"], named.get("device", "") or said.device, _device)
+    dtype = table.checked("dtype", own["dtype"], named.get("dtype", "") or said.dtype, _format_word)
+    source = table.checked("source", own["source"], named.get("source", ""), _software)
+    if kind != "collective" and not source.all():
+        table.assumed.append(f"{default_stack().title}'s kernels" if kind != "serving" else default_stack().title)
+        source = np.where(source == "", default_stack().name, source)
+    beside = {
+        name: given if not named.get(name) and (own[name] == "").any() else ""
+        for name, given in (("device", said.device), ("dtype", "" if kind == "collective" else said.dtype))
+    }
+    table.beside = said.notes(**beside)
+    return _Labels(device, dtype, source, np.where(own["version"] == "", named.get("version", ""), own["version"]))
+
+
+def _by_label(table: _Table, columns: dict[str, np.ndarray], labels: _Labels) -> list[Measurement]:
+    """A measurement of kernels for each combination of labels; where some differ, the path says which."""
+    if table.fit.kind != "collective" and not labels.dtype.all():
+        table.assumed.append("bf16")
+    keys = list(zip(*(words.tolist() for words in labels), strict=True))
+    differ = [len(set(words)) > 1 for words in zip(*keys, strict=True)]
     found = []
-    keys = list(zip(device.tolist(), formats.tolist(), source.tolist(), version.tolist(), strict=True))
-    differ = [len(set(values)) > 1 for values in zip(*keys, strict=True)]
     for key in sorted(set(keys)):
         mask = np.array([each == key for each in keys])
-        made = _kernels(table, {n: c[mask] for n, c in columns.items()}, key, assumed, beside)
+        made = _kernels(table, {n: c[mask] for n, c in columns.items()}, key)
         which = ", ".join(word or "unsaid" for word, several in zip(key, differ, strict=True) if several)
-        found.append(replace(made, path=path.with_name(f"{path.name} ({which})")) if which else made)
+        found.append(replace(made, path=table.path.with_name(f"{table.path.name} ({which})")) if which else made)
     # What belongs to the whole table is said once.
     return [found[0], *(replace(each, refused={}, notes=()) for each in found[1:])]
 
 
-def _kernels(
-    table: _Table,
-    columns: dict[str, np.ndarray],
-    key: tuple[str, str, str, str],
-    assumed: Sequence[str],
-    beside: Sequence[str],
-) -> Measurement:
+def _kernels(table: _Table, columns: dict[str, np.ndarray], key: tuple[str, str, str, str]) -> Measurement:
     device, word, source, version = key
     kind = OWN[table.fit.kind].kind
     n = len(columns["latency_us"])
@@ -374,7 +387,7 @@ def _kernels(
         columns=columns,
         measured_s=columns["latency_us"] * 1e-6,
         refused=table.refused,
-        notes=(*table.notes(assumed), *beside),
+        notes=table.notes(),
     )
 
 
@@ -401,29 +414,24 @@ def _impossible(kind: str, c: Mapping[str, np.ndarray]) -> Iterator[tuple[np.nda
         yield c["inter_size"] % c["moe_tp_size"] != 0, "moe_tp_size must divide inter_size"
 
 
-def _serving(
-    table: _Table,
-    columns: dict[str, np.ndarray],
-    device: np.ndarray,
-    formats: np.ndarray,
-    source: np.ndarray,
-    version: np.ndarray,
-    assumed: Sequence[str],
-    beside: Sequence[str],
-) -> Measurement:
-    if not device.all():
+def _serving(table: _Table, columns: dict[str, np.ndarray], labels: _Labels) -> Measurement:
+    if not labels.device.all():
         raise ValueError(
             f"{table.path.name}: a serving table says the device, which neither a column nor its name does here"
         )
-    n = len(device)
+    if "protocol" not in table.fit.columns:
+        table.assumed.append(f"the protocol {_PROTOCOL}")
+    if not labels.dtype.all():
+        table.assumed.append("the model's own format")
+    n = len(labels.device)
     blank = np.full(n, "")
     sizes = columns["tp_size"] * columns["attention_dp_size"]
     made = columns | {
-        "system": device,
-        "backend": source,
-        "backend_version": version,
+        "system": labels.device,
+        "backend": labels.source,
+        "backend_version": labels.version,
         "precision": blank,
-        "gemm_quant_mode": np.array([_GEMM_MODES.get(word, word) for word in formats.tolist()]),
+        "gemm_quant_mode": np.array([_GEMM_MODES.get(word, word) for word in labels.dtype.tolist()]),
         "moe_quant_mode": blank,
         "mode": np.full(n, "agg"),
         "batch_size": columns["concurrency"],
@@ -440,7 +448,7 @@ def _serving(
         columns=made,
         measured_s=None,
         refused=table.refused,
-        notes=(*table.notes([*assumed, *([] if formats.all() else ["the model's own format"])]), *beside),
+        notes=table.notes(),
     )
 
 
@@ -455,6 +463,10 @@ class _Table:
         self._shown = dict(zip(self._names, header, strict=True))
         self._lines = lines
         self.refused: dict[str, int] = {}
+        self.assumed: list[str] = []
+        """What nothing says, in words."""
+        self.beside: tuple[str, ...] = ()
+        """Notes on what was said beside the file."""
         self._bad = np.zeros(len(rows), bool)
         width = np.array([len(row) for row in rows])
         self.refuse(width != len(header), f"a line has not the {len(header)} cells of the header; truncated file?")
@@ -507,20 +519,22 @@ class _Table:
             self.refuse(numbers * factor < known.least, f"{shown} must be at least {known.least:g}")
         return numbers * factor
 
-    def checked(self, name: str, words: np.ndarray, otherwise: str, check: object) -> np.ndarray:
+    def checked(self, name: str, words: np.ndarray, otherwise: str, check: Callable[[str], str]) -> np.ndarray:
         """*words*, with *otherwise* where they are blank, each as *check* spells it; rows of others are refused."""
         spelt: dict[str, str] = {"": ""}
         for word in dict.fromkeys(str(each) or otherwise for each in words):
             try:
-                spelt[word] = check(word) if word else ""  # type: ignore[operator]
+                spelt[word] = check(word) if word else ""
             except ValueError as error:
                 self.refuse(np.array([(str(each) or otherwise) == word for each in words]), f"{name}: {error}")
                 spelt[word] = ""
         return np.array([spelt[str(each) or otherwise] for each in words], dtype=str)
 
-    def notes(self, assumed: Sequence[str]) -> tuple[str, ...]:
-        said = f"read as {_article(self.fit.kind)} table by its columns"
-        return (f"{said}; nothing says other: {' and '.join(assumed)} assumed" if assumed else said,)
+    def notes(self) -> tuple[str, ...]:
+        read = f"read as {_article(self.fit.kind)} table by its columns"
+        if self.assumed:
+            read += f"; nothing says other: {' and '.join(self.assumed)} assumed"
+        return read, *self.beside
 
 
 def _number(cell: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hwmodels.stacks import kernels_of, servers
 
 # Formats of operands below 16 bits whose products are timed, and the arithmetic of each.
 _NARROW = {"fp8": "fp8", "fp8_block": "fp8", "int8": "int8", "nvfp4": "fp4", "mxfp4": "fp4"}
+_NARROW_START = GemmParams(launch_s=5e-6, fill_k=500.0, tile_edge=2.0, l2_intensity=60.0, block_bandwidth=3.0)
 # Tables that may stand in for one of a narrow format, the best first.
 _STAND_IN = {"fp8_block": ("fp8_block", "fp8"), "fp8": ("fp8",), "int8": ("int8", "fp8"), "nvfp4": ("nvfp4", "fp8")}
 # The mean of what NVIDIA's tables hold of it: AITER's operands are in the format already.
@@ -50,13 +52,11 @@ def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray) -> Part:
     fixed = () if options.get("quantise_activations") else QUANTISE_FIELDS
     start = GemmParams(launch_s=3e-5) if source == "llmcompass" else GemmParams()
     if dtype in _NARROW and source not in CALIBRATING:
-        start = GemmParams(launch_s=5e-6, fill_k=500.0, tile_edge=2.0, l2_intensity=60.0, block_bandwidth=3.0)
-        fixed = ("split_s",)
+        start, fixed = _NARROW_START, ("split_s",)
     starts = (start,)
     if source == "aiter":
         lent = _LENT_QUANTISATION if dtype in _NARROW else {}
-        late = GemmParams(launch_s=5e-6, fill_k=500.0, tile_edge=2.0, l2_intensity=60.0, block_bandwidth=3.0, **lent)
-        starts = (GemmParams(launch_s=2e-6, **lent), late)
+        starts = (GemmParams(launch_s=2e-6, **lent), replace(_NARROW_START, **lent))
         fixed = QUANTISE_FIELDS
     if source == "llmcompass":  # 20 points: what a few large shapes can tell
         fixed = (*QUANTISE_FIELDS, "cache_gain", "block_bandwidth", "split_s", "throttle_after_s", "wave_softness",

@@ -90,22 +90,25 @@ def normalised(name: str) -> str:
     return re.sub(r"\b(llama|gemma|phi|opt)(?=\d)", r"\1-", last).removeprefix("meta-")
 
 
+def _publisher(name: str) -> str:
+    return name.strip().lower().rpartition("/")[0].rpartition("/")[2]
+
+
 def releases_fp8_in_blocks(name: str) -> bool:
     """Whether the publisher of the checkpoint called *name* (publisher/model) makes FP8 checkpoints with scales for blocks of
     weights itself, so that nobody else has to make one."""
-    return name.strip().lower().rpartition("/")[0].rpartition("/")[2] in _FP8_IN_BLOCKS
+    return _publisher(name) in _FP8_IN_BLOCKS
 
 
 def stated_anew(name: str, known: Collection[str]) -> bool:
     """Whether *name* is another publisher's FP8 checkpoint, with static scales, of a model of *known*."""
-    text, publisher = normalised(name), name.strip().lower().rpartition("/")[0].rpartition("/")[2]
-    return publisher in _FP8_STATIC and text.endswith("-fp8") and text.removesuffix("-fp8") in known
+    text = normalised(name)
+    return _publisher(name) in _FP8_STATIC and text.endswith("-fp8") and text.removesuffix("-fp8") in known
 
 
 def read_name(name: str, known: Collection[str]) -> NameReading | None:
     """*name* as a model of *known*, whose names are normalised; None if no rule leads to one."""
-    publisher = name.strip().lower().rpartition("/")[0].rpartition("/")[2]
-    text = normalised(name)
+    text, publisher = normalised(name), _publisher(name)
     fmt, spelt = None, None
     taken: list[str] = []
     if text not in known or stated_anew(name, known):
@@ -130,10 +133,8 @@ def read_name(name: str, known: Collection[str]) -> NameReading | None:
         taken = [*text.replace(base, "").strip("-").replace("--", "-").split("-"), *taken]
     if fmt is None:
         return NameReading(base, tuple(taken), None, "", False)
-    if fmt == "fp8" and spelt == "fp8" and publisher in _FP8_IN_BLOCKS:
-        fmt = "fp8_block"
-    elif fmt == "fp8" and spelt == "fp8" and publisher in _FP8_STATIC:
-        fmt = "fp8_static"
+    if fmt == spelt == "fp8":
+        fmt = "fp8_block" if publisher in _FP8_IN_BLOCKS else "fp8_static" if publisher in _FP8_STATIC else fmt
     cache = fmt not in ("", REFUSED) and (publisher in _FP8_CACHE or "kv" in (spelt or "").split("-"))
     return NameReading(base, tuple(taken), spelt, fmt, cache)
 

@@ -16,7 +16,7 @@ Hpa = Literal["default", "behavior"]
 WINDOW_S: Final = 300.0
 """Stabilisation, `--horizontal-pod-autoscaler-downscale-stabilization`."""
 _PERIOD_S: Final = 15.0
-"""Of both default policies for scaling up."""
+"""Both default policies for scaling up look at the changes of so many seconds."""
 
 
 def highest(asked: Sequence[tuple[float, int]], now_s: float, window_s: float) -> int:

@@ -118,6 +118,11 @@ def count(value: Any, name: str) -> int | None:
     return int(found)
 
 
+def whole_number(value: float | None) -> int | None:
+    """*value* without its fraction; None for None."""
+    return None if value is None else int(value)
+
+
 def rate(value: Any, name: str) -> float | None:
     """A request rate: a number above 0, or infinity ('inf', Infinity): all at once."""
     if value is None:

@@ -1,8 +1,8 @@
 """A replay whose schedule stays: how the means of TTFT and TPOT move when its iterations last longer or shorter.
 
-Who runs when is taken to stay as it was, so that a term of a serving stack is felt through the seconds of each iteration alone.
-That is the slope of a prediction for the cost of pricing an iteration twice, where another replay costs many times as much; a
-step that changes who runs when is seen by the next replay.
+The schedule is taken to stay as it was, so that a term of a serving stack changes the seconds of each iteration alone. That is the
+slope of a prediction for the cost of pricing an iteration twice, where another replay costs many times as much; a step that changes
+the schedule is seen by the next replay.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def frozen(columns: Columns, counted: np.ndarray) -> Frozen:
     """The schedule of a run of one replica without a pipeline, for the means over the requests of the mask *counted*.
 
     Ranks of data-parallel attention are replicas of the run. Those that have something to do start a step together, and their
-    records are of one step each; who has nothing to do in it has no record, and zeros here.
+    records are of one step each; a rank that has nothing to do in it has no record, and zeros here.
     """
     recorded = [replica.spans for replica in columns.replicas]
     # No step is shorter than a nanosecond.

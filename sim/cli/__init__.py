@@ -1,9 +1,8 @@
 """The command line. Each module of `sim.cli.commands` adds one command and is found by being there.
 
 `app` puts the commands together, `exits` has their exit codes, `options` and `exports` the options that several take, `given` what
-they stand for,
-`tables` prints tables and JSON, `outputs` writes files. Nothing else in the project knows this room. Read `commands/run`
-first.
+they stand for, `tables` prints tables and JSON, `outputs` writes files. Nothing else in the project knows this room. Read
+`commands/run` first.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ def code_of(error: KeyboardInterrupt) -> int:
 
 def interrupted(error: KeyboardInterrupt, kept: str = "nothing was written.") -> typer.Exit:
     """The end of a command that a signal has ended, once it is said what was *kept*."""
-
     typer.echo(f"{'Terminated' if isinstance(error, Terminated) else 'Interrupted'}; {kept}", err=True)
     return typer.Exit(code_of(error))
 

@@ -1,4 +1,4 @@
-"""What options of several commands give: a scenario with its settings and limits, configs of models."""
+"""Options that several commands have are read here: a scenario with its settings and limits, and configs of models."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from sim.scenario import Scenario
 
 def read_scenario(path: Path | None, settings: Sequence[str] | None = None) -> Scenario:
     """The scenario of the file *path*, or the built-in default without one, with the *settings* that --set gives."""
-
     found = Scenario.default() if path is None else Scenario.load(path)
     return found.with_set(*(settings or ()))
 
 
 def fetch_models(names: Iterable[str]) -> None:
     """Carry out --fetch, before a command reads its models; RooftraceError in one sentence where the hub gives no config.json."""
-
     try:
         for name in names:
             fetch_unknown(name)
@@ -33,7 +31,6 @@ _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 
 def with_limits(scenario: Scenario, limits: Sequence[str] | None) -> Scenario:
     """*scenario* with what --limit gives in its `slo`."""
-
     for text in limits or ():
         found = re.fullmatch(r"\s*(\w+?)(?:_s)?\s*=\s*([\d.eE+-]+?)\s*(s|ms|us|min)?\s*", text)
         try:

@@ -25,7 +25,6 @@ LOWER = (1.0, 0.9, 0.8, 0.7)
 
 def kept_at(scenario: Scenario, rate_per_s: float, target: Target, replays: int) -> list[dict[str, Any]]:
     """The probability that *scenario* keeps the target at shares of *rate_per_s*."""
-
     own = own_rate_per_s(scenario)
     found = []
     for share in LOWER:
@@ -39,7 +38,6 @@ def kept_at(scenario: Scenario, rate_per_s: float, target: Target, replays: int)
 
 def kept_by(scenario: Scenario, settings: Mapping[str, Any], target: Target, replays: int) -> list[dict[str, Any]]:
     """The probability that a candidate keeps the target."""
-
     for key, value in settings.items():
         scenario = scenario.with_value(key, value.item() if hasattr(value, "item") else value)
     return [_kept(intervals(scenario, replays, ("slo_attainment",)), target)]
@@ -67,7 +65,6 @@ def kept_facts(found: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str
 
 def point_intervals(plan: Sweep, replays: int) -> list[tuple[Mapping[str, Any], Intervals | str]]:
     """The settings of each point of a sweep, with its intervals or why there are none."""
-
     found: list[tuple[Mapping[str, Any], Intervals | str]] = []
     for point in plan:
         run = plan.runs(point)[0]
@@ -81,7 +78,6 @@ def point_intervals(plan: Sweep, replays: int) -> list[tuple[Mapping[str, Any], 
 
 def write_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | str]], folder: Path) -> None:
     """A line of `POINTS` in *folder* for each point and figure."""
-
     with open_whole(folder / POINTS) as file:
         writer = csv.writer(file)
         keys = list(found[0][0]) if found else []
@@ -98,7 +94,6 @@ def write_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | s
 
 def print_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | str]], folder: Path) -> None:
     """Mean TTFT and TPOT of each point with their intervals."""
-
     keys = list(found[0][0]) if found else []
     rows = []
     for settings, around in found[:40]:

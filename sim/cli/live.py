@@ -26,7 +26,6 @@ def live_settings(
     alpha: float,
 ) -> LiveSettings:
     """The settings of a live run as options give them; RooftraceError for what cannot be run or compared with."""
-
     if backend != "torch":
         raise RooftraceError(f"--live runs its models with torch; got --backend {backend}")
     if hardware is None or not hardware.endswith(".toml"):
@@ -43,7 +42,6 @@ def live_settings(
 
 def validate_live(settings: LiveSettings, *, out: Path | None, plots: Path | None, as_json: bool) -> None:
     """Run, print measured beside simulated beside closed form, and write JSON to *out* and a picture into *plots*."""
-
     result = run_live(settings, report=lambda text: typer.echo(f"... {text}", err=True))
     if as_json:
         print_json(result.as_json())

@@ -25,7 +25,6 @@ def read(
 ) -> list[BenchRun]:
     """The runs of *files* with *facts* told, those that *where* picks; a sentence on standard error for what could not be read, and
     exit code 2 where nothing is left."""
-
     found = read_files(files, before=before)
     print_notes(found.problems, head="Not read")
     runs = list(found.runs)
@@ -52,7 +51,6 @@ def read_both(
     before: Path | None,
 ) -> tuple[Scenario, list[BenchRun]]:
     """The deployment and its measured runs, with the settings and facts that --set gives; a note says where models differ."""
-
     settings, facts = divided(set_ or ())
     chosen = read_scenario(scenario, settings)
     runs = read(files, facts, where or (), before)
@@ -62,7 +60,6 @@ def read_both(
 
 def print_assumed(runs: Sequence[BenchRun]) -> None:
     """Print what was read and taken for granted, on standard error."""
-
     print_notes(by_run((run.name, sentence) for run in runs for sentence in (*run.notes, *assumed(run))))
 
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    pass
+
+def set_option(help_: str) -> Any:
+    """The option --set KEY=VALUE of a command that says what it sets."""
+    return typer.Option("--set", metavar="KEY=VALUE", help=help_)
+
 
 ScenarioFile = Annotated[
     Path | None, typer.Argument(help="Scenario file (YAML); without one, the built-in default.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")]
 SummaryJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
-
 
 Fetch = Annotated[
     bool,
     typer.Option("--fetch", help="Ask the HuggingFace hub for the config.json of a model that is unknown otherwise."),
 ]
-
 
 Limits = Annotated[
     list[str] | None,
@@ -31,7 +33,6 @@ Limits = Annotated[
         help="A limit beside those of the scenario's slo: ttft_p95=1s, tpot_p99=40ms, or of each request ttft=1s; repeatable.",
     ),
 ]
-
 
 IntervalReplays = Annotated[
     int | None,
@@ -52,12 +53,7 @@ Where = Annotated[
 ]  # fmt: skip
 
 Facts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="run.KEY: what files do not say of their runs, RUN:run.KEY of one; repeatable.",
-    ),
+    list[str] | None, set_option("run.KEY: what files do not say of their runs, RUN:run.KEY of one; repeatable.")
 ]
 
 Before = Annotated[

@@ -22,7 +22,6 @@ def check_folder_of(*paths: Path | None) -> None:
 
 def put_text(path: Path, text: str) -> None:
     """Write *text* to *path*, all of it or nothing; OutputError where that cannot be."""
-
     try:
         write_whole(path, text)
     except OSError as error:
@@ -31,7 +30,6 @@ def put_text(path: Path, text: str) -> None:
 
 def end_with_left_out(folder: Folder) -> None:
     """Print what of a folder of measurements was not understood, and end the command with exit code 3 where that is anything."""
-
     print_notes(folder.left_out, head="Left out")
     if folder.left_out:
         typer.echo(folder.verdict, err=True)

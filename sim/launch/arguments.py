@@ -7,11 +7,13 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.stacks import stacks
 from sim.errors import RooftraceError
 from sim.launch.engines import FOLDER, launches
+from sim.scenario.yaml import parse_yaml
 from sim.text import nearest, shown
 
 ENGINES = tuple(launches())
@@ -243,3 +245,11 @@ def json_object(value: Any, option: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RooftraceError(f"{option} takes a JSON object; got {value!r}")
     return found
+
+
+def yaml_file(path: str, name: str) -> Any:
+    """The content of a file that a command names; RooftraceError, which calls it *name*, where it cannot be read."""
+    try:
+        return parse_yaml(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RooftraceError(f"{name} {path} cannot be read: {error}") from None

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from sim.errors import RooftraceError
+from sim.launch.arguments import yaml_file
 from sim.launch.reading import Reading
 from sim.launch.writing import Writing
 from sim.scenario.tiers import Tier
-from sim.scenario.yaml import parse_yaml
 
 GIB = 1 << 30
 
@@ -74,10 +73,7 @@ def lmcache_file(path: str | None) -> dict[str, Any]:
     """LMCache's YAML file; RooftraceError where it cannot be read."""
     if path is None:
         return {}
-    try:
-        found = parse_yaml(Path(path).read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RooftraceError(f"LMCache's file {path} cannot be read: {error}") from None
+    found = yaml_file(path, "LMCache's file")
     return dict(found) if isinstance(found, Mapping) else {}
 
 

@@ -6,13 +6,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hwmodels.device import load_device
 from hwmodels.model import load_model
 from sim.errors import RooftraceError, ScenarioError
-from sim.launch.arguments import NO_SERVER, Command, read_words
+from sim.launch.arguments import NO_SERVER, Command, read_words, yaml_file
 from sim.launch.documents import is_document, read_documents
 from sim.launch.engines import launches, reader_of
 from sim.launch.reading import Reading
@@ -21,7 +20,6 @@ from sim.launch.tiers import GIB
 from sim.scenario import Scenario
 from sim.scenario.assembly.memory import memory_plan_of
 from sim.scenario.keys import BUILT_IN_TRACES
-from sim.scenario.yaml import parse_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,10 +266,7 @@ def _with_file(command: Command, strict: bool) -> Command:
     path = None if launch.file_option is None else command.options.get(launch.file_option)
     if path is None:
         return command
-    try:
-        given = parse_yaml(Path(path).read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RooftraceError(f"--config {path} cannot be read: {error}") from None
+    given = yaml_file(path, "--config")
     if not isinstance(given, Mapping):
         raise RooftraceError(f"--config {path} holds no options: keys with values are expected")
     words = list(launch.entry)

@@ -38,7 +38,7 @@ class GenerativeModel:
     spec: ModelSpec
     device: Device
     prompt_tokens: int
-    """Of a typical request ..."""
+    """The prompt of a typical request ..."""
     output_tokens: int
     """... for which `latency_s` and the least KV memory are worked out."""
 

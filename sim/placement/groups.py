@@ -92,7 +92,7 @@ class GroupExperiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupColumns:
-    """What became of each request; -1 where an event did not happen."""
+    """The times of each request; -1 where an event did not happen."""
 
     start_ns: IntArray
     """When the first stage took it up."""

@@ -96,7 +96,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a search found, and what finding it took."""
+    """The placements that a search found, and the time and simulations that it took."""
 
     search: PlacementSearch
     placements: tuple[Placement, ...]
@@ -109,7 +109,7 @@ class Plan:
     cut_short: bool
     """Whether the budget was spent before the search was done, in any window."""
     screened_by: ScreenedBy
-    """What the simulations of the search ran on; all give the same scores."""
+    """The loop that the simulations of the search ran on; all give the same scores."""
     train: Outcome = field(repr=False)
     """The traffic that was planned for, served with the answer."""
 
@@ -120,7 +120,7 @@ class Plan:
 
     @property
     def note(self) -> str | None:
-        """What would have made the search shorter, where it took long enough to matter."""
+        """A sentence on what would have made the search shorter, where it took long enough to matter."""
         if self.screened_by != "python loop" or self.planning_s < _LONG_S:
             return None
         return (

@@ -64,13 +64,13 @@ class Hosted(Section):
     """A model that the cluster serves; a name alone is one copy."""
 
     model: Annotated[str, Field(min_length=1)]
-    """Of AlpaServe's table (bert-1.3b, ..., moe-5.3b), or any model of the catalogue for one pass over its prompt."""
+    """A name of AlpaServe's table (bert-1.3b, ..., moe-5.3b), or any model of the catalogue for one pass over its prompt."""
     copies: Count = 1
     """Instances, each with traffic of its own."""
     prompt_tokens: Count = 2048
-    """Of a catalogue model's requests; the table's latencies are for 2048."""
+    """The length of each prompt for a catalogue model; the table's latencies are for 2048."""
     output_tokens: Annotated[int, Field(ge=0)] = 0
-    """Of a catalogue model's requests; above 0 the model generates, with continuous batching and a KV cache."""
+    """The length of each output of a catalogue model; above 0 the model generates, with continuous batching and a KV cache."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,7 +88,7 @@ class Functions(Section):
     start_s: FromZero = 0.0
     end_s: Positive
     window_s: Positive
-    """Of the fit: 60 s for counts and 5400 s for invocations in AlpaServe's artifact."""
+    """The window of the fit: 60 s for counts and 5400 s for invocations in AlpaServe's artifact."""
     rate_scale: Positive = 1.0
     cv_scale: Positive = 1.0
 
@@ -100,7 +100,7 @@ class Functions(Section):
 
 
 class Traffic(Section):
-    """What arrives: one arrival process for each model, shares by popularity, or windows of a trace."""
+    """The requests that arrive: one arrival process for each model, shares by popularity, or windows of a trace."""
 
     arrivals: Process | None = None
     """Process of every model; its rate is that of all models together."""
@@ -132,7 +132,7 @@ class ServingSection(Section):
     """Deadline over the single-device latency of the model."""
     batch_sizes: tuple[Literal[1, 2, 4, 8, 16], ...] = (1,)
     overhead_s: FromZero = 0.011
-    """Of each request beside its stages; the default is the artifact's."""
+    """Time of each request beside its stages; the default is the artifact's."""
     stage_overhead: FromZero = 0.009
     """Stages take longer by this share for each stage of the group; the default is the artifact's."""
 
@@ -300,7 +300,7 @@ class PlaceScenario:
             raise ScenarioError(f"{self.source}: {error}") from error
 
     def traffic(self) -> tuple[Trace, Trace | None]:
-        """What is planned for, and what the placement is tested on (None without a test)."""
+        """The trace that is planned for, and the one that the placement is tested on (None without a test)."""
         test = self.settings.test
         try:
             trace = self._traffic(self.settings.seed)

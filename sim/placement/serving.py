@@ -69,7 +69,7 @@ class Serving:
     """Deadline of a request over its model's single-device latency; None: no deadlines."""
     batch_sizes: tuple[int, ...] = (1,)
     overhead_s: float = 0.0
-    """Of each request beside its stages: front end, dispatch and the way back."""
+    """Time of each request beside its stages: front end, dispatch and the way back."""
     stage_overhead: float = 0.0
     """Stages of a group take longer by this share for each stage that the group has."""
     _stage_ns: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -115,7 +115,7 @@ class Serving:
         return replace(trace, models=self.names, model_index=index, deadline_ns=deadline)
 
     def views(self, workload: Trace) -> tuple[ModelView, ...]:
-        """What searches may know of the models, with the rates of *workload*."""
+        """The models as searches see them, with the rates of *workload*."""
         counts = np.bincount(_model_index(workload), minlength=len(self.names))
         span_s = max(workload.duration_s, 1e-9)
         return tuple(
@@ -124,7 +124,7 @@ class Serving:
         )
 
     def experiment(self, placement: Placement, workload: Trace) -> GroupExperiment:
-        """What the engine runs; ValueError where the placement does not fit the cluster."""
+        """The experiment that the engine runs; ValueError where the placement does not fit the cluster."""
         fresh = tuple(group for group in placement.groups if group not in self._specs)
         if placement.n_devices > self.cluster.n_devices or not self._fit(fresh):
             check(placement, self.cluster, self.views_without_traffic)
@@ -152,7 +152,7 @@ class Serving:
         )
 
     def outcome(self, placement: Placement, workload: Trace, *, screening: bool = False) -> Outcome:
-        """What becomes of *workload*, which `workload` has made; ValueError where the placement does not fit.
+        """The outcome of *workload*, which `workload` has made; ValueError where the placement does not fit.
 
         From the event loop; with *screening*, as searches ask thousands of times, from the loop that a test proves equal to it.
         """
@@ -162,7 +162,7 @@ class Serving:
 
     @property
     def screened_by(self) -> ScreenedBy:
-        """What serves the workload while screening: the event loop, or the loop without events, compiled or not."""
+        """The loop that serves the workload while screening: the one of events, or the one without, compiled or not."""
         if len(self.batch_sizes) > 1:
             return "events"
         return "compiled loop" if can_compile() else "python loop"
@@ -207,7 +207,7 @@ class Outcome:
 
     @property
     def latency_s(self) -> NDArray[np.float64]:
-        """Of the requests that were served, in order of arrival."""
+        """The latency of each request that was served, in order of arrival."""
         served = self.columns.finish_ns >= 0
         return (self.columns.finish_ns[served] - self.workload.arrival_ns[served]) / NS_PER_S
 

@@ -59,7 +59,7 @@ class Protocol:
     think_s: float = 0.0
     """Between an answer and the client's next request, on average (exponential)."""
     statistic: Statistic = "mean"
-    """Of the requests that count."""
+    """The figure that is reported of the requests that count."""
     source: str = ""
     """Where this is known from."""
 
@@ -102,7 +102,7 @@ class Protocol:
         return Fixed(tokens=nominal_tokens)
 
     def workload(self, *, prompt_tokens: int, output_tokens: int, concurrency: int, seed: int = 0) -> Workload:
-        """What arrives: requests of these nominal lengths from *concurrency* clients (in an open loop: for so many times
+        """Requests of these nominal lengths from *concurrency* clients (in an open loop: for so many times
         *requests_per_client* requests)."""
         prompt, output = self.lengths(prompt_tokens), self.lengths(output_tokens)
         n = self.requests(concurrency)
@@ -139,7 +139,7 @@ class Protocol:
         return mask
 
     def figures(self, columns: _Requests, concurrency: int) -> Figures:
-        """What the protocol reports of a run: `statistic` of TTFT, and of TPOT where there is more than one token.
+        """The figures that the protocol reports of a run: `statistic` of TTFT, and of TPOT where there is more than one token.
 
         TTFT is from sending to the first token, TPOT the rest of the latency over the tokens after the first, as InferenceX's
         benchmark_serving.py and genai-perf have them. Requests that did not finish are left out.

@@ -20,7 +20,7 @@ Evidence = Literal[
     "input returned",
     "shown only",
 ]
-"""What a row is worth: who computed the simulated value, and what stands beside it.
+"""The worth of a row as evidence: who computed the simulated value, and what stands beside it.
 
 * event loop against measurement: the discrete-event engine (or the loop that a test proves equal to it) ran, and the
   published value was timed or counted by somebody on a machine and is not among the inputs;

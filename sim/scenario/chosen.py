@@ -1,4 +1,4 @@
-"""What a scenario chooses by name, with settings of its own: policies, arrival processes and distributions of lengths."""
+"""A scenario chooses policies, arrival processes and distributions of lengths by name, and gives each its own settings."""
 
 from __future__ import annotations
 

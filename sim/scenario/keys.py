@@ -152,7 +152,7 @@ Moment = Annotated[Annotated[str, Field(min_length=1)] | float, BeforeValidator(
 
 
 class _Source(NamedTuple):
-    """What says which requests are sent when."""
+    """A workload says in one of these ways which requests are sent and when; a way needs some settings and takes others."""
 
     says: str
     needs: tuple[str, ...] = ()

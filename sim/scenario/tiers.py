@@ -32,7 +32,7 @@ class Fabric(Section):
 
     name: Annotated[str, Field(min_length=1)]
     gb_per_s: _Rate
-    """Of all transfers together, in both directions, in 10^9 bytes."""
+    """The rate of all transfers together, in both directions, in 10^9 bytes a second."""
 
 
 class Tier(Section):
@@ -66,10 +66,10 @@ class Tier(Section):
     store: str = "shared"
     """The store of a `remote` tier; replicas that name the same one share it."""
     store_read_gb_per_s: _Rate | None = None
-    """What the store of a `remote` tier gives all replicas together at most, in GB/s; where it is left out, as much as their links
-    take."""
+    """The most that the store of a `remote` tier sends to all replicas together, in GB/s; where it is left out, as much as their
+    links take."""
     store_write_gb_per_s: _Rate | None = None
-    """What it takes from all replicas together at most."""
+    """The most that it receives from all replicas together."""
     fabric: Fabric | None = None
     """A network that its transfers share with others."""
     degraded: Degraded = ()

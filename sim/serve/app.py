@@ -40,7 +40,7 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a session takes of its clients at most."""
+    """The most that a session accepts from its clients."""
 
     body_bytes: int = 8 << 20
     bodies_bytes: int = 256 << 20
@@ -50,11 +50,11 @@ class Limits:
     connections: int = 4096
     """Connections at a time, those that ask for nothing included; fewer where the process may not have so many files open."""
     head_s: float = 10.0
-    """Within which a connection's first request has come as far as its body, and any later one from its first byte."""
+    """A connection's first request comes as far as its body within this time, and any later one from its first byte."""
     body_s: float = 60.0
-    """Within which a body has come."""
+    """A body comes within this time."""
     head_bytes: int = 64 << 10
-    """Of a request, before its body."""
+    """The size of a request before its body."""
     stall_s: float = 300.0
     """A client that reads nothing for so long is taken for gone."""
 
@@ -450,7 +450,7 @@ class _Answer(Response):
                 return
 
     def _around(self) -> tuple[bytes, bytes]:
-        """What comes before and after the text of a piece that is neither first nor last."""
+        """The bytes before and after the text of a piece that is neither first nor last."""
         mark = "\x00"
         before, after = _line(self._event([self._choice(mark, None)])).split(json.dumps(mark)[1:-1].encode())
         return before, after

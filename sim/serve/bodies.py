@@ -1,4 +1,4 @@
-"""What clients ask for: bodies of OpenAI's interface read, checked and refused as OpenAI-compatible servers do it."""
+"""Bodies of OpenAI's interface are read, checked and refused as OpenAI-compatible servers do it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _count(body: Mapping[str, Any], key: str, least: int) -> int | None:
 
 
 def asked_of(body: Mapping[str, Any], *, chat: bool) -> Asked:
-    """What *body* asks for; Refusal where it cannot be understood, or asks for what is not served."""
+    """The request that *body* asks for; Refusal where it cannot be understood, or asks for what is not served."""
     for key, only in (("n", 1), ("best_of", 1)):
         if (_count(body, key, 1) or 1) != only:
             raise Refusal(400, f"{key} is 1 here: a request is one sequence; send several requests", param=key)

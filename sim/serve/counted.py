@@ -1,4 +1,4 @@
-"""What vLLM counts of requests, by model, on the simulated clock: names and buckets of release 0.32.0 (`vllm/v1/metrics`)."""
+"""Counts that vLLM makes of requests, by model, on the simulated clock: names and buckets of release 0.32.0 (`vllm/v1/metrics`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _REASONS = ("stop", "length", "abort", "error")
 
 
 class _Model:
-    """What is counted of one model."""
+    """The counts of one model."""
 
     def __init__(self) -> None:
         self.histograms = {name: Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}

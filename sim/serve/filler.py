@@ -10,7 +10,7 @@ _TEXT: Final = (
     "more her two like him see time could no make than first been its who now people my made over did down only way find use"
 )
 WORDS: Final = tuple(_TEXT.split())
-"""What answers consist of: each of these, with the blank before it, is one token to the tokenizers in use."""
+"""Answers consist of these words: each, with the blank before it, is one token to the tokenizers in use."""
 
 
 def filler(first: int, tokens: int) -> str:

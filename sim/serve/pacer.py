@@ -18,7 +18,7 @@ _WARN_EVERY_NS = 10_000_000_000
 
 
 class Run(Protocol):
-    """What is paced."""
+    """A run that is paced."""
 
     @property
     def now_ns(self) -> int: ...
@@ -52,9 +52,9 @@ class Pacer:
         """*bound_s*: lag of the wall clock above which *warn* is told, once in ten seconds at most."""
         self.speed = speed
         self.lag = Lag()
-        """Of events: from when they were due until they had happened."""
+        """The lag of events, from when they were due until they had happened."""
         self.handed = Lag()
-        """Of tokens: from when they were due until they were written to their connections."""
+        """The lag of tokens, from when they were due until they were written to their connections."""
         self.bound_s = bound_s
         self._run = run
         self.warn = warn

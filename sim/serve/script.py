@@ -15,7 +15,7 @@ _EXAMPLE = "such as [{from_s: 30, to_s: 40, status: 503}]"
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens to requests that come from *from_s* on and before *to_s*, in seconds of the simulated clock."""
+    """A fault of requests that come from *from_s* on and before *to_s*, in seconds of the simulated clock."""
 
     from_s: float = 0.0
     to_s: float = float("inf")
@@ -37,7 +37,7 @@ class Script:
         self._met = [0] * len(faults)
 
     def fault_of(self, now_s: float, model: str) -> Fault | None:
-        """What a request for *model* gets that comes now; None: nothing."""
+        """The fault of a request for *model* that comes now; None: it has none."""
         for i, fault in enumerate(self._faults):
             if fault.from_s <= now_s < fault.to_s and fault.model in (None, model):
                 self._met[i] += 1

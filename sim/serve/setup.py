@@ -46,7 +46,7 @@ class Setup:
 
 
 def set_up(scenario: Scenario) -> Setup:
-    """What *scenario* deploys, with a live workload in place of its own.
+    """The deployment of *scenario*, with a live workload in place of its own.
 
     Its own says what lengths to plan for, and may say how long answers are. ScenarioError for what cannot be built or served.
     """
@@ -111,7 +111,7 @@ def _check(scenario: Scenario) -> None:
 
 
 def _notes(scenario: Scenario, built: Built) -> list[str]:
-    """What is otherwise with requests that come one by one."""
+    """A note for each thing that differs where requests come one by one."""
     knows = knowledge_of(built.experiment.router)
     if knows is None or knows.sent is not None or not knows.prefixes or not knows.event_delay_s:
         return []
@@ -144,7 +144,7 @@ def _planned(expected: Workload, names: tuple[str, ...]) -> Workload:
 
 
 def names_of(setup: Setup, given: Sequence[str]) -> list[list[str]]:
-    """Of each model its own name and those that are *given*, NAME or NAME=MODEL; ScenarioError where they clash."""
+    """Each model's own name and those that are *given*, NAME or NAME=MODEL; ScenarioError where they clash."""
     found = [[name] for name in setup.models]
     for text in given:
         name, equals, model = text.partition("=")

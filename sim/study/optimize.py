@@ -40,7 +40,7 @@ UNITS: Mapping[str, str] = {
     "devices": "GPUs",
     "latency": "E2EL p50, s",
 }
-"""What the column of each goal holds, for people."""
+"""The head of each goal's column, as people read it."""
 _TIES = 3
 """Candidates that are named beside one that has as little."""
 

@@ -171,7 +171,6 @@ def read_axis(text: str) -> tuple[str, list[Any]]:
 
 def read_axes(given: Sequence[str] | None) -> dict[str, Any]:
     """The values of each --axis by its key; RooftraceError where a key is given twice."""
-
     axes: dict[str, Any] = {}
     for text in given or ():
         key, values = read_axis(text)

@@ -15,7 +15,7 @@ import csv
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -598,53 +598,28 @@ def main(
 ) -> None:
     lines: list[dict[str, Any]] = []
     entries: dict[str, dict[str, Any]] = {}
+    fits: dict[str, ServingStack] = {}
     with ProcessPoolExecutor(jobs) as pool:
-
-        def price(points: Sequence[Point], versions: Versions, steps: Mapping[str, float]) -> np.ndarray:
-            # The longest first, or one of them is waited for at the end.
-            order = sorted(range(len(points)), key=lambda i: -float(points[i].row.get("concurrency") or 0))
-            some = [points[i] for i in order]
-            stacks = [behind(p, versions) for p in some]
-            found = pool.map(predict_and_slopes, some, stacks, [steps] * len(some), chunksize=4)
-            result = np.full((len(points), 1 + len(steps), 2), np.nan)
-            result[order] = list(found)
-            return result
-
-        fits: dict[str, ServingStack] = {}
+        price = functools.partial(_priced, pool)
         for name in stacks:
-            versions: dict[str, ServingStack] = dict(stack_releases()[name])
             eager = name == "eager"
             points = _eager_points(folder) if eager else served_points(folder, name)
             recorded = [] if eager else _recorded_points(folder, name)
-            way = ways()[name]
-            terms = EAGER if eager else [t for t in SERVED if t not in way.given]
-            if way.taken:
-                theirs = fits.get(way.taken_from, serving_stack(way.taken_from)).overheads
-                versions = with_terms(versions, {term: getattr(theirs, term) for term in way.taken})
-            versions = with_terms(versions, dict.fromkeys(way.not_offered, 0.0))
-            names = list(terms) if eager else _names_of(versions, terms)
             used = [*(points if eager else chosen(points)), *recorded]
-            fitted = fit_what_matters(used, versions, names, price, rounds=way.rounds)
+            terms = EAGER if eager else [term for term in SERVED if term not in ways()[name].given]
+            versions = _begun(name, fits)
+            fitted = fit_what_matters(used, versions, _names_of(versions, terms), price, rounds=ways()[name].rounds)
             fits[name] = next(iter(fitted.versions.values()))
-            for each in fitted.names:
-                print(f"{name}: {each} = {value_of(fitted.versions, each):.4g}")
+            for term in fitted.names:
+                print(f"{name}: {term} = {value_of(fitted.versions, term):.4g}")
             seen = price(points, fitted.versions, {})[:, 0]
-            print(
-                f"{name}: all {len(points)} rows, fitted: {scores(points, seen)}; {by_family(points, seen)}", flush=True
-            )
-            held = {
-                by: _held_back(points, used, fitted, price, by) for by in (("group",) if eager else ("group", "model"))
-            }
-            for by, predicted in held.items():
-                what = "deployments" if by == "group" else "models"
-                print(
-                    f"{name}: {what} held back: {scores(points, predicted)}; {by_family(points, predicted)}", flush=True
-                )
-            # The last fit is that of all but the recorded run.
-            blind = fitted.refit(np.array([p.recorded is None for p in used])) if recorded else fitted.versions
-            for said, found in (("fitted to it", fitted.versions), ("fitted without it", blind)):
-                for point in recorded:
-                    print(f"{name}: recorded run, {said}: {_recorded_errors(point, found[point.release])}", flush=True)
+            _print_scores(f"{name}: all {len(points)} rows, fitted", points, seen)
+            held: dict[str, np.ndarray] = {}
+            for by, what in (("group", "deployments"), *(() if eager else (("model", "models"),))):
+                held[by] = _held_back(points, used, fitted, price, by)
+                _print_scores(f"{name}: {what} held back", points, held[by])
+            if recorded:
+                _print_recorded(name, recorded, fitted, fitted.refit(np.array([p.recorded is None for p in used])))
             if not eager:
                 lines += _errors(name, points, seen, held)
                 entries[name] = _intervals(points, used, fitted, held)
@@ -656,6 +631,40 @@ def main(
             writer = csv.DictWriter(file, fieldnames=list(lines[0]))
             writer.writeheader()
             writer.writerows(lines)
+
+
+def _priced(pool: Executor, points: Sequence[Point], versions: Versions, steps: Mapping[str, float]) -> np.ndarray:
+    """A `Price` by the processes of *pool*."""
+    # The longest first, or one of them is waited for at the end.
+    order = sorted(range(len(points)), key=lambda i: -float(points[i].row.get("concurrency") or 0))
+    some = [points[i] for i in order]
+    stacks = [behind(p, versions) for p in some]
+    found = pool.map(predict_and_slopes, some, stacks, [steps] * len(some), chunksize=4)
+    result = np.full((len(points), 1 + len(steps), 2), np.nan)
+    result[order] = list(found)
+    return result
+
+
+def _begun(name: str, fits: Mapping[str, ServingStack]) -> dict[str, ServingStack]:
+    """The releases of a stack with the terms that are not fitted to its runs: taken from one of *fits*, or 0."""
+    way, values = ways()[name], {}
+    if way.taken:
+        theirs = fits.get(way.taken_from, serving_stack(way.taken_from)).overheads
+        values = {term: getattr(theirs, term) for term in way.taken}
+    return with_terms(stack_releases()[name], {**values, **dict.fromkeys(way.not_offered, 0.0)})
+
+
+def _print_scores(what: str, points: Sequence[Point], predicted: np.ndarray) -> None:
+    print(f"{what}: {scores(points, predicted)}; {by_family(points, predicted)}", flush=True)
+
+
+def _print_recorded(name: str, recorded: Sequence[Point], fitted: Fitted, blind: Versions) -> None:
+    """Errors on the *recorded* runs under the fit, and under *blind*, that of all but them."""
+    for said, versions in (("fitted to it", fitted.versions), ("fitted without it", blind)):
+        for point in recorded:
+            assert point.recorded is not None
+            errors = _recorded_errors(point.recorded, versions[point.release])
+            print(f"{name}: recorded run, {said}: {errors}", flush=True)
 
 
 def _errors(
@@ -680,10 +689,9 @@ def _errors(
     return lines
 
 
-def _recorded_errors(point: Point, stack: ServingStack) -> str:
-    assert point.recorded is not None
+def _recorded_errors(run: Measurement, stack: ServingStack) -> str:
     texts = []
-    for what, ratios in zip(("TPOT", "TTFT"), recorded_ratios(point.recorded, stack), strict=True):
+    for what, ratios in zip(("TPOT", "TTFT"), recorded_ratios(run, stack), strict=True):
         off = 100.0 * np.abs(ratios - 1.0)
         texts.append(f"{what} median {np.nanmedian(off):.1f} % (mean {np.nanmean(off):.1f} %)")
     return ", ".join(texts)

@@ -39,6 +39,7 @@ AXES = ("--axis", "scheduler.max_num_seqs=8,16", "--axis", "memory.gpu_memory_ut
 BENCH = (EXAMPLES / "bench" / "deployment.yaml", EXAMPLES / "bench" / "made-2.json", EXAMPLES / "bench" / "made-8.json")
 CALLS: dict[str, list[tuple[Any, ...]]] = {
     "run": [("s.yaml", "--no-plots", "--out", "out")],
+    "explain": [("s.yaml", "--no-effects")],
     "sweep": [("s.yaml", *AXES, "--replications", "2", "--out", "out")],
     "compare": [("s.yaml", "t.yaml", "--replications", "2", "--jobs", "1")],
     "trace describe": [("t.csv",)],

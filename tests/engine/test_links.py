@@ -39,7 +39,7 @@ def test_one_place_is_lindleys_queue() -> None:
         waited = max(0, free - now)
         free = now + waited + size
         transfer = link.send(now, size)
-        assert (transfer.waited_ns, transfer.arrived_ns) == (waited, free)
+        assert (transfer.begin_ns, transfer.arrived_ns) == (now + waited, free)
 
 
 def test_a_transfer_that_spans_changes_goes_on_at_what_there_is() -> None:

@@ -25,6 +25,7 @@ from sim.bench.fields import (
     rate,
     rows_of,
     run_of_rows,
+    whole_number,
 )
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered
 
@@ -248,9 +249,9 @@ def _run(figures: Mapping[str, Fields], asked: Fields, name: str, file: str, kin
         ),
         duration_s=None if duration is None else duration.number("avg", scale=_unit(duration)),
         completed=completed,
-        failed=None if failed is None else int(failed),
-        input_tokens=None if input_total is None else int(input_total),
-        output_tokens=None if output_total is None else int(output_total),
+        failed=whole_number(failed),
+        input_tokens=whole_number(input_total),
+        output_tokens=whole_number(output_total),
         requests_per_s=_amount(figures, "request_throughput"),
         output_tokens_per_s=_amount(figures, "output_token_throughput"),
         ttft=ttft,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sim.bench.fields import Fields, Unreadable, checked, config, latencies_of, latency, lengths, number, rate, rows_of
@@ -48,11 +49,11 @@ def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
 def _benchmark(one: Fields, whole: Fields, name: str, file: str, version: int) -> BenchRun:
     metrics = one.inner("metrics")
     # Version 1 keeps what was asked for in args, version 2 in config.
-    asked = one.inner("config") if "config" in one.values else one.inner("args")
+    asked = one.inner("config" if "config" in one.values else "args")
     strategy = asked.inner("strategy")
     if not strategy.values:
         strategy = one.inner("scheduler").inner("strategy")
-    totals = one.inner("request_totals") if "request_totals" in one.values else metrics.inner("request_totals")
+    totals = (one if "request_totals" in one.values else metrics).inner("request_totals")
     completed, errored, incomplete = (totals.count(key) for key in ("successful", "errored", "incomplete"))
     notes = []
     if version > 2:
@@ -61,41 +62,16 @@ def _benchmark(one: Fields, whole: Fields, name: str, file: str, version: int) -
         )
     if incomplete:
         notes.append(f"requests under way when the run ended, and in none of its figures: {incomplete}")
-    itl = _latency(metrics, "inter_token_latency_ms", 1e-3)
-    ttft = _latency(metrics, "time_to_first_token_ms", 1e-3)
-    if itl is not None and completed and itl.count and itl.count > completed:
-        itl = Latency(
-            **{
-                key: getattr(itl, key)
-                for key in ("mean_s", "median_s", "std_s", "min_s", "max_s", "quantiles_s", "count")
-            },
-            how="as given, each request counted once for each gap",
-        )
-    if ttft is None and itl is None and _latency(metrics, "request_latency", 1.0) is None:
-        raise Unreadable(f"{one.where}.metrics has no latencies of successful requests")
-    rows, more = _rows(one)
-    notes += more
-    # Version 1's list of requests may be a sample of them.
-    complete = rows is not None and completed is not None and int((~rows.failed).sum()) == completed
-    if rows is not None and not complete:
-        notes.append(
-            f"of {(completed or 0) + (errored or 0):,} requests the file keeps {len(rows):,}; these rows are left out"
-        )
-        rows = None
+    latencies = _latencies(metrics, completed)
+    rows, more = _complete_rows(one, completed, errored)
     of_rows = {} if rows is None else latencies_of(rows)
     rate_per_s, concurrency, burstiness = _load(strategy, asked)
-    duration = one.number("duration")
-    sent = None if completed is None else completed + (errored or 0)
+    measured_s = one.number("duration")
     warmup_s, cooldown_s = one.number("warmup_duration") or None, one.number("cooldown_duration") or None
     outside_s = (warmup_s or 0.0) + (cooldown_s or 0.0)
-    if outside_s and sent is not None and duration:
-        within, sent = sent, round(sent * (duration + outside_s) / duration)
-        notes.append(
-            f"{within:,} requests in the {duration:.4g} s that were measured; {sent:,} are taken to have been sent, "
-            f"with {outside_s:.4g} s of warm-up and cool-down"
-        )
-    prompt, output = (_lengths(metrics, f"{side}_token_count") for side in ("prompt", "output"))
-    per_s = {side: _mean_of(metrics, f"{side}tokens_per_second") for side in ("output_", "")}
+    sent, estimated = _sent(completed, errored, measured_s, outside_s)
+    input_tokens, output_tokens = (_total(metrics, f"{side}_token_count") for side in ("prompt", "output"))
+    backend = {**one.inner("worker").values, **whole.inner("config").inner("spec").inner("backend").values}
     run = BenchRun(
         name=name,
         file=file,
@@ -108,45 +84,76 @@ def _benchmark(one: Fields, whole: Fields, name: str, file: str, version: int) -
             warmup_s=warmup_s,
             cooldown_s=cooldown_s,
             requests=sent,
-            prompt=prompt,
-            output=output,
+            prompt=_lengths(metrics, "prompt_token_count"),
+            output=_lengths(metrics, "output_token_count"),
             shared=_shared(whole),
         ),
-        duration_s=None if duration is None else duration + outside_s,
+        duration_s=None if measured_s is None else measured_s + outside_s,
         completed=completed,
         failed=errored,
-        input_tokens=_total(metrics, "prompt_token_count"),
-        output_tokens=_total(metrics, "output_token_count"),
-        requests_per_s=completed / duration if completed is not None and duration else None,
-        output_tokens_per_s=_rate_of(_total(metrics, "output_token_count"), duration),
-        input_tokens_per_s=_rate_of(_total(metrics, "prompt_token_count"), duration),
-        ttft=ttft or of_rows.get("ttft"),
-        tpot=itl or of_rows.get("tpot"),
-        e2el=_latency(metrics, "request_latency", 1.0) or of_rows.get("e2el"),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        requests_per_s=_rate_of(completed, measured_s),
+        output_tokens_per_s=_rate_of(output_tokens, measured_s),
+        input_tokens_per_s=_rate_of(input_tokens, measured_s),
+        ttft=latencies["ttft"] or of_rows.get("ttft"),
+        tpot=latencies["tpot"] or of_rows.get("tpot"),
+        e2el=latencies["e2el"] or of_rows.get("e2el"),
         rows=rows,
         config=config(
             strategy=strategy.text("type_"),
-            model=_backend(one, whole).get("model") or _backend(one, whole).get("backend_model"),
-            backend=_backend(one, whole).get("kind") or _backend(one, whole).get("backend_type"),
+            model=backend.get("model") or backend.get("backend_model"),
+            backend=backend.get("kind") or backend.get("backend_type"),
             version=whole.inner("metadata").values.get("guidellm_version"),
-            output_tokens_per_s_of_the_tool=per_s["output_"],
+            output_tokens_per_s_of_the_tool=_successful(metrics, "output_tokens_per_second").number("mean"),
         ),
-        notes=tuple(notes),
+        notes=(*notes, *more, *estimated),
     )
     return checked(run)
 
 
-def _backend(one: Fields, whole: Fields) -> Mapping[str, Any]:
-    spec = whole.inner("config").inner("spec")
-    return {**one.inner("worker").values, **spec.inner("backend").values}
+def _latencies(metrics: Fields, completed: int | None) -> dict[str, Latency | None]:
+    """TTFT, TPOT and E2EL of successful requests; `Unreadable` where none of them is given."""
+    found = {
+        "ttft": _latency(metrics, "time_to_first_token_ms", 1e-3),
+        "tpot": _latency(metrics, "inter_token_latency_ms", 1e-3),
+        "e2el": _latency(metrics, "request_latency", 1.0),
+    }
+    if not any(found.values()):
+        raise Unreadable(f"{metrics.where} has no latencies of successful requests")
+    tpot = found["tpot"]
+    if tpot is not None and completed and tpot.count and tpot.count > completed:
+        found["tpot"] = replace(tpot, how="as given, each request counted once for each gap")
+    return found
+
+
+def _complete_rows(one: Fields, completed: int | None, errored: int | None) -> tuple[RequestRows | None, list[str]]:
+    """The requests of a benchmark with notes on them; None where they are none or a sample, as version 1 may keep them."""
+    rows, notes = _rows(one)
+    if rows is None or completed == int((~rows.failed).sum()):
+        return rows, notes
+    listed = f"of {(completed or 0) + (errored or 0):,} requests the file keeps {len(rows):,}; these rows are left out"
+    return None, [*notes, listed]
+
+
+def _sent(
+    completed: int | None, errored: int | None, measured_s: float | None, outside_s: float
+) -> tuple[int | None, list[str]]:
+    """Requests sent, those of warm-up and cool-down at the rate of the measured part, with a note where there are such."""
+    if completed is None:
+        return None, []
+    within = completed + (errored or 0)
+    if not (outside_s and measured_s):
+        return within, []
+    sent = round(within * (measured_s + outside_s) / measured_s)
+    return sent, [
+        f"{within:,} requests in the {measured_s:.4g} s that were measured; {sent:,} are taken to have been sent, "
+        f"with {outside_s:.4g} s of warm-up and cool-down"
+    ]
 
 
 def _successful(metrics: Fields, key: str) -> Fields:
     return metrics.inner(key).inner("successful")
-
-
-def _mean_of(metrics: Fields, key: str) -> float | None:
-    return _successful(metrics, key).number("mean")
 
 
 def _total(metrics: Fields, key: str) -> int | None:

@@ -11,9 +11,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sim.bench.fields import LARGEST, Unreadable
+from sim.bench.fields import LARGEST, Unreadable, whole_number
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, ServerSide
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?\s+([^\s]+)(?:\s+-?\d+)?$")
@@ -77,13 +77,7 @@ def is_one(text: str) -> bool:
 def read(text: str, name: str, file: str, before: str | None = None) -> list[BenchRun]:
     """The server's side of *text*; what it has counted since *before*, where that is given."""
     families, broken = _families(text)
-    engine = next((each for each in ("vllm", "sglang") if any(name.startswith(f"{each}:") for name in families)), None)
-    if engine is None:
-        if re.search(r"^(vllm|sglang):\w+ (counter|gauge|histogram|summary)\s*$", text, re.MULTILINE):
-            raise Unreadable(
-                "it lists the names of metrics and holds no values; save what the server's /metrics answers"
-            )
-        raise Unreadable("it has metrics of Prometheus, and none of vLLM (vllm:...) or SGLang (sglang:...) among them")
+    engine = _engine(families, text)
     notes = ["counters and histograms run since the server started, not over one benchmark"]
     if before is not None:
         families = _since(families, _families(before)[0], dict(_TYPE.findall(text)))
@@ -91,45 +85,7 @@ def read(text: str, name: str, file: str, before: str | None = None) -> list[Ben
     own = {key.partition(":")[2]: family for key, family in families.items() if key.startswith(f"{engine}:")}
     if broken:
         notes.append(f"{broken} lines are not samples of Prometheus and are left out")
-    found: dict[str, Latency | None] = {}
-    for key, names in _LATENCIES.items():
-        found[key], more = _latency(own, names, key)
-        notes += more
-    gauges = {key: _gauge(own, names) for key, names in _GAUGES.items()}
-    shares = {key: _share(own, names, notes) for key, names in _SHARES.items()}
-    hits, queries = (
-        _counter(own, f"prefix_cache_{what}_total", f"gpu_prefix_cache_{what}_total", f"gpu_prefix_cache_{what}")
-        for what in ("hits", "queries")
-    )
-    hit = hits / queries if hits is not None and queries else _share(own, ("cache_hit_rate",), notes)
-    drafts, drafted, accepted = (
-        _counter(own, f"spec_decode_num_{what}_total") for what in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    if accepted is not None and drafted:
-        shares["accepted"] = accepted / drafted
-    length = 1 + accepted / drafts if accepted is not None and drafts else _gauge(own, ("spec_accept_length",))
-    prompt, output = (_counter(own, f"{kind}_tokens_total", f"{kind}_tokens") for kind in ("prompt", "generation"))
-    finished = _counter(own, "request_success_total", "num_requests_total")
-    latest = own.get("e2e_request_latency_seconds")
-    if finished is None and latest is not None:
-        finished = latest.count
-    preemptions = _counter(own, "num_preemptions_total", "num_preemptions", "num_retracted_requests_total")
-    if hit is not None and not 0 <= hit <= 1:
-        notes.append(f"a share of {hit:.3g} of prompt tokens found in the cache cannot be, and is left out")
-        hit = None
-    server = ServerSide(
-        **found,  # type: ignore[arg-type]
-        **gauges,  # type: ignore[arg-type]
-        kv_used=shares["kv_used"],
-        accepted=shares["accepted"],
-        kv_tokens=_capacity(own),
-        preemptions=None if preemptions is None else int(preemptions),
-        prefix_hit=hit,
-        acceptance_length=length,
-        prompt_tokens=None if prompt is None else int(prompt),
-        output_tokens=None if output is None else int(output),
-        finished=None if finished is None else int(finished),
-    )
+    server = _server(own, notes)
     models = dict.fromkeys(
         labels["model_name"] for family in own.values() for labels in family.labels if labels.get("model_name")
     )
@@ -138,8 +94,10 @@ def read(text: str, name: str, file: str, before: str | None = None) -> list[Ben
         file=file,
         format=f"Prometheus of {'vLLM' if engine == 'vllm' else 'SGLang'}",
         offered=Offered(
-            prompt=Lengths(mean_tokens=_mean_of(own, "request_prompt_tokens", prompt, finished)),
-            output=Lengths(mean_tokens=_mean_of(own, "request_generation_tokens", output, finished)),
+            prompt=Lengths(mean_tokens=_mean_of(own, "request_prompt_tokens", server.prompt_tokens, server.finished)),
+            output=Lengths(
+                mean_tokens=_mean_of(own, "request_generation_tokens", server.output_tokens, server.finished)
+            ),
         ),
         completed=server.finished,
         input_tokens=server.prompt_tokens,
@@ -149,6 +107,61 @@ def read(text: str, name: str, file: str, before: str | None = None) -> list[Ben
         notes=tuple(notes),
     )
     return [run]
+
+
+def _engine(families: Mapping[str, _Family], text: str) -> str:
+    """The engine whose metrics these are; `Unreadable` where there is none."""
+    for engine in ("vllm", "sglang"):
+        if any(name.startswith(f"{engine}:") for name in families):
+            return engine
+    if re.search(r"^(vllm|sglang):\w+ (counter|gauge|histogram|summary)\s*$", text, re.MULTILINE):
+        raise Unreadable("it lists the names of metrics and holds no values; save what the server's /metrics answers")
+    raise Unreadable("it has metrics of Prometheus, and none of vLLM (vllm:...) or SGLang (sglang:...) among them")
+
+
+def _server(own: Mapping[str, _Family], notes: list[str]) -> ServerSide:
+    """The figures of one engine's families by name; *notes* get what they leave out."""
+    latencies: dict[str, Any] = {key: _latency(own, names, key, notes) for key, names in _LATENCIES.items()}
+    gauges: dict[str, Any] = {key: _gauge(own, names) for key, names in _GAUGES.items()}
+    shares: dict[str, Any] = {key: _share(own, names, notes) for key, names in _SHARES.items()}
+    hits, queries = (
+        _counter(own, f"prefix_cache_{what}_total", f"gpu_prefix_cache_{what}_total", f"gpu_prefix_cache_{what}")
+        for what in ("hits", "queries")
+    )
+    hit = _ratio(hits, queries)
+    if hit is None:
+        hit = _share(own, ("cache_hit_rate",), notes)
+    elif hit > 1:
+        notes.append(f"a share of {hit:.3g} of prompt tokens found in the cache cannot be, and is left out")
+        hit = None
+    drafts, drafted, accepted = (
+        _counter(own, f"spec_decode_num_{what}_total") for what in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    share, per_draft = _ratio(accepted, drafted), _ratio(accepted, drafts)
+    if share is not None:
+        shares["accepted"] = share
+    finished = _counter(own, "request_success_total", "num_requests_total")
+    latest = own.get("e2e_request_latency_seconds")
+    if finished is None and latest is not None:
+        finished = latest.count
+    return ServerSide(
+        **latencies,
+        **gauges,
+        **shares,
+        kv_tokens=_capacity(own),
+        preemptions=whole_number(
+            _counter(own, "num_preemptions_total", "num_preemptions", "num_retracted_requests_total")
+        ),
+        prefix_hit=hit,
+        acceptance_length=_gauge(own, ("spec_accept_length",)) if per_draft is None else 1 + per_draft,
+        prompt_tokens=whole_number(_counter(own, "prompt_tokens_total", "prompt_tokens")),
+        output_tokens=whole_number(_counter(own, "generation_tokens_total", "generation_tokens")),
+        finished=whole_number(finished),
+    )
+
+
+def _ratio(part: float | None, total: float | None) -> float | None:
+    return part / total if part is not None and total else None
 
 
 def _families(text: str) -> tuple[dict[str, _Family], int]:
@@ -217,13 +230,12 @@ def _since(after: Mapping[str, _Family], before: Mapping[str, _Family], types: M
     return found
 
 
-def _latency(own: Mapping[str, _Family], names: Sequence[str], key: str) -> tuple[Latency | None, list[str]]:
+def _latency(own: Mapping[str, _Family], names: Sequence[str], key: str, notes: list[str]) -> Latency | None:
     family = next((own[name] for name in names if name in own and own[name].count > 0), None)
     if family is None:
-        return None, []
+        return None
     if family.sum < 0:
         raise Unreadable(f"the histogram of {key.upper()} has a negative sum: a clock ran backwards")
-    notes = []
     known = {share: value for share in (*_QUANTILES, 0.5) if (value := quantile(family.buckets, share)) is not None}
     median = known.pop(0.5, None)
     finite = max((count for edge, count in family.buckets.items() if math.isfinite(edge)), default=0.0)
@@ -231,15 +243,12 @@ def _latency(own: Mapping[str, _Family], names: Sequence[str], key: str) -> tupl
         notes.append(
             f"{1 - finite / family.count:.0%} of {key.upper()} lie above the last bucket: percentiles there are not known"
         )
-    return (
-        Latency(
-            mean_s=family.sum / family.count,
-            median_s=median,
-            quantiles_s=known,
-            count=int(family.count),
-            how="mean of the histogram, percentiles interpolated in its buckets",
-        ),
-        notes,
+    return Latency(
+        mean_s=family.sum / family.count,
+        median_s=median,
+        quantiles_s=known,
+        count=int(family.count),
+        how="mean of the histogram, percentiles interpolated in its buckets",
     )
 
 
@@ -283,7 +292,7 @@ def _mean_of(own: Mapping[str, _Family], histogram: str, total: float | None, fi
     family = own.get(histogram)
     if family is not None and family.count > 0:
         return family.sum / family.count
-    return total / finished if total is not None and finished else None
+    return _ratio(total, finished)
 
 
 def _capacity(own: Mapping[str, _Family]) -> int | None:

@@ -12,11 +12,11 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.bench.fields import LARGEST, Unreadable, checked, latency, number, rate, rows_of, run_of_rows
+from sim.bench.fields import LARGEST, Unreadable, checked, latency, number, rate, rows_of, run_of_rows, whole_number
 from sim.bench.measured import BenchRun, Lengths, Offered, ServerSide
 
 FORMAT = "table of runs"
@@ -42,13 +42,20 @@ _CONCURRENCY = ("concurrency", "max_concurrency")
 _PROMPT = ("prompt_tokens_mean", "input_tokens_mean", "input_tokens", "prompt_tokens", "isl", "mean_input_tokens")
 _OUTPUT = ("output_tokens_mean", "output_tokens", "osl", "output_tokens_retokenised_mean", "mean_output_tokens")
 _REQUESTS = ("requests", "num_prompts", "num_requests", "completed")
-_ARRIVAL = re.compile(
-    r"^(arrival|arrived|sent|start|started|timestamp|request_start|arrival_time|start_time)(?:_(s|ms|us|ns))?$", re.I
-)
-_FIRST = re.compile(r"^(first_token|first_token_time)(?:_(s|ms|us|ns))?$", re.I)
-_TTFT = re.compile(r"^(ttft|time_to_first_token)_(s|ms|us|ns)$", re.I)
-_END = re.compile(r"^(last_token|end|ended|finish|finished|end_time|finish_time|completed_at)(?:_(s|ms|us|ns))?$", re.I)
-_LATENCY = re.compile(r"^(e2e|e2el|latency|request_latency|duration)_(s|ms|us|ns)$", re.I)
+_TIMES = {
+    "sent": re.compile(
+        r"^(arrival|arrived|sent|start|started|timestamp|request_start|arrival_time|start_time)(?:_(s|ms|us|ns))?$",
+        re.I,
+    ),
+    "first": re.compile(r"^(first_token|first_token_time)(?:_(s|ms|us|ns))?$", re.I),
+    "ttft": re.compile(r"^(ttft|time_to_first_token)_(s|ms|us|ns)$", re.I),
+    "end": re.compile(
+        r"^(last_token|end|ended|finish|finished|end_time|finish_time|completed_at)(?:_(s|ms|us|ns))?$", re.I
+    ),
+    "e2el": re.compile(r"^(e2e|e2el|latency|request_latency|duration)_(s|ms|us|ns)$", re.I),
+}
+"""Names of the columns of times in a log, with a unit or without."""
+_NEEDED = {("first", "ttft"): "first tokens (first_token_s or ttft_s)", ("end", "e2el"): "ends (end_s or e2el_s)"}
 _TOKENS = {
     "prompt": ("prompt_tokens", "input_tokens", "input_toks", "input_length", "num_prompt_tokens", "contexttokens"),
     "output": (
@@ -81,10 +88,8 @@ def is_runs(text: str) -> bool:
 
 def is_log(text: str) -> bool:
     """Whether *text* is a table of requests with their times."""
-    heads = heads_of(text)
-    return any(_ARRIVAL.match(head) for head in heads) and any(
-        pattern.match(head) for head in heads for pattern in (_FIRST, _TTFT, _END, _LATENCY)
-    )
+    found = {what for head in heads_of(text) for what, pattern in _TIMES.items() if pattern.match(head)}
+    return "sent" in found and len(found) > 1
 
 
 def read_runs(text: str, name: str, file: str) -> tuple[list[BenchRun], list[str]]:
@@ -132,17 +137,17 @@ def _number(row: dict[str, str], name: str, *, scale: float = 1.0, least: float 
     return number(value, name, scale=scale, least=least)
 
 
-def _first(row: dict[str, str], names: Sequence[str]) -> tuple[str | None, float | None]:
-    for name in names:
-        value = _number(row, name) if name in row else None
-        if value is not None:
-            return name, value
-    return None, None
+class _Figure(NamedTuple):
+    """The parts of the name of a column with a latency."""
+
+    server: bool
+    quantity: str
+    statistic: str
+    unit_s: float
 
 
-def _figure(head: str) -> tuple[bool, str, str, float] | None:
-    """The parts of a column's name: whether it is the server's, the quantity, the statistic and the unit in seconds; None for any
-    other."""
+def _figure(head: str) -> _Figure | None:
+    """The latency that the column *head* has; None for any other column."""
     match = _BEFORE.match(head)
     if match:
         server, quantity, statistic, unit = match.groups()
@@ -150,84 +155,102 @@ def _figure(head: str) -> tuple[bool, str, str, float] | None:
         server, (statistic, quantity, unit) = None, match.groups()
     else:
         return None
-    return server is not None, _QUANTITIES[quantity], "mean" if statistic == "avg" else statistic, _UNITS[unit]
+    statistic = "mean" if statistic == "avg" else statistic
+    return _Figure(server is not None, _QUANTITIES[quantity], statistic, _UNITS[unit])
 
 
-def _run(row: dict[str, str], name: str, file: str) -> BenchRun:
-    figures: dict[bool, dict[str, dict[str, float]]] = {False: {}, True: {}}
-    used = set()
-    for head in row:
-        of = _figure(head)
-        if of is None:
-            continue
-        used.add(head)
-        value = _number(row, head, scale=of[3])
-        if value is not None:
-            figures[of[0]].setdefault(of[1], {})[of[2]] = value
-    taken: dict[str, Any] = {key: latency(values) for key, values in figures[False].items()}
-    if not taken:
+class _Row:
+    """The cells of a row by the names of their columns, and which of them have been used."""
+
+    def __init__(self, cells: dict[str, str]) -> None:
+        self._cells = cells
+        self._used = set[str]()
+
+    def latencies(self, *, server: bool) -> dict[str, Any]:
+        """The latencies by quantity that the clients, or the server, measured."""
+        found: dict[str, dict[str, float]] = {}
+        for head in self._cells:
+            figure = _figure(head)
+            if figure is None or figure.server != server:
+                continue
+            self._used.add(head)
+            value = _number(self._cells, head, scale=figure.unit_s)
+            if value is not None:
+                found.setdefault(figure.quantity, {})[figure.statistic] = value
+        return {quantity: latency(values) for quantity, values in found.items()}
+
+    def first(self, *heads: str) -> float | None:
+        """The number in the first of these columns that has one."""
+        for head in heads:
+            value = _number(self._cells, head)
+            if value is not None:
+                self._used.add(head)
+                return value
+        return None
+
+    def concurrency(self) -> int | None:
+        """Requests in flight, of clients in a closed loop."""
+        found = self.first(*_CONCURRENCY)
+        if found is not None and (found < 1 or found != int(found)):
+            raise Unreadable(f"concurrency is a whole number of at least 1; got {found:g}")
+        return whole_number(found)
+
+    def offered_rate(self, concurrency: int | None) -> float | None:
+        """Requests a second that were offered; None where a request_rate is what came out of a closed loop."""
+        head = next((head for head in _OFFERED if self._cells.get(head, "").lower() not in _NOTHING), None)
+        if head is None or (head == "request_rate" and concurrency is not None):
+            return None
+        self._used.add(head)
+        text = self._cells[head]
+        return rate(text if "inf" in text.lower() else _number(self._cells, head), head)
+
+    def rest(self) -> dict[str, str | float | int]:
+        """The cells that have not been used, and the model's name."""
+        model = {"model": self._cells["model"]} if self._cells.get("model") else {}
+        others = {head: text for head, text in self._cells.items() if head not in (*self._used, *model)}
+        return {**model, **{head: _plain(text) for head, text in others.items() if text.lower() not in _NOTHING}}
+
+
+def _run(cells: dict[str, str], name: str, file: str) -> BenchRun:
+    row = _Row(cells)
+    clients, server = row.latencies(server=False), row.latencies(server=True)
+    if not clients:
         raise Unreadable("no latency is given")
-
-    def first(names: Sequence[str]) -> float | None:
-        head, value = _first(row, names)
-        if head is not None:
-            used.add(head)
-        return value
-
-    concurrency = first(_CONCURRENCY)
-    if concurrency is not None and (concurrency < 1 or concurrency != int(concurrency)):
-        raise Unreadable(f"concurrency is a whole number of at least 1; got {concurrency:g}")
-    offered_head = next((head for head in _OFFERED if row.get(head, "").lower() not in _NOTHING), None)
-    # With clients in a closed loop a rate is what came out of it.
-    closed = concurrency is not None and offered_head == "request_rate"
-    per_s = None
-    if offered_head is not None and not closed:
-        used.add(offered_head)
-        text = row[offered_head]
-        per_s = rate(text if "inf" in text.lower() else _number(row, offered_head), offered_head)
-    completed_per_s = first(_COMPLETED)
-    requests, failed = first(_REQUESTS), first(("failures", "failed", "errors"))
-    prompt, output = first(_PROMPT), first(_OUTPUT)
-    duration, notes = first(("duration_s", "benchmark_duration_s")), []
+    concurrency = row.concurrency()
+    rate_per_s, completed_per_s = row.offered_rate(concurrency), row.first(*_COMPLETED)
+    requests, failed = row.first(*_REQUESTS), row.first("failures", "failed", "errors")
     completed = None if requests is None else requests - (failed or 0)
-    if duration is None and completed and completed_per_s:
-        duration = completed / completed_per_s
-        notes.append("the duration is worked out from the requests and the rate at which they completed")
-    burst = first(("burstiness",))
-    model = row.get("model") or None
-    used |= {"model"} if model else set()
-    given = {key: first((f"{key}_tokens_per_s", f"{key}_throughput_tokens_s")) for key in ("input", "output", "total")}
-    goodput = first(("goodput_req_s",))
-    sending = first(("sending_s", "stage_s"))
-    server = {key: latency(values) for key, values in figures[True].items()}
+    duration_s, notes = row.first("duration_s", "benchmark_duration_s"), ()
+    if duration_s is None and completed and completed_per_s:
+        duration_s = completed / completed_per_s
+        notes = ("the duration is worked out from the requests and the rate at which they completed",)
+    tokens_per_s = {
+        f"{side}_tokens_per_s": row.first(f"{side}_tokens_per_s", f"{side}_throughput_tokens_s")
+        for side in ("input", "output", "total")
+    }
     return BenchRun(
         name=name,
         file=file,
         format=FORMAT,
         offered=Offered(
-            rate_per_s=per_s,
-            concurrency=None if concurrency is None else int(concurrency),
-            burstiness=burst,
-            requests=None if requests is None else int(requests),
-            duration_s=sending,
-            prompt=Lengths(mean_tokens=prompt),
-            output=Lengths(mean_tokens=output),
+            rate_per_s=rate_per_s,
+            concurrency=concurrency,
+            burstiness=row.first("burstiness"),
+            requests=whole_number(requests),
+            duration_s=row.first("sending_s", "stage_s"),
+            prompt=Lengths(mean_tokens=row.first(*_PROMPT)),
+            output=Lengths(mean_tokens=row.first(*_OUTPUT)),
         ),
-        duration_s=duration,
-        completed=None if completed is None else int(completed),
-        failed=None if failed is None else int(failed),
+        duration_s=duration_s,
+        completed=whole_number(completed),
+        failed=whole_number(failed),
         requests_per_s=completed_per_s,
-        goodput_per_s=goodput,
-        input_tokens_per_s=given["input"],
-        output_tokens_per_s=given["output"],
-        total_tokens_per_s=given["total"],
-        server=ServerSide(**server) if server else None,  # type: ignore[arg-type]
-        config={
-            **({"model": model} if model else {}),
-            **{head: _plain(text) for head, text in row.items() if head not in used and text.lower() not in _NOTHING},
-        },
-        notes=tuple(notes),
-        **{key: taken.get(key) for key in ("ttft", "tpot", "itl", "e2el")},
+        goodput_per_s=row.first("goodput_req_s"),
+        **tokens_per_s,
+        server=ServerSide(**server) if server else None,
+        config=row.rest(),
+        notes=notes,
+        **clients,
     )
 
 
@@ -246,55 +269,47 @@ def read_log(text: str, name: str, file: str) -> list[BenchRun]:
     rows = _table(text)
     if not rows:
         raise Unreadable("the table has no rows")
-    heads = list(rows[0])
-    arrival, first, ttft, end, whole = (
-        next(((head, match[2]) for head in heads if (match := pattern.match(head))), None)
-        for pattern in (_ARRIVAL, _FIRST, _TTFT, _END, _LATENCY)
-    )
-    assert arrival is not None
-    tokens = {side: next((head for head in heads if head.lower() in names), None) for side, names in _TOKENS.items()}
-    absent = [f"{side} tokens ({names[0]})" for side, names in _TOKENS.items() if tokens[side] is None]
-    if first is None and ttft is None:
-        absent.append("first tokens (first_token_s or ttft_s)")
-    if end is None and whole is None:
-        absent.append("ends (end_s or e2el_s)")
-    if absent:
-        raise Unreadable(f"a log of requests needs columns of {' and of '.join(absent)}")
-    sent = _times(rows, arrival)
-    begun = [0.0] * len(rows)
-    ttft_s = _times(rows, ttft, since=begun) if ttft is not None else _times(rows, first, since=sent)
-    e2el_s = _times(rows, whole, since=begun) if whole is not None else _times(rows, end, since=sent)
-    failing = next((head for head in heads if head.lower() in _FAILED), None)
-    bad = [failing is not None and row[failing].lower() not in _FINE for row in rows]
-    columns = {
-        side: [math.nan if (value := _number(row, str(tokens[side]))) is None else value for row in rows]
-        for side in tokens
-    }
-    lacking = [
-        any(math.isnan(value) for value in values)
-        for values in zip(sent, ttft_s, e2el_s, columns["prompt"], columns["output"], strict=True)
-    ]
+    times, tokens = _log_columns(list(rows[0]))
+    sent_s = _seconds(rows, *times["sent"])
+
+    def after_sent(span: str, instant: str) -> np.ndarray:
+        return _seconds(rows, *times[span]) if span in times else _seconds(rows, *times[instant]) - sent_s
+
+    known = {"sent_s": sent_s, "ttft_s": after_sent("ttft", "first"), "e2el_s": after_sent("e2el", "end")}
+    for side, head in tokens.items():
+        values = [_number(row, head) for row in rows]
+        known[f"{side}_tokens"] = np.array([math.nan if value is None else value for value in values])
+    failing = next((head for head in rows[0] if head.lower() in _FAILED), None)
+    failed = np.array([failing is not None and row[failing].lower() not in _FINE for row in rows])
+    lacking = np.isnan(list(known.values())).any(axis=0)
     notes = []
-    n_lacking = sum(one and not other for one, other in zip(lacking, bad, strict=True))
-    if n_lacking:
+    if (lacking & ~failed).any():
+        n_lacking = int((lacking & ~failed).sum())
         notes.append(f"{n_lacking} rows lack a time or a count of tokens and are counted as failed")
-    found, more = rows_of(
-        sent_s=sent,
-        ttft_s=ttft_s,
-        e2el_s=e2el_s,
-        prompt_tokens=columns["prompt"],
-        output_tokens=columns["output"],
-        failed=[one or other for one, other in zip(bad, lacking, strict=True)],
-    )
-    sent_again = found.sent_s[np.isfinite(found.sent_s)]
-    if (np.diff(sent_again) < 0).any():
+    found, more = rows_of(**known, failed=failed | lacking)
+    if (np.diff(found.sent_s[np.isfinite(found.sent_s)]) < 0).any():
         notes.append("rows are not in order of arrival, and are put in order")
     return [run_of_rows(found, [*notes, *more], name=name, file=file, format=LOG)]
 
 
-def _times(rows: list[dict[str, str]], of: Any, *, since: list[float] | None = None) -> list[float]:
-    """Seconds of a column, less *since*; numbers in its unit (seconds without one), or dates as ISO 8601 has them."""
-    head, unit = of
+def _log_columns(heads: Sequence[str]) -> tuple[dict[str, tuple[str, str | None]], dict[str, str]]:
+    """The columns of a log by what they have: times, each with its unit, and tokens. `Unreadable` where some are absent."""
+    times: dict[str, tuple[str, str | None]] = {}
+    for head in heads:
+        for what, pattern in _TIMES.items():
+            if match := pattern.match(head):
+                times.setdefault(what, (head, match[2]))
+    by_side = ((side, next((head for head in heads if head.lower() in names), "")) for side, names in _TOKENS.items())
+    tokens = {side: head for side, head in by_side if head}
+    absent = [f"{side} tokens ({names[0]})" for side, names in _TOKENS.items() if side not in tokens]
+    absent += [text for kinds, text in _NEEDED.items() if times.keys().isdisjoint(kinds)]
+    if absent:
+        raise Unreadable(f"a log of requests needs columns of {' and of '.join(absent)}")
+    return times, tokens
+
+
+def _seconds(rows: list[dict[str, str]], head: str, unit: str | None) -> np.ndarray:
+    """The times of a column: numbers in its unit (seconds without one), or dates as ISO 8601 has them."""
     scale = _UNITS[(unit or "s").lower()]
     found = []
     for at, row in enumerate(rows):
@@ -308,8 +323,8 @@ def _times(rows: list[dict[str, str]], of: Any, *, since: list[float] | None = N
                 value = _date(text, f"{head} of row {at + 1}")
         if abs(value) > LARGEST:
             raise Unreadable(f"{head} of row {at + 1} is a finite time; got {text[:60]!r}")
-        found.append(value if since is None else value - since[at])
-    return found
+        found.append(value)
+    return np.array(found)
 
 
 def _date(text: str, name: str) -> float:

@@ -12,7 +12,7 @@ import typer
 
 from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.options import Json, Limits, ScenarioFile
+from sim.cli.options import Json, Limits, ScenarioFile, set_option
 from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def advise(
     scenario: ScenarioFile = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in rooftrace run.")
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting, as in rooftrace run.")] = None,
     limit: Limits = None,
     only: Annotated[
         str | None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.options import Json, Limits, ScenarioFile
+from sim.cli.options import Json, Limits, ScenarioFile, set_option
 from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import RooftraceError
 
@@ -18,9 +18,7 @@ def register(app: typer.Typer) -> None:
 
 def capacity(
     scenario: ScenarioFile = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in rooftrace run.")
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting, as in rooftrace run.")] = None,
     tokens: Annotated[
         list[int] | None, typer.Option("--tokens", help="Sequence length, prompt and output; may be repeated.")
     ] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.options import IntervalReplays, Json
+from sim.cli.options import IntervalReplays, Json, set_option
 from sim.cli.tables import console, print_facts, print_json, print_notes
 from sim.errors import RooftraceError
 
@@ -29,9 +29,7 @@ def compare(
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="Dotted name, such as ttft_s.p99; repeatable.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of both scenarios.")
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting of both scenarios.")] = None,
     replications: Annotated[
         int | None, typer.Option(min=2, help="Runs of each scenario; 10 without.", show_default=False)
     ] = None,

@@ -14,7 +14,7 @@ import typer
 
 from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.options import IntervalReplays, Json, Limits
+from sim.cli.options import IntervalReplays, Json, Limits, set_option
 from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 from sim.errors import RooftraceError
 from sim.text import unknown
@@ -44,9 +44,7 @@ def optimize(
         list[str] | None,
         typer.Option("--axis", metavar="KEY=VALUES", help="What may be chosen, as in rooftrace sweep; repeatable."),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set slo.ttft_s=1.")
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting, e.g. --set slo.ttft_s=1.")] = None,
     limit: Limits = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must keep the SLO.")] = 0.99,
     replications: Annotated[int, typer.Option(min=2, help="Runs of each candidate.")] = 3,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.options import SummaryJson
+from sim.cli.options import SummaryJson, set_option
 from sim.cli.tables import print_facts, print_json, print_table, written
 from sim.under_way import under_way
 
@@ -22,10 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def place(
     scenario: Annotated[Path, typer.Argument(help="Placement scenario (YAML).", show_default=False)],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set cluster.devices=16."),
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting, e.g. --set cluster.devices=16.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for placement.json, placement.png and summary.json.", show_default=False)
     ] = None,

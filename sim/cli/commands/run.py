@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.options import Fetch, IntervalReplays, Limits, ScenarioFile, SummaryJson
+from sim.cli.options import Fetch, IntervalReplays, Limits, ScenarioFile, SummaryJson, set_option
 from sim.cli.tables import console, print_facts, print_json, print_notes, print_table, seen_by, written
 from sim.under_way import under_way
 
@@ -24,10 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def run(
     scenario: ScenarioFile = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting, e.g. --set replicas=2; VALUE is YAML.")] = None,
     limit: Limits = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.options import Fetch
+from sim.cli.options import Fetch, set_option
 from sim.cli.tables import print_notes
 
 
@@ -34,10 +34,8 @@ def from_command(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting beside the command's, e.g. --set replicas=2; --set model=NAME for a name that is not known.",
+        set_option(
+            "A setting beside the command's, e.g. --set replicas=2; --set model=NAME for a name that is not known."
         ),
     ] = None,
     out: Annotated[

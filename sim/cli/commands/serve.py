@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sim.cli.options import ScenarioFile, SummaryJson
+from sim.cli.options import ScenarioFile, SummaryJson, set_option
 from sim.cli.tables import console, print_facts, print_json, print_notes, print_table, seen_by, written
 
 
@@ -18,10 +18,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     scenario: ScenarioFile = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting, e.g. --set replicas=2; VALUE is YAML.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     speed: Annotated[float, typer.Option(help="Simulated seconds in a second of the wall clock.")] = 1.0,

@@ -11,7 +11,7 @@ import typer
 
 from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.options import IntervalReplays, Limits
+from sim.cli.options import IntervalReplays, Limits, set_option
 from sim.cli.tables import print_facts, print_notes, print_table, written
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def sweep(
         list[str] | None,
         typer.Option("--axis", metavar="KEY=VALUES", help="256,512,1024, or a range FROM:TO:COUNT[:log]; repeatable."),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every point.")
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting of every point.")] = None,
     limit: Limits = None,
     points: Annotated[
         Path | None,

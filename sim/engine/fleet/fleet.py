@@ -46,7 +46,7 @@ _COUNTED = (
     "drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost", "discarded_tokens", "chosen_again",
     "held_to_the_end",
 )  # fmt: skip
-"""What a fleet counts over a run, by the names of its facts."""
+"""A fleet counts these over a run; the names are those of its facts."""
 
 
 class Fleet:

@@ -30,9 +30,11 @@ class Ledger:
     """The account of all machines. A request leaves it when it has ended, or where its stage has."""
 
     def __init__(self, machines: Sequence[AnyMachine], state: RequestState) -> None:
-        self._machines = machines
+        self._sizes = [machine.block_tokens for machine in machines]
         self._state = state
         self._contents: dict[int, Contents] = {}
+        self._present: tuple[int, dict[int, tuple[list[Piece], int]]] = (-1, {})
+        """The present request, and its parts in blocks of each size."""
         if state.contents_in is not None:
             for size in {machine.block_tokens for machine in machines if machine.cores}:
                 self._contents[size] = state.contents_in(size)
@@ -97,9 +99,15 @@ class Ledger:
 
     def _parts(self, request: RoutedRequest, index: int) -> tuple[list[Piece], int]:
         """The full blocks of a prompt that others may have, and the number of the rest."""
-        size = self._machines[index].block_tokens
-        contents, blocks = self._contents.get(size), -(-request.prompt_tokens // size)
-        if contents is None:
-            return [], blocks
-        pieces = [piece for piece in contents.path(request.id, request.prompt_tokens // size) if piece[0] >= 0]
-        return pieces, blocks - sum(hi - lo for _, lo, hi in pieces)
+        if self._present[0] != request.id:
+            self._present = (request.id, {})
+        size, known = self._sizes[index], self._present[1]
+        if size not in known:
+            contents = self._contents.get(size)
+            pieces: list[Piece] = []
+            if contents is not None:
+                path = contents.path(request.id, request.prompt_tokens // size)
+                pieces = [piece for piece in path if piece[0] >= 0]
+            own = -(-request.prompt_tokens // size) - sum(hi - lo for _, lo, hi in pieces)
+            known[size] = pieces, own
+        return known[size]

@@ -729,7 +729,7 @@ def sent_bytes(transfers: Iterable[NDArray[Any]], n: int) -> IntArray:
 
 
 def transfer_facts(rows: NDArray[Any]) -> dict[str, int]:
-    """What *rows*, transfers from and to a tier, are together."""
+    """Totals over *rows*, transfers from and to a tier."""
     waited = rows["begin_ns"] - rows["asked_ns"]
     load = rows["what"] == LOAD
     return {

@@ -424,11 +424,6 @@ class EngineCore:
         """Requests whose KV is on its way from a tier."""
         return len(self.sequences.connector.tiers.in_transit)
 
-    @property
-    def awaits_kv(self) -> bool:
-        """Whether something will come from a tier or from another machine that frees blocks or brings work."""
-        return self.n_loading > 0 or self.sequences.connector.awaits
-
     def gives_room_up(self) -> bool:
         """Call `KvConnector.surrender` where a sequence with its KV cannot be admitted; return whether one gave its blocks up."""
         return self.sequences.connector.surrender()

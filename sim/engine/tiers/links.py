@@ -180,17 +180,12 @@ class Transfer:
     through_ns: int
     """The end of its bytes; its place is held until `sent_ns`."""
     taken: tuple[tuple[Capacity, Stretches], ...] = ()
-    """Of shared limits."""
+    """The stretches that it has of each shared limit."""
 
     @property
     def times(self) -> tuple[int, int, int, int]:
         """Asked for, begun, sent, arrived (ns)."""
         return self.asked_ns, self.begin_ns, self.sent_ns, self.arrived_ns
-
-    @property
-    def waited_ns(self) -> int:
-        """Time queued; 0 for one that began before all bytes existed."""
-        return max(self.begin_ns - self.asked_ns, 0)
 
 
 class Link:

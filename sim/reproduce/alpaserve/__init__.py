@@ -45,7 +45,7 @@ def rows(quick: bool = False) -> list[Row]:
 
 
 def note() -> str | None:
-    """What would make the experiments shorter, where it is not there."""
+    """A sentence on what would make the experiments shorter, where it is not installed."""
     if can_compile():
         return None
     return (

@@ -60,7 +60,7 @@ def pair_groups(pipelined: bool, alpha: float = 1.0, beta: float = 1.0) -> tuple
 
 
 def latencies_s(trace: Trace, groups: tuple[GroupSpec, ...]) -> NDArray[np.float64]:
-    """Of each request."""
+    """The latency of each request."""
     columns = run_groups(GroupExperiment(workload=trace, groups=groups))
     return (columns.finish_ns - trace.arrival_ns) / NS
 

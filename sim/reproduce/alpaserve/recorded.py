@@ -123,7 +123,7 @@ def _ablation(keep: Callable[[int, float], bool], quick: bool) -> Iterator[Row]:
 
 
 def ablation_points(quick: bool) -> Iterator[Row]:
-    """What is recorded of the ablation at CV 8 and at SLO scale 1."""
+    """Rows of the ablation at CV 8 and at SLO scale 1, as far as it is recorded."""
     part = []
     for row in table("ablation_points"):
         cv, scale, policy = float(row["cv"]), float(row["slo_scale"]), row["policy"]

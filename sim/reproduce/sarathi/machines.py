@@ -1,4 +1,4 @@
-"""What prices each machine of these documents: one account a machine, whatever the experiment.
+"""The cost model of each machine of these documents: one for a machine, whatever the experiment.
 
 **A100.** Kernels measured on it (GEMMs, attention, element-wise), NCCL's measured all-reduce, which both code bases of 2023
 called, not overlapped with anything, and the two terms of PyTorch without graphs that a fit to another system gave

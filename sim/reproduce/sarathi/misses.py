@@ -1,4 +1,4 @@
-"""What is missing in the rows that miss, each found by how its case and its quantity begin; docs/reproduction.md has more."""
+"""The reasons why rows miss, each found by how its case and its quantity begin; docs/reproduction.md has more."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def _gpt3(requests: int) -> Iterator[Row]:
 
 
 def _gpt3_beside(requests: int) -> Iterator[Row]:
-    """What else was tried, shown and judged nowhere: another server's host work, the other reading, what is missing."""
+    """Rows of what else was tried, shown and not judged: another server's host work, the other reading, what is missing."""
 
     def beside(case: str, found: Gpt3, note: str) -> Iterator[Row]:
         bubbles = ("median bubble a request, Orca / SARATHI", 6.29, found.bubbles)

@@ -1,4 +1,4 @@
-"""What every experiment of this group runs: requests, replicas, and the figures read off them."""
+"""The runs of all experiments of this group: requests, replicas, and the figures read off them."""
 
 from __future__ import annotations
 

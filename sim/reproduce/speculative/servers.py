@@ -192,7 +192,7 @@ def specdecode(_quick: bool) -> Iterator[Row]:
 
 
 def threads(_quick: bool) -> Iterator[Row]:
-    """What users report of servers; what one would need to run it again is not given."""
+    """Rows of what users report of servers, without all that one would need to run it again."""
     why = {
         "vLLM issue 24343": "model, plain speed and the draft's cost are not given",
         "vLLM issue 17202": "rate, lengths and acceptance are not given",

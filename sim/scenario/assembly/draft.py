@@ -25,7 +25,7 @@ class Drafting:
     held: Deployment | None = None
     """The layers whose weights and cache lie on the devices of the target's first stage; None: there are none."""
     takes: str = ""
-    """What an error says of the memory that *held* takes."""
+    """A part of an error's sentence, on the memory that *held* takes."""
     beside: str = ""
     """The same of what it lies beside, and of the way out."""
 

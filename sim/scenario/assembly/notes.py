@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from itertools import chain
 from typing import Any
 
 from hwmodels.calibrated import Calibrated
@@ -34,54 +35,49 @@ def notes_of(
     router: Any,
 ) -> list[str]:
     """All notes of an experiment, each once; *schedulers*, *plans* and *router* are those that were made."""
-    names = list(dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments))
-    deployments = [deployment for pool in pools for deployment in pool.deployments]
-    notes = _left_out(workload, names[0] if len(names) == 1 else "")
-    notes += dict.fromkeys(note for each in deployments for note in (*each.notes, *_borrowed(each)))
-    notes += dict.fromkeys(
-        note
-        for pool in pools
-        for each, deployment in zip(pool.scenarios, pool.deployments, strict=True)
-        for note in _extra_layers(each, deployment)
-    )
-    notes += dict.fromkeys(note for each in deployments for note in _older_release(scenario, each))
-    notes += dict.fromkeys(note for each in deployments for note in _fitted_elsewhere(each))
-    notes += dict.fromkeys(note for plan in plans for note in plan.notes)
-    notes += _unused(scenario)
-    if workload.prefix_blocks is not None:
-        notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
-        notes += dict.fromkeys(
-            note
-            for pool in pools
-            for each, deployment in zip(pool.scenarios, pool.deployments, strict=True)
-            for note in windows_left_behind(each, deployment.model)
-        )
-    elif any(each.memory.prefix_caching for pool in pools for each in pool.scenarios):
-        notes.append(
-            "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."
-        )
-    notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in sorts_by_nothing(each))
+    hosted = [pair for pool in pools for pair in zip(pool.scenarios, pool.deployments, strict=True)]
+    scenarios, deployments = [each for each, _ in hosted], [deployment for _, deployment in hosted]
     machines = sum(pool.replicas * pool.scenarios[0].parallel.data for pool in pools)
-    notes += dict.fromkeys(
-        note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload, machines)
+    notes = chain(
+        _left_out(workload, {deployment.model.name for deployment in deployments}),
+        *((*each.notes, *_borrowed(each)) for each in deployments),
+        *(_extra_layers(each, deployment) for each, deployment in hosted),
+        *(_older_release(scenario, each) for each in deployments),
+        *(_fitted_elsewhere(each) for each in deployments),
+        *(plan.notes for plan in plans),
+        _unused(scenario),
+        _prefixes(hosted, workload),
+        *(sorts_by_nothing(each) for each in scenarios),
+        *(about_tiers(each, workload, machines) for each in scenarios),
+        about_fleet(pools),
+        about_encoding(scenario, workload),
+        _scheduler_left_out(scenario.source, scenarios),
+        _router(scenario, router, pools, workload),
+        *(_of_two_engines(each) for each in scenarios),
+        _priorities(schedulers, workload),
+        _allowances(schedulers, workload),
+        about_prices(scenario, [each.device for each in deployments]),
+        about_classes(schedulers, workload, router, sum(pool.replicas for pool in pools)),
     )
-    notes += dict.fromkeys(about_fleet(pools))
-    notes += about_encoding(scenario, workload)
-    notes += _scheduler_left_out(scenario.source, pools)
-    notes += _router(scenario, router, pools, workload)
-    notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
-    notes += _priorities(schedulers, workload)
-    notes += _allowances(schedulers, workload)
-    notes += about_prices(scenario, [each.device for pool in pools for each in pool.deployments])
-    notes += about_classes(schedulers, workload, router, sum(pool.replicas for pool in pools))
-    return notes
+    return list(dict.fromkeys(notes))
 
 
-def _scheduler_left_out(source: str, pools: Sequence[PoolOf]) -> Iterator[str]:
+def _prefixes(hosted: Sequence[tuple[Scenario, Deployment]], workload: Workload) -> Iterator[str]:
+    """Notes where prompts that begin alike, or the caches of models for them, come to nothing."""
+    if workload.prefix_blocks is not None:
+        for each, _ in hosted:
+            yield from without_cache(each)
+        for each, deployment in hosted:
+            yield from windows_left_behind(each, deployment.model)
+    elif any(each.memory.prefix_caching for each, _ in hosted):
+        yield "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."
+
+
+def _scheduler_left_out(source: str, scenarios: Sequence[Scenario]) -> Iterator[str]:
     """A note where the file *source* names no scheduler: such a file had another before."""
     if not source.endswith((".yaml", ".yml")):
         return
-    left_out = [each for pool in pools for each in pool.scenarios if "scheduler" not in each.model_fields_set]
+    left_out = [each for each in scenarios if "scheduler" not in each.model_fields_set]
     for name in dict.fromkeys(each.scheduler.policy for each in left_out):
         yield (
             f"{source} names no scheduler, so that it is the serving stack's ({name}); versions before 0.1 took sarathi: "
@@ -89,13 +85,12 @@ def _scheduler_left_out(source: str, pools: Sequence[PoolOf]) -> Iterator[str]:
         )
 
 
-def _left_out(workload: Workload, model: str) -> list[str]:
-    """The parts of the workload that the run leaves out; *model* serves everything, unless it is empty."""
-    notes = list(workload.notes)
-    models = workload.models
-    if len(models) > 1 and model:
-        notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
-    return notes
+def _left_out(workload: Workload, hosted: Set[str]) -> Iterator[str]:
+    """The parts of the workload that the run leaves out; *hosted* are the names of the models that serve it."""
+    yield from workload.notes
+    asked = workload.models
+    if len(asked) > 1 and len(hosted) == 1:
+        yield f"The trace asks for {len(asked)} models ({', '.join(asked[:4])}); all requests go to {next(iter(hosted))}."
 
 
 def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: Workload) -> Iterator[str]:

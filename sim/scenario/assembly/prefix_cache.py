@@ -132,9 +132,9 @@ def windows_left_behind(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
     if local and every and caches(scenario):
         found = Fraction(every, local + every)
         yield (
-            f"Prefix cache of {model.name}: {scenario.stack.title} keeps what layers with windows have left behind as well, "
-            f"{local} of every {local + every} pages of a new prompt, until it gives way: where prompts do not all fit, about "
-            f"{found} of the cache has what others find."
+            f"Prefix cache of {model.name}: {scenario.stack.title} also caches pages that layers with windows have passed, "
+            f"{local} of every {local + every} pages of a new prompt, until they are evicted. Where prompts do not all fit, only "
+            f"about {found} of the cache can be found again."
         )
 
 

@@ -39,12 +39,12 @@ class Hosted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """What is known of a hosted model before memory is divided."""
+    """A hosted model, as far as it is known before memory is divided."""
 
     scenario: Scenario
     deployment: Deployment
     numbers: IntArray
-    """Of its requests in the whole workload."""
+    """The rows of its requests in the whole workload."""
     workload: Workload
     chosen: dict[str, tuple[int, str]]
     scheduler: Any

@@ -96,7 +96,7 @@ def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int, parts: int
 
 
 def _limits(tier: Tier) -> tuple[Limit, ...]:
-    """What its store carries at most for all replicas, and the network that it crosses for all."""
+    """The limits that all replicas share: those of the tier's store, and of the network that it crosses."""
     ways: tuple[tuple[Literal["read", "write"], float | None], ...] = (
         ("read", tier.store_read_gb_per_s),
         ("write", tier.store_write_gb_per_s),

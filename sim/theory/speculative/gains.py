@@ -1,4 +1,4 @@
-"""What drafting gains in time, arithmetic and memory traffic, and how many tokens to draft."""
+"""Gains of drafting in time, arithmetic and memory traffic, and how many tokens to draft."""
 
 from __future__ import annotations
 

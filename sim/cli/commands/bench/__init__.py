@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,16 +11,19 @@ import typer
 
 from sim.cli.commands.bench.fitting import fit, next_run
 from sim.cli.exits import USER_ERROR
-from sim.cli.options import Before, Facts, Files, Json, Where
+from sim.cli.options import Before, Csv, Facts, Files, Json, Where, set_option
 from sim.cli.tables import console, print_json, print_notes, print_table
 from sim.errors import RooftraceError
 
 if TYPE_CHECKING:
     from sim.bench import BenchRun
     from sim.bench.compare import Compared
+    from sim.bench.replay import Replayed
     from sim.scenario import Scenario
 
 EXCEEDED = 1
+_TITLES = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2EL", "output_tokens_per_s": "tok/s"}
+"""The heads of the columns of `sim.bench.compare.HEADLINES`."""
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +43,7 @@ def show(
     where: Where = None,
     before: Before = None,
     as_json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")] = False,
+    csv: Csv = False,
 ) -> None:
     """Print what result files say: what was offered, what was measured, and what a simulation still needs to be told."""
     from sim.bench import to_frame
@@ -66,12 +69,7 @@ def compare(
     scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML): the deployment.")],
     files: Files,
     set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a setting of the scenario, or with run.KEY say what files do not.",
-        ),
+        list[str] | None, set_option("Change a setting of the scenario, or with run.KEY say what files do not.")
     ] = None,
     where: Where = None,
     before: Before = None,
@@ -92,7 +90,7 @@ def compare(
         Path | None, typer.Option("--plot", help="Draw the runs over their load (PNG).", show_default=False)
     ] = None,
     as_json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")] = False,
+    csv: Csv = False,
 ) -> None:
     """Simulate measured runs, each as its clients asked, and say how far off the simulation is."""
     from sim.bench.compare import compared, frame_of, to_json
@@ -175,7 +173,6 @@ def _ms(value: float | None) -> str:
 
 def _short(runs: Sequence[BenchRun]) -> list[str]:
     """Names without the file where all are of one, which is then printed above them."""
-
     if len({run.file for run in runs}) > 1 or not all(", " in run.name for run in runs):
         return [run.name for run in runs]
     console().print(runs[0].file, markup=False, soft_wrap=True)
@@ -271,50 +268,64 @@ def _print_notes(said: Sequence[tuple[str, str]]) -> None:
 
 
 def _print_compared(found: Compared) -> None:
+    """Print a table of runs beside their simulation, and below it what it shows, errors over runs, saturation and notes."""
+    names = _short([each.run for each in found.replays])
+    rows = [_compared_cells(each, name) for each, name in zip(found.replays, names, strict=True)]
+    heads = [head for title in _TITLES.values() for head in (title, "sim.", "error")]
+    print_table(["run", "load", *heads], rows, left=2, fold_left=True, together=3)
+    for line in (_legend(found, rows), *_error_lines(found), *_saturation_lines(found)):
+        console().print(line, markup=False, soft_wrap=True)
+    _print_notes([(each.run.name, note) for each in found.replays for note in (*each.run.notes, *each.assumed)])
+
+
+def _compared_cells(each: Replayed, name: str) -> list[str]:
+    """The row of a run: every headline as measured and as simulated, and the error."""
     from sim.bench.compare import HEADLINES, headline, load_text, saturation_text
 
-    titles = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2EL", "output_tokens_per_s": "tok/s"}
-    heads = ["run", "load"]
-    for title in titles.values():
-        heads += [title, "sim.", "error"]
-    rows = []
-    figures: dict[str, set[str]] = {}
-    for each, short in zip(found.replays, _short([each.run for each in found.replays]), strict=True):
-        mark = {"": "", "saturated": " !"}.get(saturation_text(each), " ?")
-        cells = [short, load_text(each.run) + mark]
-        for quantity in HEADLINES:
-            name, theirs, ours, error = headline(each, quantity)
-            if theirs is not None:
-                figures.setdefault(quantity, set()).add(name)
-            rate = quantity == "output_tokens_per_s"
-            cells += ["" if value is None else f"{value:,.0f}" if rate else _ms(value) for value in (theirs, ours)]
-            absent = "~" if quantity in each.unjudged and None not in (theirs, ours) else ""
-            cells.append(absent if error is None else f"{error:+.0%}" if abs(error) >= 1 else f"{error:+.1%}")
-        rows.append(cells)
-    print_table(heads, rows, left=2, fold_left=True, together=3)
-    stated = ", ".join(name for names in figures.values() for name in sorted(names))
-    legend = (
-        f"Measured, simulated (sim.) and error; latencies in ms. Figures: {stated}; simulated over {_draws(found)}."
-    )
+    mark = {"": "", "saturated": " !"}.get(saturation_text(each), " ?")
+    cells = [name, load_text(each.run) + mark]
+    for quantity in HEADLINES:
+        _, theirs, ours, error = headline(each, quantity)
+        shown = "{:,.0f}".format if quantity == "output_tokens_per_s" else _ms
+        cells += ["" if value is None else shown(value) for value in (theirs, ours)]
+        absent = "~" if quantity in each.unjudged and None not in (theirs, ours) else ""
+        cells.append(absent if error is None else f"{error:+.0%}" if abs(error) >= 1 else f"{error:+.1%}")
+    return cells
+
+
+def _legend(found: Compared, rows: Sequence[Sequence[str]]) -> str:
+    from sim.bench.compare import HEADLINES, headline
+
+    stated = []
+    for quantity in HEADLINES:
+        headlines = [headline(each, quantity) for each in found.replays]
+        stated += sorted({name for name, theirs, *_ in headlines if theirs is not None})
+    legend = f"Measured, simulated (sim.) and error; latencies in ms. Figures: {', '.join(stated)}; simulated over {_draws(found)}."
     if any(row[1][-1] in "!?" for row in rows):
         legend += " ! saturated, ? saturated on one side only."
     if any("~" in row for row in rows):
         legend += " ~ not judged: clients wait for answers whose lengths differ, and the file does not say how."
-    console().print(legend, markup=False, soft_wrap=True)
+    return legend
+
+
+def _error_lines(found: Compared) -> Iterator[str]:
     open_loads = any(each.run.saturated is not None for each in found.replays)
     for saturated, where in ((False, "below saturation" if open_loads else "over all"), (True, "beyond saturation")):
         for name, of in found.errors(saturated=saturated).items():
-            figures_of = f"mean error {of.mean:.1%}, median {of.median:.1%}, farthest {of.worst:+.1%}"
-            console().print(f"{where}, {titles[name]}: {figures_of} ({of.runs} runs)", markup=False, soft_wrap=True)
+            figures = f"mean error {of.mean:.1%}, median {of.median:.1%}, farthest {of.worst:+.1%}"
+            yield f"{where}, {_TITLES[name]}: {figures} ({of.runs} runs)"
+
+
+def _saturation_lines(found: Compared) -> Iterator[str]:
+    from sim.bench.compare import saturation_text
+
     theirs = [each for each in found.replays if each.run.saturated is not None]
     if theirs:
         right = sum(bool(each.run.saturated) == bool(each.saturated) for each in theirs)
-        console().print(f"saturation: simulated as measured in {right} of {len(theirs)} open loads", markup=False)
+        yield f"saturation: simulated as measured in {right} of {len(theirs)} open loads"
     for each in found.replays:
-        said = saturation_text(each)
-        if said:
-            console().print(f"  {each.run.name}: {said}", markup=False)
-    _print_notes([(each.run.name, note) for each in found.replays for note in (*each.run.notes, *each.assumed)])
+        if said := saturation_text(each):
+            yield f"  {each.run.name}: {said}"
 
 
 def _draws(found: Compared) -> str:

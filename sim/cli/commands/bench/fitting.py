@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exits import USER_ERROR
-from sim.cli.options import Before, Files, Json, Where
+from sim.cli.options import Before, Files, Json, Where, set_option
 from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import OutputError, RooftraceError
 from sim.text import unknown
@@ -28,10 +28,7 @@ def fit(
     files: Files,
     out: Annotated[Path, typer.Option(help="The fitted stack (.toml), for serving_stack of scenarios.")],
     set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting, or with run.NAME=VALUE say what files do not."
-        ),
+        list[str] | None, set_option("Change a setting, or with run.NAME=VALUE say what files do not.")
     ] = None,
     where: Where = None,
     before: Before = None,
@@ -276,7 +273,7 @@ def next_run(
     ] = None,
     prompt_tokens: Annotated[list[int] | None, typer.Option(help="A length of prompts; repeatable.")] = None,
     output_tokens: Annotated[list[int] | None, typer.Option(help="A length of outputs; repeatable.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting.")] = None,
     as_json: Json = False,
 ) -> None:
     """Name the run that would narrow the answer to a question most."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from sim.errors import RooftraceError
+from sim.launch.arguments import yaml_file
 from sim.launch.drafters import assumed
 from sim.launch.reading import CACHES, Reading
 from sim.launch.tiers import GIB, devices
-from sim.scenario.yaml import parse_yaml
 
 _METHODS = {"NGram": "ngram", "MTP": "mtp", "Eagle": "eagle", "Eagle3": "eagle", "DraftTarget": "draft_model"}
 
@@ -106,10 +105,7 @@ class _File:
         self._values: dict[str, Any] = {}
         if path is None:
             return
-        try:
-            found = parse_yaml(Path(path).read_text(encoding="utf-8"), path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise RooftraceError(f"--config {path} cannot be read: {error}") from None
+        found = yaml_file(path, "--config")
         if not isinstance(found, Mapping):
             raise RooftraceError(f"--config {path} holds no settings: keys with values are expected")
         self._flatten(found, "")

@@ -1,0 +1,137 @@
+"""What bounds a deployment, and what a tenth more of each resource would change: by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hwmodels.changed import Factors, changed
+from hwmodels.layerwise import LayerwiseCost
+from hwmodels.slowed import Slowed
+from sim.engine import Experiment, MachineSpec, ReplicaSpec
+from sim.run import simulate
+from sim.study.explain import FULL, Explained
+
+Mend = Callable[[Experiment], Experiment]
+
+_TENTH = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What a change of one resource does to a run: each mean over what it was, less 1; None where the run has no such mean."""
+
+    name: str
+    ttft: float | None
+    tpot: float | None
+    e2el: float | None
+
+
+def bound(explained: Explained) -> str:
+    """What bounds the deployment, in one sentence: the resource that the time of its machines goes to, or KV memory where requests
+    wait for it."""
+    busy_s = sum(explained.busy_s.values())
+    if not busy_s:
+        return "Nothing ran, so that nothing bounds it."
+    if explained.short_of_memory > 0.5:
+        return (
+            f"KV memory bounds it: for {explained.short_of_memory:.0%} of the time that its machines are busy requests wait while "
+            f"at least {FULL:.0%} of the KV blocks are in use."
+        )
+    share = {cause: seconds / busy_s for cause, seconds in explained.busy_s.items()}
+    groups = {name: sum(share[cause] for cause in causes) for name, (causes, _) in _BOUNDS.items()}
+    first = max(groups, key=lambda name: groups[name])
+    causes, said = _BOUNDS[first]
+    parts = ", ".join(f"{share[cause]:.0%} {said[cause]}" for cause in causes if share[cause] >= 0.005)
+    return (
+        f"{first} {'bound' if first.endswith('s') else 'bounds'} it: of the time that its machines are busy, {parts}."
+    )
+
+
+_BOUNDS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
+    "Memory bandwidth": (
+        ("weights", "kv", "elementwise"),
+        {
+            "weights": "goes to reading weights",
+            "kv": "to reading the KV cache",
+            "elementwise": "to norms and other kernels that stream",
+        },
+    ),
+    "Arithmetic": (
+        ("arithmetic", "prompt_attention"),
+        {"arithmetic": "goes to the products of many rows", "prompt_attention": "to the attention of prompts"},
+    ),
+    "Experts": (("experts",), {"experts": "goes to their weights and products"}),
+    "Links": (("collectives",), {"collectives": "goes to collectives and exchanges"}),
+    "Host": (("host",), {"host": "goes to host work and launches that the device waits for"}),
+    "Padding": (("padding",), {"padding": "goes to rows that pad a step to a captured graph"}),
+    "Drafting": (("drafting",), {"drafting": "goes to the drafter"}),
+    "Imbalance": (
+        ("waiting_inside",),
+        {"waiting_inside": "goes to waiting for other ranks, stages or a slower machine"},
+    ),
+}
+
+
+def effects(experiment: Experiment, summary: Mapping[str, Any]) -> list[Effect]:
+    """The same run with a tenth more of one resource at a time, against *summary* of the run as it is."""
+    return [Effect(name=name, **_means(simulate(mend(experiment)).summary, summary)) for name, mend in _MENDS.items()]
+
+
+def _means(summary: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, float | None]:
+    pairs = {name: (summary[f"{name}_s"]["mean"], before[f"{name}_s"]["mean"]) for name in ("ttft", "tpot", "e2el")}
+    return {name: after / was - 1.0 if after and was else None for name, (after, was) in pairs.items()}
+
+
+def _by(factors: Factors) -> Mend:
+    def mended(experiment: Experiment) -> Experiment:
+        made: dict[int, Any] = {}
+
+        def cost(own: Any) -> Any:
+            if isinstance(own, Slowed):
+                return replace(own, inner=cost(own.inner))
+            if not isinstance(own, LayerwiseCost):
+                return own
+            if id(own) not in made:
+                made[id(own)] = changed(own, factors)
+            return made[id(own)]
+
+        return _each(experiment, lambda spec: replace(spec, cost=cost(spec.cost), draft_cost=cost(spec.draft_cost)))
+
+    return mended
+
+
+def _each(experiment: Experiment, of_spec: Callable[[ReplicaSpec], ReplicaSpec]) -> Experiment:
+    """*experiment* with *of_spec* of every model on every machine."""
+    made: dict[int, Any] = {}
+
+    def machine(own: ReplicaSpec | MachineSpec) -> Any:
+        # Machines that are alike stay one object, whose prices are made once.
+        if id(own) not in made:
+            one = isinstance(own, ReplicaSpec)
+            made[id(own)] = of_spec(own) if one else replace(own, hosted=tuple(map(of_spec, own.hosted)))
+        return made[id(own)]
+
+    return replace(experiment, replicas=tuple(machine(each) for each in experiment.replicas))
+
+
+def _less_host(experiment: Experiment) -> Experiment:
+    own = _by(Factors(host=1.0 / _TENTH))(experiment)
+    names = ("admission_s", "admission_s_per_token", "admission_serial_s")
+    return replace(own, **{name: getattr(own, name) / _TENTH for name in names})
+
+
+def _more_memory(experiment: Experiment) -> Experiment:
+    return _each(experiment, lambda spec: replace(spec, kv_blocks=int(np.ceil(spec.kv_blocks * _TENTH))))
+
+
+_MENDS: Mapping[str, Mend] = {
+    "a tenth more memory bandwidth": _by(Factors(bandwidth=1.0 / _TENTH)),
+    "a tenth more arithmetic": _by(Factors(arithmetic=1.0 / _TENTH)),
+    "a tenth more KV memory": _more_memory,
+    "links a tenth faster": _by(Factors(links=1.0 / _TENTH)),
+    "host work and front end a tenth faster": _less_host,
+}

@@ -1,0 +1,210 @@
+"""Where the time of tokens goes: parts that add up, hand counts, what bounds a deployment, and what more of a resource does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from hwmodels.device import load_device
+from hwmodels.layerwise import LayerwiseCost
+from hwmodels.model import load_model
+from hwmodels.roofline import Roofline
+from hwmodels.totals import Totals
+from policies.published import OrcaPaged
+from policies.routers import RoundRobin
+from sim.cli import build_app
+from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.errors import RooftraceError
+from sim.run import run_built
+from sim.scenario import Scenario
+from sim.scenario.assembly import resolve
+from sim.study.explain import CAUSES, Explained, NotExplained, explained
+from sim.study.what_if import bound, effects
+from tests.engine.costs import Linear
+from tests.sample import ALL
+from tests.scenario.random_scenarios import draw, write_files
+from workloads import Trace
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ALONE = {"workload": {"trace": "conversation", "limit": 40, "rate_scale": 0.001}}
+
+
+def busy(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """200 requests, 40 a second."""
+    arrivals = {"process": "poisson", "rate_per_s": 40.0}
+    return {"requests": 200, "arrivals": arrivals, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+
+
+def of_scenario(settings: dict[str, Any] | Path) -> tuple[Explained, Columns, Experiment, dict[str, Any]]:
+    scenario = Scenario.load(settings) if isinstance(settings, Path) else Scenario.from_mapping(settings)
+    built = resolve(scenario)
+    result = run_built(built)
+    return explained(built.experiment, result.columns), result.columns, built.experiment, result.summary
+
+
+def served(cost: Any, arrival_ns: list[int], prompts: list[int], outputs: list[int], **spec: Any) -> Experiment:
+    trace = Trace.from_arrays(
+        arrival_ns=np.array(arrival_ns), prompt_tokens=np.array(prompts), output_tokens=np.array(outputs)
+    )
+    replica = ReplicaSpec(cost=cost, scheduler=OrcaPaged(max_sequences=8), **{"kv_blocks": 10_000, **spec})
+    return Experiment(workload=trace, replicas=(replica,), router=RoundRobin())
+
+
+def roofline() -> LayerwiseCost:
+    return Roofline(load_model("llama-3.2-1b"), load_device("h100-sxm"))
+
+
+@pytest.mark.parametrize(
+    "name", ["disaggregated", "pipeline", "tight-memory", "speculative", "images", "ranks", "pools"]
+)
+def test_the_causes_of_an_example_add_up_to_its_means(name: str) -> None:
+    found, columns, _, summary = of_scenario(EXAMPLES / f"{name}.yaml")
+    everyone = np.ones(len(columns.requests["arrival_ns"]), bool)
+    for measure in ("tpot_s", "ttft_s"):
+        means = found.mean(measure, everyone)
+        assert means.keys() <= CAUSES.keys()
+        assert sum(means.values()) == pytest.approx(summary[measure]["mean"], rel=1e-9)
+        assert abs(means.get("other", 0.0)) <= 1e-6 * summary[measure]["mean"]
+        assert min(means.values()) > -1e-9
+
+
+def test_a_request_alone_spends_what_a_hand_counts() -> None:
+    cost = roofline()
+    experiment = served(cost, [0], [100], [12])
+    found = explained(experiment, run(experiment))
+    # 16 layers of hidden 2048, 8 KV heads of 64, MLPs of 8192, a vocabulary of 128256; eleven steps that read 101 to 111 tokens.
+    weights = 2 * (16 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) + 2048 * 128256)
+    kv = 16 * 2 * 8 * 64 * 2 * np.arange(101, 112).mean()
+    means = found.mean("tpot_s", np.ones(1, bool))
+    assert {cause for cause, value in means.items() if value > 1e-9} == {"weights", "kv"}  # instants are whole ns
+    assert means["weights"] == pytest.approx(weights / cost.peak_bytes_per_s, rel=1e-5)
+    assert means["kv"] == pytest.approx(kv / cost.peak_bytes_per_s, rel=1e-4)
+    first = found.mean("ttft_s", np.ones(1, bool))
+    assert first.get("queue", 0.0) == 0.0
+    assert sum(first.values()) == pytest.approx(
+        float(cost.iteration_s(Totals(100, 100, 1, 5050, 100, 0, 0, 1))), rel=1e-5
+    )
+
+
+def test_a_prompt_in_between_is_what_it_adds_to_the_step_of_another_request() -> None:
+    cost = roofline()
+    experiment = served(cost, [0, 5_000_000], [100, 3000], [40, 1])
+    columns = run(experiment)
+    found = explained(experiment, columns)
+    table = columns.iterations()
+    both = np.flatnonzero((table["prefill_tokens"] > 0) & (table["decode_tokens"] > 0))
+    assert len(both) == 1
+    kv = int(table["kv_tokens"][both[0]])
+    alone_s = float(cost.iteration_s(Totals(1, 0, 0, 0, 0, 1, kv, 1)))
+    added_s = table["duration_ns"][both[0]] * 1e-9 - alone_s
+    assert found.tpot_s["prompts"][0] == pytest.approx(added_s / 39, rel=1e-4)
+    # It waited for the step that was running, and then its own step had one decode in it.
+    queued_s = (columns.requests["scheduled_ns"][1] - 5_000_000) * 1e-9
+    assert found.ttft_s["queue"][1] == pytest.approx(queued_s)
+    assert found.ttft_s["decodes"][1] > 0
+
+
+def test_a_handover_is_from_the_end_of_the_prompt_until_its_kv_has_landed() -> None:
+    found, columns, _, _ = of_scenario(EXAMPLES / "disaggregated.yaml")
+    requests = columns.requests
+    expected = (requests["landed_ns"] - requests["prefilled_ns"]) * 1e-9
+    some = np.isfinite(found.ttft_s["transfer"]) & (requests["prefill_replica"] >= 0)
+    np.testing.assert_allclose(found.ttft_s["transfer"][some], expected[some], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (ALONE, "Memory bandwidth bounds it: of the time that its machines are busy, "),
+        ({"serving_stack": "eager", **ALONE}, "Host bounds it: "),
+        (
+            {"workload": busy(4000, 1)},
+            "Arithmetic bounds it: ",
+        ),
+        (
+            {
+                "memory": {"kv_blocks": 600},
+                "workload": busy(600, 300),
+            },
+            "KV memory bounds it: for ",
+        ),
+    ],
+)
+def test_the_bound_is_the_one_that_is_known(settings: dict[str, Any], sentence: str) -> None:
+    found, _, _, _ = of_scenario(settings)
+    assert bound(found).startswith(sentence), bound(found)
+
+
+def test_more_of_a_resource_helps_what_it_bounds() -> None:
+    _, _, experiment, summary = of_scenario(ALONE)
+    changes = {each.name: each for each in effects(experiment, summary)}
+    tpot = {name: each.tpot for name, each in changes.items()}
+    # Weights and KV are nearly all of a token's time: a tenth more bandwidth takes an eleventh of it.
+    assert tpot["a tenth more memory bandwidth"] == pytest.approx(1 / 1.1 - 1, abs=0.01)
+    assert tpot["links a tenth faster"] == tpot["a tenth more KV memory"] == 0.0
+    arithmetic = changes["a tenth more arithmetic"]
+    assert arithmetic.ttft is not None
+    assert arithmetic.ttft < -0.01
+
+
+def test_a_cost_model_without_parts_is_refused() -> None:
+    experiment = served(Linear(), [0], [10], [5])
+    with pytest.raises(NotExplained, match="Linear gives the time of an iteration and not what it is spent on"):
+        explained(experiment, run(experiment))
+
+
+def assert_explained(seeds: range, folder: Path) -> None:
+    for seed in seeds:
+        try:
+            found, _, _, _ = of_scenario_in(draw(Random(seed)), folder)
+        except (RooftraceError, ValueError):
+            continue
+        for parts in (found.tpot_s, found.ttft_s):
+            whole = np.sum(list(parts.values()), axis=0)
+            some = np.isfinite(whole)
+            for cause, each in parts.items():
+                assert (each[some] >= -1e-9 - 1e-6 * whole[some]).all(), (seed, cause)
+
+
+def of_scenario_in(settings: dict[str, Any], folder: Path) -> tuple[Explained, Columns, Experiment, dict[str, Any]]:
+    built = resolve(Scenario.from_mapping(settings, source="drawn", folder=folder))
+    result = run_built(built)
+    return explained(built.experiment, result.columns), result.columns, built.experiment, result.summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200 if ALL else 100, 25))
+def test_no_cause_of_a_random_scenario_is_negative(first: int, tmp_path: Path) -> None:
+    write_files(tmp_path)
+    assert_explained(range(first, first + 25), tmp_path)
+
+
+def rooftrace(*arguments: str) -> Result:
+    return CliRunner().invoke(build_app(), arguments)
+
+
+def test_the_command_explains_a_scenario_and_the_folder_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ("--set", "workload.limit=60")
+    assert rooftrace("run", *settings, "--no-plots", "--out", "results").exit_code == 0
+    of_folder = json.loads(rooftrace("explain", "results", "--no-effects", "--json").stdout)
+    alone = rooftrace("explain", *settings, "--no-effects", "--json", "--picture", "shares.png")
+    assert json.loads(alone.stdout)["tpot_s"] == of_folder["tpot_s"]
+    assert (tmp_path / "shares.png").stat().st_size > 10_000
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    assert of_folder["ttft_s"]["mean"]["s"] == pytest.approx(summary["ttft_s"]["mean"], rel=1e-9)
+    out = rooftrace("explain", *settings).stdout
+    assert "Memory bandwidth bounds it" in out
+    assert "a tenth more memory bandwidth" in out
+    other = {**summary, "tpot_s": {**summary["tpot_s"], "mean": 1}}
+    (tmp_path / "results" / "summary.json").write_text(json.dumps(other))
+    assert "its mean TPOT came out otherwise" in rooftrace("explain", "results", "--no-effects").stderr
