@@ -304,7 +304,7 @@ def _formats(spec: ModelSpec) -> str:
     formats = dict.fromkeys((spec.mlp_precision, spec.attention_precision, spec.expert_precision))
     if spec.experts is None:
         formats = dict.fromkeys((spec.mlp_precision, spec.attention_precision))
-    return "/".join(formats)
+    return "/".join(str(number_format(fmt)) for fmt in formats)
 
 
 def _degrees(parallel: ParallelConfig) -> str:

@@ -123,7 +123,7 @@ class GpuKernels(StackKernels):
             variants = _variants(self.sources, product_format(precision, dtype))
             # No product of expanded weights has been timed: those of 16 bits stand in, reading narrower weights.
             usual = f"{precision}/{self.sources[0]}" if expanded else variants[0]
-            ask(f"{precision} matrix products", "gemm", variants, [usual])
+            ask(f"{number_format(precision)} matrix products", "gemm", variants, [usual])
         for stage in stages:
             if stage.experts is not None:
                 precision = stage.experts.precision
@@ -131,7 +131,7 @@ class GpuKernels(StackKernels):
                 variants = _layer_variants(self.profile, self._expert_sources(precision), own, stage.experts)
                 # Experts that a stack runs as the format's usual ones have no table of their own.
                 usual = {variants[0], variants[0].replace("-other", "").replace("-refused", "")}
-                ask(f"{precision} experts", "moe", variants, usual)
+                ask(f"{number_format(precision)} experts", "moe", variants, usual)
             for shape in stage.attention:
                 self._ask_attention(ask, shape)
             if stage.head_products is not None:

@@ -420,7 +420,7 @@ class LayerwiseCost:
             spec,
             parallel,
             kernels,
-            peak_flops_per_s=device.first_peak(precision(fmt).math, f"precision {fmt}"),
+            peak_flops_per_s=device.first_peak(precision(fmt).math, f"precision {precision(fmt)}"),
             peak_bytes_per_s=device.hbm_bytes_per_s,
             devices_per_node=device.devices_per_node,
             kv_precision=kv_precision,

@@ -185,9 +185,9 @@ def known_for(release: str, known: Iterable[str]) -> str:
 
 
 _RELEASE = re.compile(
-    r"\d+(\.\d+)*([._-]?(a|alpha|b|beta|c|rc|pre|dev|post)[._-]?\d*)*(\+[a-z0-9._-]+)?", re.IGNORECASE
+    r"\d+(\.\d+)*([._-]?(a|alpha|b|beta|c|rc|pre|dev|post)[._-]?\d+)*(\+[a-z0-9._-]+)?", re.IGNORECASE
 )
-"""Numbers, and what PEP 440 lets follow them."""
+"""Numbers, and what PEP 440 lets follow them, but for letters without a number: 0.13b is a slip sooner than 0.13b0."""
 
 
 def at_or_before(release: str, known: Iterable[str]) -> str:

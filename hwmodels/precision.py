@@ -19,6 +19,11 @@ class Precision:
     math: tuple[str, ...]
     element_bytes: float
     """Bytes of one activation or cached element in this format, without scales."""
+    words: str = ""
+    """The format as messages call it; empty: by its name."""
+
+    def __str__(self) -> str:
+        return self.words or self.name
 
 
 PRECISIONS: dict[str, Precision] = {
@@ -29,7 +34,9 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="fp16", weight_bytes=2.0, math=("fp16", "bf16"), element_bytes=2.0),
         Precision(name="fp8", weight_bytes=1.0, math=("fp8",), element_bytes=1.0),
         # FP8 whose activations have one scale a tensor that the checkpoint states (ModelOpt's FP8), not found in the call.
-        Precision(name="fp8_static", weight_bytes=1.0, math=("fp8",), element_bytes=1.0),
+        Precision(
+            name="fp8_static", weight_bytes=1.0, math=("fp8",), element_bytes=1.0, words="fp8 with static scales"
+        ),
         # DeepSeek-V3 report (arXiv 2412.19437), 3.3: one fp32 scale for each 128 x 128 block of weights.
         Precision(name="fp8_block", weight_bytes=1.0 + 4.0 / (128 * 128), math=("fp8",), element_bytes=1.0),
         Precision(name="int8", weight_bytes=1.0, math=("int8",), element_bytes=1.0),

@@ -31,13 +31,12 @@ def _lines(stack: Stack) -> Iterator[str]:
     yield f"### {stack.title}\n"
     said = f"Rules and launch options are those of release {stack.release}." if stack.release else "No server."
     if stack.like is not None:
-        said = f"The engine of `{stack.like}`, whose rules it has, with other kernels."
+        said = f"The engine of `{stack.like}`, whose rules it has as of release {stacks()[stack.like].release}, with other kernels."
     where = f" It runs on devices of {' and '.join(stack.vendors)} alone." if stack.vendors else ""
     yield f"`serving_stack: {stack.name}`. {said}{where}\n"
-    if stack.like is not None:
-        return
     yield "| part | modelled | known from |\n|---|---|---|"
-    yield from (f"| {part} | {modelled} | {source} |" for part, modelled, source in _parts(stack))
+    parts = _parts(stack) if stack.like is None else _parts_on_other_devices(stack, stack.like)
+    yield from (f"| {part} | {modelled} | {source} |" for part, modelled, source in parts)
     yield ""
     if stack.checks:
         yield "| checked | release | against | on |\n|---|---|---|---|"
@@ -45,6 +44,25 @@ def _lines(stack: Stack) -> Iterator[str]:
         yield ""
     if stack.left_out:
         yield f"{stack.left_out}\n"
+
+
+def _parts_on_other_devices(stack: Stack, like: str) -> Iterator[tuple[str, str, str]]:
+    """The same of a stack that is another's engine on other makers' devices."""
+    yield (
+        "scheduler, limits, prefix cache, memory, graphs, launch options",
+        f"those of `{like}`",
+        "from knowledge: both are built of one source",
+    )
+    yield "host work", _host_work(stack), "fits to measured runs"
+    yield "kernels", stack.kernels_modelled, stack.kernels_from
+
+
+def _host_work(stack: Stack) -> str:
+    releases = stack_releases()[stack.name].values()
+    terms = [f"from release {each.release}, fitted to {each.fitted_to}" for each in releases if each.fitted_to]
+    if not any(each.sources for each in releases):
+        return "none"
+    return "; ".join(terms) or "one set of terms"
 
 
 def _parts(stack: Stack) -> Iterator[tuple[str, str, str]]:
@@ -73,12 +91,8 @@ def _parts(stack: Stack) -> Iterator[tuple[str, str, str]]:
             f"accounts of {', '.join(accounts)}",
             "sources and published logs" if logs else "sources and documents",
         )
-    releases = stack_releases()[stack.name].values()
-    terms = [f"from release {each.release}, fitted to {each.fitted_to}" for each in releases if each.fitted_to]
-    if any(each.sources for each in releases):
-        yield "host work", "; ".join(terms) or "one set of terms", "fits to measured runs"
-    else:
-        yield "host work", "none", ""
+    work = _host_work(stack)
+    yield "host work", work, "" if work == "none" else "fits to measured runs"
     if stack.handover is not None:
         handover = f"first token at `{stack.handover.first_token}`, room `{stack.handover.room}`"
         yield "prefill to decode", handover, stack.handover.source

@@ -36,9 +36,15 @@ def points_text(change: float, *, digits: int = 1, signed: bool = True) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The valid name that *word* was probably meant to be, or None where none is close."""
-    close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)
+    """The valid name that *word* was probably meant to be, first one of its parts in another order; None where none is close."""
+    choices = list(choices)
+    same = [each for each in choices if _parts(each) == _parts(word)]
+    close = same or difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.6)
     return close[0] if close else None
+
+
+def _parts(name: str) -> list[str]:
+    return sorted(re.split(r"[\W_]+", name.lower()))
 
 
 def unknown(what: str, word: str, choices: Iterable[str], *, hint: str = "") -> str:

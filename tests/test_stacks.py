@@ -84,6 +84,14 @@ def test_every_engine_says_its_release_what_it_was_checked_against_and_when() ->
         assert name in launches()
 
 
+def test_an_engine_on_other_makers_devices_says_where_its_kernels_are_from_and_what_was_not_compared() -> None:
+    for stack in (stack for stack in stacks().values() if stack.like is not None):
+        assert re.search(r"fitted on 20\d\d-\d\d-\d\d", stack.kernels_from)
+        assert stack.kernels_modelled
+        assert [check for check in stack.checks if check.what == "kernels" and check.release and check.on]
+        assert stack.left_out.endswith(".")
+
+
 MADE_UP = """
 from hwmodels.stacks.description import Check, EngineDefaults, Graphs, Scheduler, Stack
 

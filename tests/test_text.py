@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.text import short_keys
+from sim.text import nearest, short_keys
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,17 @@ from sim.text import short_keys
 )
 def test_keys_are_short_and_say_whose_they_are(keys: list[str], short: list[str]) -> None:
     assert short_keys(keys) == short
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("rocm-vllm", "vllm-rocm"),
+        ("ROCm_SGLang", "sglang-rocm"),
+        ("vlm", "vllm"),
+        ("vllm rocm", "vllm-rocm"),
+        ("x", None),
+    ],
+)
+def test_the_nearest_name_has_the_same_parts_where_one_does(word: str, meant: str | None) -> None:
+    assert nearest(word, ["vllm", "trtllm", "sglang", "vllm-rocm", "sglang-rocm"]) == meant

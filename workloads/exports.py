@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -75,7 +76,9 @@ def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: i
     if rules.missing_output not in (None, *MISSING_OUTPUT):
         raise ValueError(f"missing_output is one of {', '.join(MISSING_OUTPUT)}; got {rules.missing_output!r}")
     if unknown := sorted(set(rules.columns) - set(FIELDS)):
-        raise ValueError(f"{unknown[0]!r} is nothing that a column can say; known are {', '.join(FIELDS)}")
+        near = difflib.get_close_matches(unknown[0], FIELDS, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(FIELDS)}"
+        raise ValueError(f"{unknown[0]!r} is nothing that a column can say; {meant}")
     if rules.window and not rules.timed:
         raise ValueError("since and until are about arrivals, which are not read here; leave them out")
     tokens = tokens_of(rules.tokenizer)
@@ -295,6 +298,11 @@ def _refuse_missing(rows: Rows, chosen: _Chosen, rules: Rules) -> None:
     lacking = _missing(chosen, rules)
     if not lacking:
         return
+    if any(number_of(name) is not None for name in rows.names):
+        raise ValueError(
+            f"{rows.path}: its first line, {_listed(rows.names)}, is a row and has no names of columns; put a line with names "
+            "above it, such as arrival_s,prompt_tokens,output_tokens"
+        )
     columns = ",".join(f"{each}=COLUMN" for each in lacking)
     other = "" if lacking != ["arrival"] else ", or draw them (workload.arrivals)"
     raise ValueError(
@@ -381,10 +389,13 @@ def _said_beside(
 ) -> dict[str, list[Any]]:
     """The other columns of the requests that are taken, each of its row; *several*: one row may give several requests."""
     found: dict[str, list[Any]] = {}
-    for said in ("model", "session", "tenant", "class", "priority", "deadline_s"):
+    for said in ("model", "session", "tenant", "class", "priority", "deadline_s", "abort_s"):
         if said in of:
             values = rows.column(of[said])
             found[said] = [values[row] for row in for_row]
+    for said in ("encoder_tokens", "predicted_tokens"):
+        if (counts := _counts(rows, of, said)) is not None:
+            found[said] = [counts[row] for row in for_row]
     if allowed is not None and for_row:
         found["max_tokens"] = [allowed[row] for row in for_row]
     if "prompt" in of and several and "session" not in found:
@@ -616,7 +627,13 @@ def _names(parts: Sequence[_Part]) -> dict[str, Any]:
 
 def _numbers(parts: Sequence[_Part]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for said, key, scale, absent in (("priority", "priority", 1, 0), ("deadline_s", "deadline_ns", 10**9, -1)):
+    for said, key, scale, absent in (
+        ("priority", "priority", 1, 0),
+        ("deadline_s", "deadline_ns", 10**9, -1),
+        ("abort_s", "abort_ns", 10**9, -1),
+        ("encoder_tokens", "encoder_tokens", 1, 0),
+        ("predicted_tokens", "predicted_tokens", 1, None),
+    ):
         if (each := _values(parts, said)) is not None:
             numbers = [absent if value is None else number_of(value) for value in each]
             if None in numbers:

@@ -239,7 +239,7 @@ def _assemble(path: Any, name: str, read: _Read, *, sort: bool, drop_empty: bool
             line = lines[int(np.argmax(empty))]
             raise ValueError(
                 f"{path}, line {line}: a request needs {prompt_name} or {output_name} above 0; got 0 and 0: "
-                "mend the file or read it with drop_empty (workload.drop_empty: true, --drop-empty)"
+                "mend the file or read it with drop_empty (--set workload.drop_empty=true; --drop-empty of rooftrace trace)"
             )
         keep = keep[~empty]
     if len(keep) == 0:
@@ -254,7 +254,7 @@ def _assemble(path: Any, name: str, read: _Read, *, sort: bool, drop_empty: bool
             raise ValueError(
                 f"{path}, line {lines[keep[row + 1]]}, column {arrival_name}: arrivals are out of order; this one is "
                 f"{(arrival[keep[row]] - arrival[keep[row + 1]]) / NS_PER_S:.9g} s before the one above it: "
-                "sort the file or read it with sort (workload.sort: true, --sort)"
+                "sort the file or read it with sort (--set workload.sort=true; --sort of rooftrace trace)"
             )
         order = keep
     prefix = parts.pop("prefix", None)

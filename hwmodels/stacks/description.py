@@ -223,6 +223,10 @@ class Stack:
     connector: str | None = None
     """The connector between machines that prefill and decode whose terms were measured with it."""
     kernels: Kernels = Kernels()
+    kernels_modelled: str = ""
+    """Of a stack that is `like` another, which kernels are its own, in words."""
+    kernels_from: str = ""
+    """Of such a stack, where their times are known from."""
     checks: tuple[Check, ...] = ()
     left_out: str = ""
     """Parts that are not modelled, in a sentence."""

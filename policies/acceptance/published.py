@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,9 +15,12 @@ from policies.acceptance.chains import PerPosition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Rates of the drafted positions, and their source."""
+    """Rates of the drafted positions, what they were measured with, and their source."""
 
     rates: tuple[float, ...]
+    model: str
+    method: str
+    """As `policies.decoding.Method` calls it, and otherwise as its source does."""
     source: str
     kind: Literal["conditional", "unconditional"] = "conditional"
 
@@ -32,14 +36,15 @@ class Curve:
 
     lengths: tuple[float, ...]
     """Tokens a round, the target's own counted, with 1, 2, ... drafted tokens."""
+    model: str
+    method: str
     source: str
 
     def published(self) -> Published:
         """The rates whose lengths are nearest to those of the curve, by least squares; the source says how near."""
         rates, off = _rates_of(self.lengths)
-        return Published(
-            rates=rates, source=f"{self.source}; rates by position fitted to it, {off:.2f} tokens off at most"
-        )
+        source = f"{self.source}; rates by position fitted to it, {off:.2f} tokens off at most"
+        return Published(rates=rates, model=self.model, method=self.method, source=source)
 
 
 @functools.cache
@@ -64,14 +69,20 @@ def _rates_of(lengths: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
 _REPORT = "DeepSeek-V3 technical report, arXiv 2412.19437, section 5.4.3: 85 to 90 % of second tokens are accepted across topics"
 _GOLDEN = "InferenceX's golden acceptance lengths (SemiAnalysisAI/InferenceX at 843c6254, Apache-2.0)"
 PUBLISHED: dict[str, Published] = {
-    "deepseek-v3": Published(rates=(0.875,), source=f"{_REPORT}; the middle of the range"),
-    "deepseek-v3-low": Published(rates=(0.85,), source=f"{_REPORT}; its lower end"),
-    "deepseek-v3-high": Published(rates=(0.90,), source=f"{_REPORT}; its upper end"),
+    name: Published(rates=(rate,), model="deepseek-v3", method="mtp", source=f"{_REPORT}; {which}")
+    for name, rate, which in (
+        ("deepseek-v3", 0.875, "the middle of the range"),
+        ("deepseek-v3-low", 0.85, "its lower end"),
+        ("deepseek-v3-high", 0.90, "its upper end"),
+    )
 }
 """Published rates."""
 CURVES: dict[str, Curve] = {
     name: Curve(
-        lengths=lengths, source=f"{_GOLDEN}, run {run}: tokens a round on SPEED-Bench's coding prompts, vLLM, B300"
+        lengths=lengths,
+        model=re.split("-(mtp|eagle3|dspark)", name)[0],
+        method="eagle" if "-eagle3" in name else "mtp" if "-mtp" in name else "dspark",
+        source=f"{_GOLDEN}, run {run}: tokens a round on SPEED-Bench's coding prompts, vLLM, B300",
     )
     for name, run, lengths in (
         ("deepseek-v4-pro-mtp", 27180633016, (1.92, 2.61, 2.97, 3.00, 3.10, 3.16, 3.00, 3.11)),
@@ -86,7 +97,8 @@ CURVES: dict[str, Curve] = {
         ("minimax-m3-eagle3-gqa-thinking", 29784780049, (1.79, 2.39, 2.78, 3.02, 3.21, 3.30, 3.52, 3.51)),
     )
 }
-"""Published curves. Names end in the method, and in `thinking` where the model reasoned before it answered."""
+"""Published curves. Names begin with the model, and end in the method, and in `thinking` where the model reasoned before it
+answered."""
 
 
 def published(name: str) -> Published:

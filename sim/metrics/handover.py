@@ -26,8 +26,9 @@ ENCODE_STAGES: Mapping[str, tuple[str, str]] = {
     "queue_s": ("arrival_ns", "encode_begin_ns"),
     "encode_s": ("encode_begin_ns", "encoded_ns"),
     "transfer_s": ("encoded_ns", "encode_landed_ns"),
+    "prompt_queue_s": ("encode_landed_ns", "scheduled_ns"),
 }
-"""The stages of a request before its prompt may be queued, the front end in the first; `queue_s` of a request has them all."""
+"""The stages of a request before its prompt is computed, the front end in the first; together they are its `queue_s`."""
 
 
 def encode_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

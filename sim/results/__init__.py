@@ -3,7 +3,7 @@
 `trust` says within what its figures would be measured, and by which evidence. Read `result` first.
 """
 
-from sim.results.folder import FILES, SOMETIMES, staging
+from sim.results.folder import DATA, FILES, SOMETIMES, reading, staging
 from sim.results.result import Result
 from sim.results.trust import figure_text, interval_text
 from sim.results.words import (
@@ -18,6 +18,7 @@ from sim.results.words import (
 )
 
 __all__ = [
+    "DATA",
     "FILES",
     "LATENCY_HEADS",
     "SOMETIMES",
@@ -28,6 +29,7 @@ __all__ = [
     "interval_text",
     "latency_rows",
     "over",
+    "reading",
     "stage_rows",
     "staging",
     "tables",

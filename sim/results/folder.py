@@ -15,14 +15,9 @@ from typing import Any
 from sim.errors import OutputError
 from workloads.write import write_whole
 
-FILES = (
-    "summary.json",
-    "requests.parquet",
-    "iterations.parquet",
-    "manifest.json",
-    "latency.png",
-    "timeline.png",
-)
+DATA = ("summary.json", "requests.parquet", "iterations.parquet", "manifest.json")
+"""The files that every result is read from."""
+FILES = (*DATA, "latency.png", "timeline.png")
 """The files of every folder, pictures last."""
 SOMETIMES = ("kv_transfers.parquet", "fleet.png", "classes.png", "arrivals.csv", "replay.yaml")
 """The files of a folder where KV crossed links, where machines come and go, and where clients were served."""
@@ -34,15 +29,26 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file of a results folder; OutputError where it is damaged."""
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Reads a file of a results folder: what goes wrong in the block is one sentence, an OutputError, that the file is missing or
+    damaged."""
     try:
+        yield
+    except FileNotFoundError:
+        raise OutputError(f"{path} is missing; run again what wrote its folder") from None
+    except (OSError, ValueError, KeyError, RecursionError) as error:  # pyarrow's errors are some of these
+        reason = str(error).strip().rstrip(".").partition("\n")[0]
+        raise OutputError(f"{path} is damaged ({reason}); run again what wrote it") from None
+
+
+def read_json(path: Path, key: str) -> dict[str, Any]:
+    """The object in a file of a results folder; OutputError where it is damaged, or has no *key*."""
+    with reading(path):
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise OutputError(f"{path} is damaged ({error}); run again what wrote it") from None
-    if not isinstance(found, dict):
-        raise OutputError(f"{path} is damaged (it holds no object); run again what wrote it")
-    return found
+        if not isinstance(found, dict) or key not in found:
+            raise ValueError(f"it holds no {key}")
+        return found
 
 
 @contextlib.contextmanager

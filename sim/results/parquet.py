@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sim.metrics as metrics
+from sim.results.folder import reading
 from workloads.write import open_whole
 
 if TYPE_CHECKING:
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 _ABSENT_IS_NULL = (
     *("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "replica"),
     *("prefill_replica", "prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns"),
-    *("prefill_replica", "prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns"),
     *("encoder", "encode_begin_ns", "encoded_ns", "encode_landed_ns"),
     *("loaded_tokens", "loads_under_way", "stores_under_way"),  # of iterations, on replicas without tiers
 )
 _WIDE = ("start_ns", "duration_ns", "kv_tokens")  # iteration columns that need more than 32 bits
 _TEXTS = {"what": metrics.TRANSFER_NAMES, "source": metrics.PLACES, "destination": metrics.PLACES}
 """Columns of transfers that are text."""
-_TRANSFERS = "kv_transfers.parquet"
+TRANSFERS = "kv_transfers.parquet"
+_ALWAYS = {"requests.parquet": "status", "iterations.parquet": "duration_ns", TRANSFERS: "what"}
+"""A column that each file of a run has."""
 _STATUS_CODES = {name: code for code, name in enumerate(metrics.STATUS_NAMES)}
 
 
@@ -108,6 +110,7 @@ class StoredColumns:
     reasons: tuple[str, ...]
     meta: Mapping[str, Any]
     folder: Path
+    files: Sequence[str]
 
     def iterations(self) -> Mapping[str, NDArray[Any]]:
         parts = list(self.iteration_blocks())
@@ -116,7 +119,8 @@ class StoredColumns:
     def iteration_blocks(self) -> Iterator[Mapping[str, NDArray[Any]]]:
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(self.folder / "iterations.parquet") as file:
+        path = self.folder / "iterations.parquet"
+        with reading(path), pq.ParquetFile(path) as file:
             for row_group in range(file.num_row_groups):
                 part = file.read_row_group(row_group)
                 yield {name: part.column(name).fill_null(-1).to_numpy() for name in part.column_names}
@@ -124,15 +128,17 @@ class StoredColumns:
     def transfers(self) -> Mapping[str, NDArray[Any]] | None:
         import pyarrow.parquet as pq
 
-        if not (self.folder / _TRANSFERS).is_file():
+        if TRANSFERS not in self.files:
             return None
-        table = pq.read_table(self.folder / _TRANSFERS)
-        return {
-            name: np.array([_TEXTS[name].index(text) for text in table.column(name).to_pylist()], np.int8)
-            if name in _TEXTS
-            else table.column(name).to_numpy()
-            for name in table.column_names
-        }
+        path = self.folder / TRANSFERS
+        with reading(path):
+            table = pq.read_table(path)
+            return {
+                name: np.array([_TEXTS[name].index(text) for text in table.column(name).to_pylist()], np.int8)
+                if name in _TEXTS
+                else table.column(name).to_numpy()
+                for name in table.column_names
+            }
 
     def itl_blocks(self) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         return (self.itl(),)
@@ -141,30 +147,48 @@ class StoredColumns:
         raise ValueError("gaps between tokens are not stored in a results folder; simulate its scenario again")
 
 
-def stored_columns(folder: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> StoredColumns:
-    """The columns that are stored in the results *folder*."""
+def stored_columns(
+    folder: Path, files: Sequence[str], manifest: Mapping[str, Any], summary: Mapping[str, Any]
+) -> StoredColumns:
+    """The columns that are stored in the *files* of the results *folder*; OutputError where one is missing or damaged."""
+    for name in _ALWAYS:
+        if name in files:
+            _check(folder / name)
+    requests, reasons = _read_requests(folder / "requests.parquet")
+    meta = {"kv_blocks_total": manifest.get("kv_blocks_total", []), "wall_s": summary.get("wall_s")}
+    return StoredColumns(requests=requests, reasons=reasons, meta=meta, folder=folder, files=files)
+
+
+def _read_requests(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
+    """The columns of requests, and the reasons that their column of reasons counts in."""
     import pyarrow.parquet as pq
 
-    table = pq.read_table(folder / "requests.parquet")
     requests: dict[str, NDArray[Any]] = {}
     reasons: tuple[str, ...] = ()
-    for name in table.column_names:
-        column = table.column(name)
-        if name == "status":
-            codes = [_STATUS_CODES[text] for text in column.to_pylist()]
-            requests[name] = np.array(codes, dtype=np.int8)
-        elif name == "reason":
-            texts = column.to_pylist()
-            reasons = tuple(dict.fromkeys(text for text in texts if text is not None))
-            codes = {None: -1} | {text: code for code, text in enumerate(reasons)}
-            requests[name] = np.array([codes[text] for text in texts], dtype=np.int64)
-        else:
-            requests[name] = column.fill_null(-1).to_numpy()
-    for name in ("iterations.parquet", _TRANSFERS):
-        if (folder / name).is_file():
-            pq.read_metadata(folder / name)  # a damaged file is found at once
-    meta = {"kv_blocks_total": manifest.get("kv_blocks_total", []), "wall_s": summary.get("wall_s")}
-    return StoredColumns(requests=requests, reasons=reasons, meta=meta, folder=folder)
+    with reading(path):
+        table = pq.read_table(path)
+        for name in table.column_names:
+            column = table.column(name)
+            if name == "status":
+                codes = [_STATUS_CODES[text] for text in column.to_pylist()]
+                requests[name] = np.array(codes, dtype=np.int8)
+            elif name == "reason":
+                texts = column.to_pylist()
+                reasons = tuple(dict.fromkeys(text for text in texts if text is not None))
+                codes = {None: -1} | {text: code for code, text in enumerate(reasons)}
+                requests[name] = np.array([codes[text] for text in texts], dtype=np.int64)
+            else:
+                requests[name] = column.fill_null(-1).to_numpy()
+    return requests, reasons
+
+
+def _check(path: Path) -> None:
+    """OutputError where *path* is not a file of a run: found at once, and not when its rows are asked for."""
+    import pyarrow.parquet as pq
+
+    with reading(path):
+        if (column := _ALWAYS[path.name]) not in pq.read_schema(path).names:
+            raise ValueError(f"it has no column {column}")
 
 
 def _number_column(values: NDArray[Any], absent: NDArray[np.bool_] | None = None) -> pa.Array:

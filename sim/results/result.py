@@ -16,8 +16,8 @@ import sim.metrics as metrics
 from sim.errors import OutputError
 from sim.protocols import Figures, protocol
 from sim.results.costs import costs_of
-from sim.results.folder import FILES, read_json, staging, write_json
-from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
+from sim.results.folder import DATA, read_json, staging, write_json
+from sim.results.parquet import TRANSFERS, iteration_table, request_table, stored_columns, transfer_table, write_parquet
 from sim.results.trust import trusted
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
 
@@ -150,15 +150,16 @@ class Result:
         summary = self.__dict__.setdefault("summary", kept.summary)
         write_json(folder / "summary.json", summary)
         pools = [int(blocks) for blocks in self.columns.meta["kv_blocks_total"]]
-        manifest = {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
+        transfers = metrics.transfers_of(kept.columns)
+        files = [*DATA, TRANSFERS] if transfers is not None else [*DATA]
+        manifest = {"format": FORMAT, **self.manifest, "files": files, "slo": self.slo, "kv_blocks_total": pools}
         if summary["speculation"] is not None:
             manifest["speculation"] = summary["speculation"]
         write_json(folder / "manifest.json", manifest)
         write_parquet([request_table(self.columns)], folder / "requests.parquet")
         write_parquet(map(iteration_table, kept.columns.iteration_blocks()), folder / "iterations.parquet")
-        transfers = metrics.transfers_of(kept.columns)
         if transfers is not None:
-            write_parquet([transfer_table(transfers)], folder / "kv_transfers.parquet")
+            write_parquet([transfer_table(transfers)], folder / TRANSFERS)
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -182,15 +183,20 @@ class Result:
         folder = Path(folder)
         if not folder.is_dir():
             raise OutputError(f"{folder} is not a folder; give the folder that `rooftrace run` wrote")
-        missing = [name for name in FILES[:4] if not (folder / name).is_file()]
-        if missing:
-            raise OutputError(f"{folder} is not a results folder: {', '.join(missing)} is missing")
-        manifest = read_json(folder / "manifest.json")
-        found = manifest.pop("format", None)
+        if not (folder / "manifest.json").is_file():
+            raise OutputError(f"{folder} is not a results folder: manifest.json is missing")
+        manifest = read_json(folder / "manifest.json", "format")
+        found = manifest.pop("format")
         if found != FORMAT:
             raise OutputError(f"{folder} has results of format {found!r}; this version reads {FORMAT!r}: run it again")
-        summary = read_json(folder / "summary.json")
-        columns = stored_columns(folder, manifest, summary)
+        # Manifests of older versions do not say which files belong to them.
+        files = manifest.get("files", [*DATA, TRANSFERS] if (folder / TRANSFERS).is_file() else [*DATA])
+        missing = [name for name in files if not (folder / name).is_file()]
+        if missing:
+            are = "are" if len(missing) > 1 else "is"
+            raise OutputError(f"{folder} is not complete: {', '.join(missing)} {are} missing; run again what wrote it")
+        summary = read_json(folder / "summary.json", "requests")
+        columns = stored_columns(folder, files, manifest, summary)
         result = cls(columns, manifest=manifest, slo=manifest.get("slo"))
         result.__dict__["summary"] = summary
         return result

@@ -45,7 +45,7 @@ def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         "tpot_s": "TPOT (per later token)",
         "itl_s": "ITL (token gap)",
         "e2el_s": "E2EL (whole request)",
-        "queue_s": "Queue (before work starts)",
+        "queue_s": "Queue (encoding is in it)" if "encode" in summary else "Queue (before work starts)",
     }
     return [
         (name, ["-" if summary[key][head] is None else seconds_text(summary[key][head]) for head in LATENCY_HEADS])
@@ -195,11 +195,12 @@ _RIVER = 30
 def _encode(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not found or not found["requests"]:
         return []
-    queued, encoded, sent = (seconds_text(stage["mean"]) for stage in found["stages"].values())
+    queued, encoded, sent, *again = (seconds_text(stage["mean"]) for stage in found["stages"].values())
+    then = f", then queued for {again[0]}" if again else ""  # results of older versions do not say it
     return [
         (
             "Encoded",
-            f"{found['requests']:,} requests, queued for {queued} on average, encoded in {encoded}, sent in {sent}",
+            f"{found['requests']:,} requests, queued for {queued} on average, encoded in {encoded}, sent in {sent}{then}",
         )
     ]
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
+from policies.eviction import foresees
 from sim.scenario import named
 from sim.scenario.section import Named, Policy
 
@@ -35,12 +36,18 @@ class BuiltIn(Policy):
         return named.policy(self.policy, settings, self.table, key=key, method=self.method)
 
     @classmethod
+    def offers(cls, policy: Any) -> bool:
+        """Whether the class *policy* of the table may be chosen here."""
+        return True
+
+    @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        offered = {name: path for name, path in cls.table.items() if cls.offers(named.load(path))}
         # Those that need no settings; of a wrapper's, `inner` is one.
-        loaded = {name: named.parameters(named.load(path)) for name, path in cls.table.items()}
+        loaded = {name: named.parameters(named.load(path)) for name, path in offered.items()}
         alone = [name for name, settings in loaded.items() if not any(needed for _, needed in settings.values())]
         again = handler(core_schema.definition_reference_schema(cast("str", schema.get("ref"))))
-        options = _options("policy", cls.table, again)
+        options = _options("policy", offered, again)
         return {"anyOf": [{"type": "string", "enum": alone}, _OWN, *options, _OWN_WITH_SETTINGS]}
 
 
@@ -54,6 +61,13 @@ class Router(BuiltIn):
 
 class Eviction(BuiltIn):
     table, method = named.EVICTIONS, "rank"
+
+
+class TierEviction(Eviction):
+    @classmethod
+    def offers(cls, policy: Any) -> bool:
+        # A tier is not told which request looks for its blocks next (`sim.engine.tiers.TierSpec`).
+        return not foresees(policy)
 
 
 class Control(BuiltIn):

@@ -214,9 +214,7 @@ _MISPLACED = {
     **dict.fromkeys(_OF_FILES, "{name} is about reading a trace, and {source}; leave it out"),
 }
 """Errors about some settings that are given beside a source that does not take them."""
-_TOO_MUCH = (
-    "{source}, so {names} cannot be given too; leave out one or replace the whole section (--set 'workload={{...}}')"
-)
+_TOO_MUCH = "{source}, so {names} cannot be given too; leave out one or replace the whole section (--set 'workload={{{whole}}}')"
 _ONE_AMOUNT = "give requests or duration_s, one of the two"
 _NO_SOURCE = (
     "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, or arrivals, prompt_tokens, "
@@ -249,8 +247,8 @@ class Workload(Section):
     """Leave out rows with neither prompt nor output tokens."""
     columns: dict[str, Annotated[str, Field(min_length=1)]] | None = None
     """The column of each field of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
-    end, duration, max_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON. Behind the
-    column of a time, `:ms` says its unit and `:%d.%m.%Y %H:%M:%S` how its dates are written."""
+    end, duration, max_tokens, encoder_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON.
+    Behind the column of a time, `:ms` says its unit and `:%d.%m.%Y %H:%M:%S` how its dates are written."""
     missing_output: MissingOutput | None = None
     """The fate of requests of an exported trace without an output length: left out (drop, as where nothing is said), given as
     many tokens as their client allowed (max_tokens), or lengths drawn from those of the others (draw)."""
@@ -304,7 +302,9 @@ class Workload(Section):
             each for each in (*given, *self.about_files()) if each not in (name, *source.needs, *source.takes)
         ]:
             told = _MISPLACED.get(misplaced[0], _TOO_MUCH)
-            raise ValueError(told.format(source=source.says, name=misplaced[0], names=" and ".join(misplaced)))
+            whole = f"trace: {self.trace}" if name == "trace" else "..."
+            names = " and ".join(misplaced)
+            raise ValueError(told.format(source=source.says, name=misplaced[0], names=names, whole=whole))
         missing = [each for each in source.needs if each not in given]
         if source is _DRAWN:
             amounts = [each for each in _AMOUNTS if each in given]

@@ -40,8 +40,13 @@ SCHEDULERS: Mapping[str, str] = {
     "keep_slo": "policies.classes:KeepSlo",
     **{name: each.policy for stack in stacks().values() for name, each in stack.schedulers.items()},
 }
-SOUGHT: Mapping[str, str] = {name: now for stack in stacks().values() for name, now in stack.renamed.items()}
-"""Names that one may look for."""
+SOUGHT: Mapping[str, str] = {
+    **{name: now for stack in stacks().values() for name, now in stack.renamed.items()},
+    **dict.fromkeys(("hpa", "horizontal_pod_autoscaler", "horizontalpodautoscaler"), "target_tracking"),
+    **dict.fromkeys(("keda", "scaled_object", "scaledobject"), "concurrency"),
+    "kpa": "knative",
+}
+"""Names that one may look for, and the policy of the same rule: Kubernetes' names of autoscalers among them."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
 AUTO_VALUE = "auto"
@@ -138,8 +143,8 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     """
     if name in table:
         factory = load(table[name])
-    elif name in SOUGHT and SOUGHT[name] in table:
-        raise ScenarioError(f"{key}: {name!r} is called {SOUGHT[name]}")
+    elif (now := SOUGHT.get(name.lower())) in table:
+        raise ScenarioError(f"{key}: {name!r} is called {now} here; did you mean {now}?")
     elif ":" not in name:
         raise ScenarioError(unknown(f"{key}: {name!r} is not a policy", name, [*table, "package.module:Class"]))
     else:
@@ -221,6 +226,13 @@ def layers(policy: Any) -> Iterator[Any]:
         policy = getattr(policy, INNER, None)
 
 
+def innermost(policy: Any, settings: Mapping[str, Any], key: str, holds: Callable[[Any], bool]) -> tuple[str, str]:
+    """The dotted key and the name of the innermost of *policy* and those that it wraps for which *holds*, or of *policy* itself."""
+    pairs = list(zip(layers(policy), chain(settings, key), strict=False))
+    _, (at, own) = next((pair for pair in reversed(pairs) if holds(pair[0])), pairs[0])
+    return at, str(own["policy"])
+
+
 def limit_of(scheduler: Any, names: tuple[str, ...]) -> int | None:
     """The smallest that *scheduler*, or one that it wraps, sets of these; None where none does."""
     found = [getattr(each, name, None) for each in layers(scheduler) for name in names]
@@ -287,8 +299,15 @@ def make(
             raise ScenarioError(f"{key}.{setting} is missing; {name} needs it")
     try:
         return factory(**values)
-    except (ValueError, TypeError) as error:
-        raise ScenarioError(f"{key}: {error}") from error
+    except Exception as error:
+        if ":" in name:
+            # A class or function of the user's own may fail in any way.
+            given = f" with {shown(dict(settings))}" if settings else ""
+            said = " ".join(str(error).split())
+            raise ScenarioError(f"{key}: {name} failed{given}: {type(error).__name__}: {said}") from error
+        if isinstance(error, ValueError | TypeError):
+            raise ScenarioError(f"{key}: {error}") from error
+        raise
 
 
 def parameters(factory: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sim.engine.record.columns import TierKind
 from sim.engine.tiers.links import Slowdown, not_at_once
-from sim.scenario.chosen import Eviction
+from sim.scenario.chosen import TierEviction
 from sim.scenario.section import Section
 
 _Rate = Annotated[float, Field(gt=0)]
@@ -54,7 +54,7 @@ class Tier(Section):
     write: Literal["through", "eviction"] = "through"
     """`through`: prompt blocks are written when they have been computed, as vLLM's offloading and LMCache do; `eviction`: when the
     device, or the tier before this one, gives them up."""
-    eviction: Eviction | None = None
+    eviction: TierEviction | None = None
     """Which of its blocks go first when new ones are written; where it is left out, the least recently used ones."""
     min_load_tokens: Annotated[int, Field(ge=0)] = 0
     """A load that would gain fewer tokens is left out."""
@@ -86,7 +86,12 @@ class Tier(Section):
             raise ValueError(f"a tier of kind {self.kind} needs gib, its size in GiB")
         for name, kinds in _ONLY_OF.items():
             if self.kind not in kinds and name in self.model_fields_set:
+                peers = (
+                    ", the host memory of other replicas, whose own tier of kind host says it"
+                    if self.kind == "peer"
+                    else ""
+                )
                 raise ValueError(
-                    f"{name} is a setting of tiers of kind {' and '.join(kinds)}; leave it out of one of kind {self.kind}"
+                    f"{name} is of a tier of kind {' or '.join(kinds)}; leave it out of this {self.kind}{peers}"
                 )
         return self

@@ -132,6 +132,11 @@ def _own(asked: Policy, seed: int) -> workloads.Workload:
     made = named.make(factory, {**seeded, **asked.settings}, key=key, name=name)
     if not isinstance(made, workloads.Workload):
         raise ScenarioError(f"{key}: {name} makes a Workload (`workloads.Workload`); got {shown(made)}")
+    if not made.prompt_tokens.all():
+        row = int(np.argmin(made.prompt_tokens))
+        raise ScenarioError(
+            f"{key}: {name} makes request {row} with a prompt of 0 tokens; every prompt has one at least"
+        )
     return made
 
 

@@ -129,14 +129,18 @@ def _most_connections(limits: Limits) -> int:
     return limits.connections if may == resource.RLIM_INFINITY else max(1, min(limits.connections, may - _OWN_FILES))
 
 
-def _short_of_files(warn: Callable[[str], None]) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+def _short_of_files(
+    listening: socket.socket, warn: Callable[[str], None]
+) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
     """Says once in a while that connections wait because the process or the machine can open no more files; asyncio takes them
-    when some have been closed."""
+    a second later. Where the endpoint has stopped by then, *listening* is closed, which asyncio does not look for."""
     warned_s = -_WARN_EVERY_S
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         nonlocal warned_s
         error = context.get("exception")
+        if isinstance(error, ValueError) and listening.fileno() < 0:
+            return
         if not isinstance(error, OSError) or error.errno not in _OUT_OF_FILES:
             loop.default_exception_handler(context)
         elif time.monotonic() - warned_s >= _WARN_EVERY_S:
@@ -210,7 +214,7 @@ async def _serve(endpoint: Endpoint, listening: socket.socket, started: Callable
 
     pacing.add_done_callback(ended)
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_short_of_files(session.pacer.warn))
+    loop.set_exception_handler(_short_of_files(listening, session.pacer.warn))
     started(lambda: loop.call_soon_threadsafe(server.stop) and None)
     try:
         await server.serve(sockets=[listening])

@@ -187,7 +187,9 @@ def axis_values(given: Any, key: str) -> list[Any]:
         if found:
             return _range(*found.groups(), key=key)
         if _SEXAGESIMAL.search(given):
-            raise RooftraceError(f"axis {key}: {given!r} is neither a list with commas nor one range FROM:TO:COUNT")
+            raise RooftraceError(
+                f"axis {key}: {given!r} is neither a list with commas nor one range FROM:TO:COUNT, such as 1:4:4"
+            )
         given = parse_yaml(f"[{given}]", f"axis {key}")
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
         given = [given]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import OutputError, RooftraceError
+from sim.results import reading
 from sim.scenario import Scenario
 from sim.scenario.assembly.manifest import versions
 from sim.study.backends import Backend, Cluster, Inline, Processes
@@ -48,26 +49,33 @@ class SweepResult:
         self.folder = Path(folder)
         try:
             self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            found = self.manifest.get("format")
+        except (OSError, ValueError, RecursionError, AttributeError):
             raise OutputError(f"{folder} is not the folder of a sweep: it has no readable manifest.json") from None
-        if self.manifest.get("format") != FORMAT:
-            raise OutputError(f"{folder} is not the folder of a sweep: its manifest says {self.manifest.get('format')}")
+        if found != FORMAT:
+            raise OutputError(f"{folder} is not the folder of a sweep: its manifest says {found}")
         if self.manifest.get("counts") is None:
             raise OutputError(f"{folder} holds an unfinished sweep; the same `rooftrace sweep` command goes on with it")
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
         """One row a point."""
-        import pandas as pd
-
-        return pd.read_parquet(self.folder / "results.parquet")
+        return self._table("results.parquet", "replications")
 
     @functools.cached_property
     def runs(self) -> pd.DataFrame:
         """One row a run, as it came out: no mean, and no verdict in the place of a value."""
+        return self._table("runs.parquet", "run_seed")
+
+    def _table(self, name: str, always: str) -> pd.DataFrame:
+        """The table in the file *name*; OutputError where it is missing, damaged, or without a column that it *always* has."""
         import pandas as pd
 
-        return pd.read_parquet(self.folder / "runs.parquet")
+        with reading(self.folder / name):
+            table = pd.read_parquet(self.folder / name)
+            if always not in table:
+                raise ValueError(f"it has no column {always}")
+            return table
 
     def summaries(self) -> Iterator[list[Mapping[str, Any] | None]]:
         """The summaries of the runs of each point, in the order of `table`; None for a run that failed."""
@@ -105,7 +113,7 @@ class SweepResult:
 
     def failures(self, n: int = 20) -> list[dict[str, str]]:
         """The first *n* failed runs: their axes' values, `run_seed` and `error`."""
-        return list(read_failures(self.folder / "failures.csv", n))
+        return read_failures(self.folder / "failures.csv", n) if self.counts["failed"] else []
 
     def __repr__(self) -> str:
         counts = self.counts
@@ -193,7 +201,9 @@ def _figure(name: str, value: Any, *, width: bool = False) -> str:
 def _text(value: Any) -> str:
     if _absent(value):
         return "-"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:,.4g}"
 
 
 def sweep(

@@ -8,11 +8,12 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.results import reading
 from sim.study.notes import Noted, Notes
 from sim.study.points import Point, Run, Sweep
 from sim.study.statistics import LEVEL, alike, mean_interval
@@ -281,9 +282,10 @@ def _failures(path: Path, axes: Sequence[str]) -> Iterator[Callable[[Mapping[str
         path.unlink()
 
 
-def read_failures(path: Path, n: int) -> Iterable[dict[str, str]]:
-    """The first *n* failed runs listed in *path*; none where there is no such file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [row for row, _ in zip(csv.DictReader(file), range(n), strict=False)]
+def read_failures(path: Path, n: int) -> list[dict[str, str]]:
+    """The first *n* failed runs listed in *path*; OutputError where it is missing or damaged."""
+    with reading(path), path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        if "error" not in (rows.fieldnames or ()):
+            raise ValueError("it has no column error")
+        return list(itertools.islice(rows, n))

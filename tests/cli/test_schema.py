@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from sim.cli import build_app
 from sim.placement.scenario import describe_schema
 from sim.scenario import Scenario
+from sim.scenario.assembly import resolve
 from sim.scenario.settings import DEFAULT_SCENARIO
 from sim.scenario.yaml import parse_yaml
 
@@ -91,6 +92,31 @@ def test_the_schema_accepts_the_default_and_what_a_manifest_holds():
 )
 def test_the_schema_refuses_what_the_scenario_refuses(text):
     assert not accepts(SCHEMA, parse_yaml(text, "bad"))
+
+
+OFFERED = {
+    "Scheduler": "scheduler: NAME",
+    "Router": "replicas: 2\nrouter: NAME",
+    "Eviction": "memory: {prefix_caching: true, eviction: NAME}",
+    "TierEviction": "memory: {prefix_caching: true, tiers: [{kind: host, gib: 1, eviction: NAME}]}",
+    "Control": "autoscale: {policy: NAME, max: 2}",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        pytest.param(text, name, id=f"{kind}: {name}")
+        for kind, text in OFFERED.items()
+        for name in SCHEMA["$defs"][kind]["anyOf"][0]["enum"]
+    ],
+)
+def test_what_the_schema_offers_by_a_name_alone_can_be_run(text, name):
+    resolve(
+        Scenario.from_mapping(
+            parse_yaml(f"workload: {{trace: conversation, limit: 2}}\n{text.replace('NAME', name)}", "a")
+        )
+    )
 
 
 def test_settings_are_described_and_defaults_given():

@@ -92,12 +92,18 @@ def test_a_signal_is_answered_by_one_sentence(monkeypatch, tmp_path, asked, wher
 )  # fmt: skip
 def test_sigterm_ends_processes_in_the_middle_of_their_work(tmp_path, asked):
     start = "from sim.cli import main; main()"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", start, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env=environment, start_new_session=True,
     ) as process:  # fmt: skip
-        time.sleep(15)
+        # It has begun when it says where it listens, or has made its folder, however long that takes.
+        assert process.stdout is not None
+        if asked[0] == "serve":
+            assert process.stdout.readline()
+        while asked[0] != "serve" and process.poll() is None and not any(tmp_path.rglob("*")):
+            time.sleep(0.05)
+        time.sleep(5)
         assert process.poll() is None
         begun = time.monotonic()
         process.terminate()

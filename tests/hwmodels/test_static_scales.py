@@ -12,9 +12,11 @@ from hwmodels.device import load_device
 from hwmodels.gpu import gemm_seconds
 from hwmodels.model import load_model
 from hwmodels.totals import Totals
+from sim.errors import ScenarioError
 from sim.scenario import Scenario
-from sim.scenario.assembly import deployment_of
+from sim.scenario.assembly import deployment_of, resolve
 
+FEW = {"arrivals": {"process": "poisson", "rate_per_s": 1}, "requests": 2, "prompt_tokens": 10, "output_tokens": 2}
 SHAPES = [(n, k) for n in (1024, 8192, 28672) for k in (1024, 8192, 28672)]
 
 
@@ -78,3 +80,19 @@ def test_fp8_behind_tensorrt_llm_is_what_its_checkpoints_are():
         for stack in ("trtllm", "vllm")
     }
     assert (found["trtllm"].mlp_precision, found["vllm"].mlp_precision) == ("fp8_static", "fp8")
+
+
+@pytest.mark.parametrize("cost_model", ["calibrated", "roofline"])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.1-405b", "mixtral-8x7b"])
+@pytest.mark.parametrize("device", ["a100-80gb-sxm", "h100-sxm", "l40s", "rtx-pro-6000", "v100-32"])
+def test_whoever_asks_for_fp8_is_answered_in_that_word(device, model, cost_model):
+    """Not with the format that it stands for behind TensorRT-LLM."""
+    asked = Scenario(
+        model=model, hardware=device, precision="fp8", serving_stack="trtllm", cost_model=cost_model, workload=FEW
+    )
+    try:
+        said = resolve(asked).manifest["notes"]
+    except ScenarioError as error:
+        said = [str(error)]
+        assert "fp8 with static scales" in said[0]
+    assert not any("fp8_static" in each for each in said)

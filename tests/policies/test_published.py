@@ -118,7 +118,7 @@ def test_fastertransformer_lets_nobody_in_until_all_have_left() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("vllm-v1", {}, "scheduler: 'vllm-v1' is called vllm"),
+        ("vllm-v1", {}, "scheduler: 'vllm-v1' is called vllm here; did you mean vllm?"),
         ("vllm", {"max_sequences": 3}, "scheduler.max_sequences is not a setting of vllm; did you mean max_num_seqs?"),
         ("vllm", {"max_num_partial_prefills": 2}, "release 0.32.0 has it no more; long_prefill_token_threshold limits"),
         ("vllm", {"token_budget": 2}, "it is max_num_batched_tokens here; token_budget is sarathi's"),

@@ -1,11 +1,13 @@
 """Rates by position behind published curves of mean acceptance lengths."""
 
 import csv
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from policies.acceptance import CURVES, Curve, published
+from policies.acceptance import CURVES, PUBLISHED, Curve, published
+from policies.decoding import Method
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
@@ -40,7 +42,9 @@ def test_the_source_says_how_far_lengths_of_the_rates_are_off(name):
 
 def test_a_curve_that_some_rates_have_gives_these_rates_back():
     lengths = (1.8, 1.8 + 0.8 * 0.6, 1.8 + 0.8 * 0.6 + 0.8 * 0.6 * 0.5)
-    assert Curve(lengths=lengths, source="here").published().rates == pytest.approx((0.8, 0.6, 0.5))
+    assert Curve(lengths=lengths, model="toy", method="mtp", source="here").published().rates == pytest.approx(
+        (0.8, 0.6, 0.5)
+    )
 
 
 def test_curves_are_those_of_the_table(shared):
@@ -54,11 +58,46 @@ def test_curves_are_those_of_the_table(shared):
     assert ours == {key: tuple(lengths) for key, lengths in found.items()}
 
 
-def test_a_scenario_takes_a_curve_by_name_up_to_its_longest_draft():
-    def with_k(k):
-        decoding = {"method": "mtp", "num_speculative_tokens": k, "acceptance": {"published": "glm-5.2-mtp-thinking"}}
-        return Scenario(model="deepseek-v3", hardware="h200", parallel={"tensor": 8}, decoding=decoding)
+def decoded(published, method="mtp", k=3, model="deepseek-v3", **settings):
+    decoding = {"method": method, "num_speculative_tokens": k, "acceptance": {"published": published}, **settings}
+    return Scenario(model=model, hardware="h200", parallel={"tensor": 8}, decoding=decoding)
 
-    assert resolve(with_k(3)).manifest["decoding"]["mean_length"] == {"3": pytest.approx(2.99, abs=0.02)}
-    with pytest.raises(RooftraceError, match="k = 9 drafts more positions than the 8 that have a rate"):
-        resolve(with_k(9))
+
+def test_a_scenario_takes_a_curve_by_name_up_to_its_longest_draft():
+    made = resolve(decoded("glm-5.2-mtp-thinking"))
+    assert made.manifest["decoding"]["mean_length"] == {"3": pytest.approx(2.99, abs=0.02)}
+    with pytest.raises(RooftraceError) as refused:
+        resolve(decoded("glm-5.2-mtp-thinking", k=9))
+    assert (
+        "decoding.num_speculative_tokens drafts 9 tokens a round, and decoding.acceptance.published: glm-5.2-mtp-thinking says "
+        "nothing beyond the first 8; draft at most 8" in str(refused.value)
+    )
+
+
+def test_every_curve_names_a_model_and_a_method_of_which_it_is():
+    for name, curve in {**CURVES, **PUBLISHED}.items():
+        assert name.startswith(curve.model)
+        assert curve.method in (*get_args(Method), "dspark")
+
+
+def notes(*given, **settings):
+    return [note for note in resolve(decoded(*given, **settings)).manifest["notes"] if "was measured with" in note]
+
+
+@pytest.mark.parametrize(
+    ("published", "model", "method", "as_measured"),
+    [
+        ("deepseek-v3", "deepseek-v3", "mtp", True),
+        ("deepseek-v3-low", "deepseek-ai/DeepSeek-V3-0324", "mtp", True),
+        ("deepseek-v3", "deepseek-v3.2", "mtp", False),
+        ("deepseek-v3", "deepseek-v3", "eagle", False),
+        ("kimi-k2.5-eagle3", "kimi-k2.5", "eagle", True),
+        ("kimi-k2.5-eagle3", "kimi-k2", "eagle", False),
+        ("glm-5.2-mtp-thinking", "deepseek-v3", "mtp", False),
+    ],
+)
+def test_acceptance_measured_with_another_model_or_method_is_noted(published, model, method, as_measured):
+    draft = {} if method == "mtp" else {"draft": {"cost_ratio": 0.05}}
+    found = notes(published, method, k=1, model=model, **draft)
+    assert bool(found) is not as_measured
+    assert all(f"decoding.acceptance.published: {published} was measured with" in note for note in found)

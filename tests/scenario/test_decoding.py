@@ -70,7 +70,18 @@ def test_without_a_section_decoding_is_autoregressive():
             "unconditional rates cannot rise with the position",
         ),
         (drafted(acceptance={"per_position": [0.5] * 4}), "per_position needs kind: conditional"),
-        (drafted(acceptance={"per_position": [0.5], "kind": "conditional"}), "k = 4 drafts more positions than the 1"),
+        (
+            drafted(acceptance={"per_position": [0.5], "kind": "conditional"}),
+            "decoding.num_speculative_tokens drafts 4 tokens a round, and decoding.acceptance.per_position says nothing beyond the "
+            "first 1; draft at most 1",
+        ),
+        (
+            drafted(
+                num_speculative_tokens=[[1, 4, 1], [5, None, 3]],
+                acceptance={"per_position": [0.5, 0.5], "kind": "conditional"},
+            ),
+            "drafts 3 tokens a round, and decoding.acceptance.per_position says nothing beyond the first 2",
+        ),
         (drafted(acceptance={"mean_length": 5.5}), "lies in [1, k + 1] = [1, 5]; got 5.5"),
         (drafted(acceptance={"mean_length": 0.9}), "lies in [1, k + 1] = [1, 5]; got 0.9"),
         (drafted(acceptance={}), "give exactly one of alpha, per_position, mean_length"),
@@ -108,7 +119,10 @@ def test_without_a_section_decoding_is_autoregressive():
             drafted(acceptance={"distributions": {"target": [0.5, 0.6], "draft": [0.5, 0.5]}}),
             "decoding.acceptance.distributions: target must sum to 1",
         ),
-        (drafted(acceptance={"tree": {"accuracies": [[0.6]], "nodes": 1}}), "method draft_model drafts a chain"),
+        (
+            drafted(num_speculative_tokens=1, acceptance={"tree": {"accuracies": [[0.6]], "nodes": 1}}),
+            "method draft_model drafts a chain",
+        ),
         ({"method": "autoregressive", "num_speculative_tokens": 3}, "method autoregressive drafts nothing"),
         ({"method": "eagle", "num_speculative_tokens": 3}, "method eagle needs acceptance"),
         ({"method": "ngram", "acceptance": {"alpha": 0.3}}, "method ngram needs num_speculative_tokens"),
@@ -305,17 +319,26 @@ def test_a_sequence_holds_slots_for_the_tokens_it_drafts():
     assert most_blocks(num_speculative_tokens=8) == 4
 
 
-def test_adaptive_stays_within_what_the_acceptance_describes(tmp_path):
-    def largest_k(method, acceptance, **settings):
-        section = {"method": method, "num_speculative_tokens": "adaptive", "acceptance": acceptance, **settings}
-        return max(k for _, _, k in resolve(scenario(section)).experiment.replicas[0].decoding.table)
-
-    free = {"draft": {"step_s": 0.0}}
+def test_adaptive_stays_within_what_the_acceptance_describes_and_says_so(tmp_path):
     file = tmp_path / "acceptance.csv"
     file.write_text("request,round,accepted\n" + "".join(f"0,{r},3\n" for r in range(59)))
-    assert largest_k("medusa", {"tree": {"accuracies": [[0.9], [0.9]], "nodes": 2}}) == 2
-    assert largest_k("eagle", {"per_position": [0.9, 0.9, 0.9], "kind": "conditional"}, **free) == 3
-    assert largest_k("eagle", {"recorded": str(file), "recorded_k": 3}, **free) == 3
+    target, free = [[0.5, 0.5]] * 3, {"draft": {"step_s": 0.0}}
+    for k, method, acceptance, settings in (
+        (2, "medusa", {"tree": {"accuracies": [[0.9], [0.9]], "nodes": 2}}, {}),
+        (3, "eagle", {"per_position": [0.9, 0.9, 0.9], "kind": "conditional"}, free),
+        (3, "eagle", {"recorded": str(file), "recorded_k": 3}, free),
+        (3, "eagle", {"distributions": {"target": target, "draft": target}}, free),
+        (1, "eagle", {"published": "deepseek-v3"}, free),
+        (8, "eagle", {"published": "kimi-k2.5-eagle3"}, free),
+        (8, "eagle", {"alpha": 0.9}, free),
+    ):
+        section = {"method": method, "num_speculative_tokens": "adaptive", "acceptance": acceptance, **settings}
+        made = resolve(scenario(section))
+        assert max(k for _, _, k in made.experiment.replicas[0].decoding.table) <= k
+        said = [note for note in made.manifest["notes"] if f"adaptive chooses at most {k} drafted token" in note]
+        assert [f"decoding.acceptance.{next(iter(acceptance))}" in note for note in said] == ([True] if k < 8 else [])
+        section["max_speculative_tokens"] = k
+        assert not [note for note in resolve(scenario(section)).manifest["notes"] if "adaptive chooses" in note]
 
 
 def test_adaptive_counts_the_overhead_of_a_speculative_step():
@@ -476,7 +499,7 @@ def test_other_names_of_the_method_are_understood(name):
             {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
             "llama-3.1-8b has no layers for multi-token prediction",
         ),
-        ({"num_speculative_tokens": 2}, DEEPSEEK, "k = 2 drafts more positions than the 1 that have a rate"),
+        ({"num_speculative_tokens": 2}, DEEPSEEK, "acceptance.published: deepseek-v3 says nothing beyond the first 1"),
         (
             {"acceptance": {"published": "deepseek-v4"}},
             DEEPSEEK,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from sim.errors import ScenarioError
-from sim.results import Result, fact_rows
+from sim.results import Result, fact_rows, latency_rows
 from sim.run import simulate
 from sim.scenario import Scenario
 from sim.scenario.assembly import build, resolve
@@ -59,8 +60,15 @@ def test_the_stages_before_the_prompt_are_in_the_summary_and_the_files(tmp_path:
         "queue_s": pytest.approx(passed_s.mean()),
         "encode_s": pytest.approx(0.007 + 864e-5),
         "transfer_s": pytest.approx(864 * 8192e-9 + 1e-4, abs=2e-9),
+        "prompt_queue_s": pytest.approx(result.requests.eval("scheduled_ns - encode_landed_ns")[[0, 2]].mean() * 1e-9),
     }
-    assert "2 requests, queued for" in dict(fact_rows(result.summary))["Encoded"]
+    # The whole time before the prompt is computed is the queue's, and each part of it is told.
+    assert sum(each["mean"] for each in found["stages"].values()) == pytest.approx(
+        result.requests["queue_s"][[0, 2]].mean()
+    )
+    assert "2 requests, queued for" in (told := dict(fact_rows(result.summary))["Encoded"])
+    assert ", then queued for" in told
+    assert dict(latency_rows(result.summary)).keys() >= {"Queue (encoding is in it)"}
     again = Result.load(result.save(tmp_path / "out"))
     assert again.summary == result.summary
     assert again.requests["encoder"].isna().tolist() == [False, True, False]
@@ -79,7 +87,7 @@ def test_every_request_of_a_workload_without_the_column_may_have_as_many_tokens(
 @pytest.mark.parametrize(
     ("encode", "settings", "sentence"),
     [
-        ({}, {}, r"no request has anything to encode; give encode.encoder_tokens, or a trace"),
+        ({}, {}, r"the workload does not say what there is to encode; give encode.encoder_tokens, a trace"),
         ({"encoder_tokens": 1, "router": "prefix"}, {}, "encode: .* asks for more than loads"),
         ({"encoder_tokens": 1}, {"router": {"policy": "prefix", "event_delay_s": 0.1}}, "learns late of machines"),
         ({"encoder_tokens": 1, "router": "best"}, {}, "encode.router: 'best' is not a policy"),
@@ -101,10 +109,27 @@ def test_what_cannot_be_is_refused_in_a_sentence(
 
 
 def test_a_trace_that_says_what_there_is_to_encode_says_it_alone(tmp_path: Path) -> None:
+    both = with_images({**ENCODE, "encoder_tokens": 3}, tmp_path)
     with pytest.raises(ScenarioError, match="the trace says what there is to encode; leave encoder_tokens out"):
-        build(with_images({**ENCODE, "encoder_tokens": 3}, tmp_path))
+        build(both)
     notes = resolve(with_images(None, tmp_path)).manifest["notes"]
     assert any("there is no encode: every prompt is computed at once" in note for note in notes)
+
+
+def test_a_refusal_of_another_trace_has_the_setting_that_lets_it_run(tmp_path: Path) -> None:
+    (tmp_path / "plain.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,70,5\n")
+    (tmp_path / "images.csv").write_text(IMAGES)
+    drawn, recorded = scenario({**ENCODE, "encoder_tokens": 3}, tmp_path), with_images(ENCODE, tmp_path)
+    for asked, trace in ((drawn, "plain.csv"), (drawn, "images.csv"), (recorded, "plain.csv")):
+        told, sets = "", [f"workload.trace={trace}"]
+        for _ in range(3):
+            try:
+                assert len(build(asked.with_set(*sets)).workload) > 0
+            except ScenarioError as error:
+                told = str(error)
+                sets = [*(sets if "--set 'workload=" not in told else ()), re.search(r"--set '?([^')]+)", told)[1]]
+        assert "--set" in told
+        assert len(build(asked.with_set(*sets)).workload) == (1 if trace == "plain.csv" else 3)
 
 
 def test_an_endpoint_does_not_encode() -> None:

@@ -85,6 +85,15 @@ def test_a_control_policy_is_named_as_other_policies_are() -> None:
     assert told.autoscale == scenario(autoscale={"policy": {"policy": "concurrency", "target": 2}, "max": 3}).autoscale
 
 
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("keda", "concurrency"), ("hpa", "target_tracking"), ("HPA", "target_tracking"), ("kpa", "knative")],
+)
+def test_autoscalers_of_kubernetes_are_told_under_which_name_they_are_here(name: str, here: str) -> None:
+    with pytest.raises(ScenarioError, match=f"autoscale.policy: '{name}' is called {here} here; did you mean {here}"):
+        build(scenario(autoscale={"policy": name, "max": 3}))
+
+
 def always_two(seen: object) -> int:
     return 2
 
@@ -149,7 +158,7 @@ def test_a_slow_machine_drafts_as_slowly_as_it_verifies() -> None:
             {"autoscale": {**SCALED, "policy": {"policy": "schedule", "at_s": [9.0], "machines": [1]}}},
             "at_s starts with 0",
         ),
-        ({"autoscale": {**SCALED, "policy": {"policy": "hpa"}}}, "'hpa' is not a policy"),
+        ({"autoscale": {**SCALED, "policy": {"policy": "pid"}}}, "'pid' is not a policy"),
         ({"autoscale": {**SCALED, "policy": {"policy": "concurrency", "targe": 2}}}, "targe is not a setting"),
         ({"autoscale": {**SCALED, "start": "qwen3-32b"}}, "'qwen3-32b' is not a measured start"),
         ({"failures": {"mean_up_s": 5.0}}, "mean_up_s and mean_down_s go together"),

@@ -135,6 +135,14 @@ def test_memory_takes_any_release_as_overheads_do(asked: str, taken: str) -> Non
     assert len(older) == (asked == "0.8")
 
 
+@pytest.mark.parametrize(
+    "release", ["0.13b", "0.13rc", "0.13.", "0..13", "0.13 ", "0.13-", "v0.13", "0.13.x", "latest", "0.13b+"]
+)
+def test_what_is_no_release_is_refused(release: str) -> None:
+    with pytest.raises(ScenarioError, match=r"serving_release.* such as "):
+        resolve(scenario(serving_stack="vllm", serving_release=release))
+
+
 def test_overheads_of_one_release_beside_the_memory_of_another_are_told() -> None:
     def told(memory: dict[str, Any] | None = None, release: str = "0.19.1") -> list[str]:
         asked = {"serving_stack": "vllm", "serving_release": release, "memory": memory or {}}

@@ -67,6 +67,7 @@ def _as_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scenario(**settings: object) -> Scenario:
     own = {"policy": "batches:Batches.drawn", "requests": 24, "size": 4} | settings
+    own = {key: value for key, value in own.items() if value is not None}
     return Scenario.from_mapping({"model": "llama-3.2-1b", "workload": {"generator": own}}, source="my.yaml")
 
 
@@ -137,6 +138,32 @@ def test_limits_classes_and_models_are_put_on_it_as_on_any_other() -> None:
     assert (len(made), made.size, made.models) == (6, 4, ("a", "b"))
     assert made.max_tokens is not None
     assert set(made.max_tokens.tolist()) == {50}
+
+
+def careless(batches, lowest=1, names=("a",)):
+    """A generator as people write them: no types, no checks."""
+    prompts = np.concatenate([np.full(3, lowest) for _ in range(len(batches))]) // {"a": 1}[names[0]]
+    return Batches(prompt_tokens=prompts, output_tokens=np.full(len(prompts), 2), size=max(batches))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batches": 3}, "failed with {'batches': 3}: TypeError: object of type 'int' has no len()"),
+        ({"batches": []}, "failed with {'batches': []}: ValueError: need at least one array to concatenate"),
+        ({"batches": [1], "lowest": "x"}, "'x'}: "),
+        ({"batches": [1], "lowest": -4}, "ValueError: row 0: prompt_tokens"),
+        ({"batches": [1], "names": []}, "'names': []}: IndexError: "),
+        ({"batches": [1], "names": ["b"]}, "'names': ['b']}: KeyError: 'b'"),
+        ({"batches": [1], "lowest": 0}, "makes request 0 with a prompt of 0 tokens; every prompt has one at least"),
+    ],
+)
+def test_what_goes_wrong_in_a_generator_is_told_with_its_key_and_settings(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        workload_of(scenario(policy="batches:careless", requests=None, size=None, **settings))
+    assert str(error.value).startswith("my.yaml: workload.generator: batches:careless ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

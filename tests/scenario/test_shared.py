@@ -87,6 +87,21 @@ def test_a_router_says_what_it_asks_in_vain() -> None:
     assert notes("prefix", "{trace: conversation, limit: 9}", "replicas: 1") == []
 
 
+@pytest.mark.parametrize("wrap", ["shed", "reserve", "session"])
+@pytest.mark.parametrize("inner", ["prefix", "llm_d", "dynamo", "session"])
+def test_a_note_names_the_router_that_asks_and_not_the_one_around_it(wrap: str, inner: str) -> None:
+    settings = {"shed": "", "reserve": "machines: 1, ", "session": ""}[wrap]
+    said = notes(f"{{policy: {wrap}, {settings}inner: {inner}}}", "{trace: conversation, limit: 9}")
+    asked = [inner, "session"] if wrap == "session" != inner else [inner]
+    assert [note.split()[2] for note in said if " asks " in note] == asked
+
+
+def test_blocks_of_an_index_within_another_router_are_refused_by_their_key() -> None:
+    inner = "{policy: prefix, index: approximate, block_tokens: 24}"
+    with pytest.raises(ScenarioError, match=r": router\.inner\.inner\.block_tokens: the trace's ids"):
+        notes(f"{{policy: shed, inner: {{policy: session, inner: {inner}}}}}", f"{{shared_prefix: {LOAD}}}")
+
+
 def test_blocks_of_an_index_that_fit_no_id_are_refused() -> None:
     with pytest.raises(
         ScenarioError, match=r"router\.block_tokens: the trace's ids stand for 16 tokens each and .* for 24"

@@ -94,12 +94,24 @@ REMOTE = {"kind": "remote", "gib": 10.0, "read_gb_per_s": 5.0}
         ({"tiers": [REMOTE, REMOTE]}, "two tiers of kind remote are the store shared; give each a name of its own"),
         (
             {"tiers": [{**HOST, "store": "a"}]},
-            "store is a setting of tiers of kind remote; leave it out of one of kind host",
+            "store is of a tier of kind remote; leave it out of this host",
         ),
-        ({"tiers": [{**DISK, "store_read_gb_per_s": 1.0}]}, "store_read_gb_per_s is a setting of tiers of kind remote"),
-        ({"tiers": [{**HOST, "staged": True}]}, "staged is a setting of tiers of kind disk and remote and peer"),
-        ({"tiers": [HOST, {**PEER, "write": "eviction"}]}, "leave it out of one of kind peer"),
-        ({"tiers": [HOST, {**PEER, "write_gb_per_s": 2.0}]}, "leave it out of one of kind peer"),
+        (
+            {"tiers": [{**DISK, "store_read_gb_per_s": 1.0}]},
+            "store_read_gb_per_s is of a tier of kind remote; leave it out of this disk",
+        ),
+        (
+            {"tiers": [{**HOST, "staged": True}]},
+            "staged is of a tier of kind disk or remote or peer; leave it out of this host",
+        ),
+        (
+            {"tiers": [HOST, {**PEER, "write": "eviction"}]},
+            "leave it out of this peer, the host memory of other replicas",
+        ),
+        (
+            {"tiers": [HOST, {**PEER, "write_gb_per_s": 2.0}]},
+            "leave it out of this peer, the host memory of other replicas",
+        ),
         (
             {"tiers": [{"kind": "host", "gb": 2.0}]},
             r"memory.tiers.0.gb is not a setting; (did you mean gib|valid here: kind, gib)",
@@ -243,7 +255,11 @@ def test_a_tier_evicts_by_the_policy_that_it_names() -> None:
             {**HOST, "eviction": {"policy": "lfu", "tokens": 1}},
             "memory.tiers.0.eviction.tokens is not a setting of lfu",
         ),
-        ({**PEER, "eviction": "lfu"}, "eviction is a setting of tiers of kind host and disk and remote"),
+        (
+            {**PEER, "eviction": "lfu"},
+            "eviction is of a tier of kind host or disk or remote; leave it out of this peer, the host memory of other "
+            "replicas, whose own tier of kind host says it",
+        ),
     ],
 )
 def test_an_eviction_policy_that_a_tier_does_not_have_is_refused_in_a_sentence(

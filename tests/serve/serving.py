@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import httpx
 
 from sim import Scenario
 from sim.serve.app import Endpoint, Limits
@@ -17,6 +21,26 @@ from sim.serve.session import Session
 from sim.serve.setup import names_of, set_up
 from workloads.texts import Approximate, Tokens
 
+Answer = TypeVar("Answer")
+HELD = 1e-7
+"""A speed at which nothing happens while requests come."""
+
+
+def until(what: Callable[[], object], seconds: float = 60.0) -> None:
+    """Returns when *what* is so; for one that never is, the test fails."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def patiently(ask: Callable[[], Answer]) -> Answer:
+    """The answer to *ask*, again where the endpoint closed the connection because the request, from a busy machine, came late."""
+    for _ in range(50):
+        with contextlib.suppress(httpx.TransportError, ConnectionError):
+            return ask()
+    return ask()
+
 
 @dataclass
 class Serving:
@@ -24,6 +48,7 @@ class Serving:
 
     url: str
     endpoint: Endpoint
+    loop: asyncio.AbstractEventLoop
     warnings: list[str] = field(default_factory=list)
     written_late_s: list[float] = field(default_factory=list)
     """Of every write of tokens, how late it was: what `pacer.handed` counts in buckets."""
@@ -31,6 +56,17 @@ class Serving:
     @property
     def session(self) -> Session:
         return self.endpoint.session
+
+    def run_on(self, speed: float) -> None:
+        """Simulated time, which hardly passes at `HELD` so that everybody comes at its beginning whatever the machine, begins
+        anew at *speed*."""
+
+        def change() -> None:
+            self.session.pacer.speed = speed
+            self.session.pacer.start()
+            self.session.pacer.ring()
+
+        self.loop.call_soon_threadsafe(change)
 
     def results(self, folder: Path) -> Any:
         """The results of all that came, written into *folder*; once it is stopped."""
@@ -67,10 +103,12 @@ def serving(
     listening = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     up, stops, errors = threading.Event(), list[Callable[[], None]](), list[BaseException]()
+    loops: list[asyncio.AbstractEventLoop] = []
 
     def run() -> None:
         def started(stop: Callable[[], None]) -> None:
             stops.append(stop)
+            loops.append(asyncio.get_running_loop())
             up.set()
 
         try:
@@ -84,7 +122,7 @@ def serving(
     try:
         assert up.wait(60)
         if not errors:
-            yield Serving(url, endpoint, warnings, late_s)
+            yield Serving(url, endpoint, loops[0], warnings, late_s)
     finally:
         for stop in stops:
             with contextlib.suppress(RuntimeError):

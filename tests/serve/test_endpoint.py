@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from sim.serve.filler import WORDS  # noqa: E402
 from sim.serve.script import Fault, Script, read_script  # noqa: E402
 from sim.serve.session import Session  # noqa: E402
 from sim.serve.setup import set_up  # noqa: E402
-from tests.serve.serving import Serving, serving  # noqa: E402
+from tests.serve.serving import HELD, Serving, patiently, serving, until  # noqa: E402
 from workloads.texts import Approximate, digests  # noqa: E402
 
 
@@ -163,7 +163,7 @@ def test_models_and_tokens_are_told(at: Serving) -> None:
 
 
 def test_more_streams_than_allowed_are_told_to_come_again(at: Serving) -> None:
-    long = {"prompt": "a", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+    long = {"prompt": "a", "max_tokens": 120_000, "ignore_eos": True, "stream": True}
     with httpx.Client(timeout=30) as client:
         opened = [
             client.send(client.build_request("POST", f"{at.url}/v1/completions", json=long), stream=True)
@@ -178,13 +178,6 @@ def test_more_streams_than_allowed_are_told_to_come_again(at: Serving) -> None:
             for response in opened:
                 response.close()
     until(lambda: post(at, prompt="a", max_tokens=1).status_code == 200)
-
-
-def until(what: Any, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def metrics(at: Serving) -> dict[str, float]:
@@ -225,7 +218,7 @@ def test_a_session_is_a_results_folder_and_its_arrivals_give_the_same_run(tmp_pa
         with (
             httpx.Client(timeout=30) as client,
             client.stream(
-                "POST", f"{at.url}/v1/completions", json={"prompt": "x", "max_tokens": 9000, "stream": True}
+                "POST", f"{at.url}/v1/completions", json={"prompt": "x", "max_tokens": 120_000, "stream": True}
             ) as gone,
         ):
             next(gone.iter_lines())
@@ -263,8 +256,14 @@ def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> 
     with serving(limits=Limits(head_s=0.2, head_bytes=20_000)) as at:
         host, port = at.url.removeprefix("http://").split(":")
 
+        def answered(there: socket.socket) -> socket.socket:
+            there.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            if not there.recv(1000).startswith(b"HTTP/1.1 200"):
+                raise ConnectionError
+            return there
+
         def closed(there: socket.socket) -> bool:
-            there.settimeout(10)
+            there.settimeout(60)
             with contextlib.suppress(ConnectionError):
                 while there.recv(1000):
                     pass
@@ -272,9 +271,7 @@ def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> 
 
         with socket.create_connection((host, int(port))) as idle:
             assert closed(idle)
-        with socket.create_connection((host, int(port))) as endless:
-            endless.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert endless.recv(1000).startswith(b"HTTP/1.1 200")
+        with patiently(lambda: answered(socket.create_connection((host, int(port))))) as endless:
             # The first request came in time, and its head was short.
             time.sleep(0.3)
             with contextlib.suppress(ConnectionError):
@@ -284,7 +281,7 @@ def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> 
                     time.sleep(0.002)
             assert closed(endless)
         body = json.dumps({"prompt": "a " * 20_000, "max_tokens": 2}).encode()
-        assert httpx.post(f"{at.url}/v1/completions", content=body).status_code == 200
+        assert patiently(lambda: httpx.post(f"{at.url}/v1/completions", content=body)).status_code == 200
 
 
 def test_contents_have_names_by_block() -> None:
@@ -310,10 +307,10 @@ def test_bodies_are_bounded_together_and_in_time() -> None:
     with serving(limits=Limits(bodies_bytes=1000, body_s=0.3)) as at:
         refused = post(at, prompt="a " * 2000, max_tokens=1)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert post(at, prompt="a", max_tokens=1).status_code == 200
+        until(lambda: post(at, prompt="a", max_tokens=1).status_code == 200)
         host, port = at.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as slow:
-            slow.settimeout(10)
+            slow.settimeout(60)
             slow.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"prompt": ')
             assert slow.recv(1000).startswith(b"HTTP/1.1 408")
         until(lambda: at.endpoint.bytes_of_bodies == 0 and at.endpoint.busy == 0)
@@ -372,7 +369,7 @@ def test_who_waits_when_the_simulation_breaks_is_told() -> None:
             host, port = at.url.removeprefix("http://").split(":")
             body = json.dumps({"prompt": "a", "max_tokens": 500}).encode()
             with socket.create_connection((host, int(port))) as there:
-                there.settimeout(10)
+                there.settimeout(60)
                 there.sendall(
                     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
                 )
@@ -467,17 +464,21 @@ def test_many_models_are_behind_one_port(tmp_path: Path) -> None:
 FAILS = "failures={times: [{machine: 0, at_s: 0.7, for_s: 20}], in_flight: %s}"
 
 
-def on_the_first(at: Serving, tokens: int) -> list[Any]:
-    """The events of a stream on machine 0, which fails while it lasts; another request was sent to machine 1 before."""
-    at.session.pacer.start()
-    return events(at, "/v1/completions", prompt="a b c", max_tokens=tokens, stream_options={"include_usage": True})
+def begun_together(at: Serving, asked: Sequence[Callable[[], Any]], speed: float) -> list[Any]:
+    """The answers to requests that have all come before simulated time runs on at *speed*."""
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = [pool.submit(ask) for ask in asked]
+        until(lambda: len(at.session.open) == len(asked))
+        at.run_on(speed)
+        return [each.result() for each in found]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_flight", ["resume", "retry"])
 def test_a_stream_goes_on_when_its_machine_fails(tmp_path: Path, in_flight: str) -> None:
-    with serving("replicas=2", "router=round_robin", FAILS % in_flight, speed=1.0) as at:
-        said = on_the_first(at, 160)
+    with serving("replicas=2", "router=round_robin", FAILS % in_flight, speed=HELD) as at:
+        ask = {"prompt": "a b c", "max_tokens": 160, "stream_options": {"include_usage": True}}
+        (said,) = begun_together(at, [lambda: events(at, "/v1/completions", **ask)], speed=1.0)
         assert at.session.run.replica(0) == 1
     text = "".join(event["choices"][0]["text"] for event in said[:-1])
     assert text.split() == [WORDS[i % len(WORDS)] for i in range(160)]
@@ -497,13 +498,8 @@ def test_a_stream_goes_on_when_its_machine_fails(tmp_path: Path, in_flight: str)
 
 @pytest.mark.slow
 def test_who_is_lost_with_a_machine_is_told_to_come_again() -> None:
-    with serving("replicas=2", "router=round_robin", FAILS % "lose", speed=1.0) as at:
-        at.session.pacer.start()
-        answers: list[Any] = []
-        whole = threading.Thread(target=lambda: answers.append(post(at, prompt="a", max_tokens=2000)))
-        whole.start()
-        whole.join()
-        (answer,) = answers
+    with serving("replicas=2", "router=round_robin", FAILS % "lose", speed=HELD) as at:
+        (answer,) = begun_together(at, [lambda: post(at, prompt="a", max_tokens=2000)], speed=1.0)
         # The stream was on the other machine.
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["error"]["message"] == "its machine failed"
@@ -517,12 +513,11 @@ def test_who_is_lost_with_a_machine_is_told_to_come_again() -> None:
 def test_a_machine_is_started_when_requests_wait() -> None:
     policy = "{policy: target_tracking, measure: concurrency, target: 2}"
     scale = f"autoscale={{policy: {policy}, min: 1, max: 3, interval_s: 1, start: {{boot: 2}}}}"
-    with serving("router=least_outstanding", scale, speed=20.0) as at:
+    with serving("router=least_outstanding", scale, speed=HELD) as at:
         assert len(at.session.run.loads()) == 3
         assert sum(name.startswith("vllm:num_requests_running") for name in metrics(at)) == 1
-        with ThreadPoolExecutor(12) as pool:
-            found = list(pool.map(lambda _: post(at, prompt="a", max_tokens=1500).status_code, range(12)))
-        assert set(found) == {200}
+        found = begun_together(at, [lambda: post(at, prompt="a", max_tokens=1500)] * 12, speed=20.0)
+        assert {answer.status_code for answer in found} == {200}
         fleet = at.session.run._fleet
         assert fleet is not None
         assert sum(state == READY for state in fleet.states) > 1

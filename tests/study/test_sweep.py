@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sim import OutputError, RooftraceError, Scenario, simulate, sweep
 from sim.cli import build_app
-from sim.study.sweep import SweepResult
+from sim.study.sweep import SweepResult, short_table
 from sim.study.table import aggregate, flatten
 from tests.sample import ALL
 
@@ -149,6 +149,18 @@ def test_a_key_twice_in_a_sweep_is_run_once(tmp_path):
     assert len(stored(tmp_path)) == 1
     assert result.table["meta.n"].tolist() == [1, 2]
     assert result.table["iterations"].nunique() == 1
+
+
+def test_large_numbers_are_written_out_in_the_table(tmp_path):
+    heads, rows = short_table(sweep(TINY, axes={"replicas": [1, 2]}, jobs=1), most=5)
+    assert [row[heads.index("costs.usd_per_month")] for row in rows] == ["5,022", "10,045"]
+
+
+def test_an_axis_without_values_is_told_before_the_scenario_that_they_are_taken_for():
+    done = rooftrace("sweep", "--axis", "replicas", "1,2")
+    assert done.exit_code == 2
+    assert "replicas" in done.output
+    assert "does not exist" not in done.output
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

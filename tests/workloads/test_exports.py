@@ -8,6 +8,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.workloads.exports import EXPORTS, Export
@@ -184,10 +185,46 @@ def test_columns_that_are_named_go_before_those_that_are_found_and_may_be_sums(w
             {"prompt_tokens": "usage.inputs"},
             "no column 'usage.inputs', which prompt_tokens is said to be in; it has timestamp, usage",
         ),
-        ({"prompts": "n.b.in"}, "'prompts' is nothing that a column can say; known are arrival"),
+        ({"prompts": "n.b.in"}, "'prompts' is nothing that a column can say; did you mean prompt?"),
+        ({"tokens_that_came": "n.b.in"}, "'tokens_that_came' is nothing that a column can say; known are arrival"),
     ):
         with pytest.raises(ValueError, match=message):
             read_trace(path, columns=columns)
+
+
+def test_every_column_of_the_plain_format_can_be_named_in_an_export(write):
+    columns = {
+        "arrival_s": "0 2.5", "prompt_tokens": "30 40", "output_tokens": "5 6", "max_tokens": "9 10", "deadline_s": "3 4.5",
+        "abort_s": "7 8", "priority": "1 0", "session": "4 4", "model": "a b", "class": "c d", "tenant": "e f",
+        "encoder_tokens": "576 0", "predicted_tokens": "4 7",
+    }  # fmt: skip
+    rows = ["\n".join(",".join(row) for row in zip(*(values.split() for values in columns.values()), strict=True)), ""]
+    plain = read_trace(write("\n".join([",".join(columns), *rows])))
+    named = {"arrival" if name == "arrival_s" else name: f"my {name[::-1]}" for name in columns}
+    export = read_trace(write("\n".join([",".join(named.values()), *rows]), "log.csv"), columns=named)
+    for name in (*plain.LEAST, "models", "classes", "tenants"):
+        mine, theirs = getattr(export, name), getattr(plain, name)
+        if name == "session":
+            assert mine is None  # all rows are of one session
+        else:
+            np.testing.assert_array_equal(mine, theirs, err_msg=name)
+            assert theirs is not None, f"{name} is a column that this test does not write"
+
+
+def test_cells_without_images_are_empty_and_a_guess_is_in_every_row(write):
+    named = {**NAMED, "encoder_tokens": "images+videos"}
+    trace = read_trace(write("ts,p,o,images,videos\n1,5,6,576,\n2,5,6,,\n3,5,6,1,2\n"), columns=named)
+    assert trace.encoder_tokens.tolist() == [576, 0, 3]
+    with pytest.raises(ValueError, match="column predicted_tokens: expected numbers; got None"):
+        read_trace(write("ts,p,o,guess\n1,5,6,4\n2,5,6,\n"), columns={**NAMED, "predicted_tokens": "guess"})
+    with pytest.raises(ValueError, match=r"expected a whole number of tokens from 0; got '1\.5'"):
+        read_trace(write("ts,p,o,images\n1,5,6,1.5\n"), columns={**NAMED, "encoder_tokens": "images"})
+
+
+@pytest.mark.parametrize("first", ["2026-11-03 09:00:00,120,30", "0,120,30", "a;1;2", "1746100800.5,llama,7,8"])
+def test_a_file_without_names_is_told_to_have_some(write, first):
+    with pytest.raises(ValueError, match="is a row and has no names of columns; put a line with names above it"):
+        read_trace(write(f"{first}\n{first}\n"))
 
 
 def test_formats_with_a_reader_of_their_own_take_no_settings_of_exports(write):

@@ -179,5 +179,6 @@ STACK = Stack(
             on="2026-11-22",
         ),
     ),
-    left_out="Speculation, priorities and clients that leave have not been compared; no log of memory was at hand.",
+    left_out="Speculation, priorities and clients that leave have not been compared. The account of memory has been compared with "
+    "no log of a server.",
 )

@@ -128,5 +128,6 @@ STACK = Stack(
             on="2026-11-22",
         ),
     ),
-    left_out="Reuse of blocks by priority, beams, LoRA, encoders, `batch_wait_timeout_ms`; no log of memory was at hand.",
+    left_out="Not modelled: the priorities by which blocks are evicted, beam search, LoRA adapters, encoders, and the setting "
+    "`batch_wait_timeout_ms`. The account of memory has been compared with no log of a server.",
 )

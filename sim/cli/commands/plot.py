@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from sim.results import Result
+    from sim.study.sweep import SweepResult
 
 
 def register(app: typer.Typer) -> None:
@@ -45,17 +49,12 @@ def plot(
             raise OutputError(f"{folder} does not exist; give the folder of a run or a sweep") from None
         raise OutputError(f"{folder} is not the folder of a run or a sweep: it has no readable manifest.json") from None
     if html is not None:
-        from sim.report.html import write_run_report, write_sweep_report
-
         for name, value in (("--x", x), ("--y", y), ("--hue", hue), ("--out", out)):
             if value is not None:
                 raise RooftraceError(
                     f"{name} is about pictures, and --html writes the report in their place; leave one out"
                 )
-        try:
-            path = write_sweep_report(folder, html) if kind == FORMAT else write_run_report(Result.load(folder), html)
-        except OSError as error:
-            raise OutputError(f"cannot write {html}: {error.strerror}") from None
+        path = _write_report(SweepResult(folder) if kind == FORMAT else Result.load(folder), html)
         typer.echo(str(path))
         return
     try:
@@ -78,3 +77,16 @@ def plot(
         raise OutputError(f"cannot write pictures into {target}: {error.strerror}; choose another --out") from None
     for path in written:
         typer.echo(str(path))
+
+
+def _write_report(found: SweepResult | Result, html: Path) -> Path:
+    from sim.errors import OutputError
+    from sim.report.html import write_run_report, write_sweep_report
+    from sim.results import Result
+
+    try:
+        return write_run_report(found, html) if isinstance(found, Result) else write_sweep_report(found, html)
+    except OutputError:  # about the folder that is read
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {html}: {error.strerror}") from None

@@ -113,12 +113,13 @@ def _plan(
     from sim.scenario import Scenario
     from sim.study.points import Sweep, load_sweep, read_axes
 
+    axes = read_axes(axis)  # before the scenario, for which the values of an axis without = are taken
     found = Scenario.default() if scenario is None else load_sweep(scenario)
     plan = found if isinstance(found, Sweep) else Sweep(base=found)
     return replace(
         plan,
         base=with_limits(plan.base.with_set(*set_), limit),
-        axes={**plan.axes, **read_axes(axis)},
+        axes={**plan.axes, **axes},
         points=plan.points if points is None else points,
         replications=plan.replications if replications is None else replications,
     )

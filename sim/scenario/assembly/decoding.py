@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hwmodels.cost import CostModel
 from hwmodels.deployment import Deployment
+from hwmodels.model.names import normalised
 from hwmodels.totals import Totals, seen
 from policies.acceptance import Acceptance, published
 from policies.acceptance.process import IntArray
@@ -37,6 +38,7 @@ class BuiltDecoding:
     draft_cost: CostModel | None
     overhead_s: float
     manifest: dict[str, Any]
+    notes: tuple[str, ...]
 
 
 def drafting_for(
@@ -78,11 +80,17 @@ def build_decoding(
     draft_cost = None if drafting is None else drafting.cost
     most = _most_running(scheduler, workload)
     acceptance = acceptance_of(settings, find)
+    positions = _positions(settings, acceptance)
     k = settings.num_speculative_tokens
     if k is None:
         k = acceptance.depth  # type: ignore[attr-defined]
     elif k == "adaptive":
-        k = _adaptive(settings, acceptance, target, draft_cost, workload, most)
+        k = _adaptive(settings, acceptance, target, draft_cost, workload, most, positions)
+    elif largest_k(settings) > positions:
+        raise ValueError(
+            f"decoding.num_speculative_tokens drafts {largest_k(settings)} tokens a round, and {_stated(settings)} says nothing "
+            f"beyond the first {positions}; draft at most {positions}, or state the acceptance of more positions"
+        )
     assert not isinstance(k, str)
     try:
         decoding = Speculative(method=method, num_speculative_tokens=k, acceptance=acceptance)
@@ -98,7 +106,52 @@ def build_decoding(
         draft_cost=draft_cost,
         overhead_s=settings.overhead_s,
         manifest=_manifest(settings, decoding, drafting, workload),
+        notes=(*_fewer_than_asked(settings, positions), *_measured_elsewhere(settings, target)),
     )
+
+
+def _positions(settings: DecodingSettings, acceptance: Acceptance) -> int:
+    """The positions, of those that a round may draft, that *acceptance* says anything about."""
+    stated, asked = settings.acceptance, largest_k(settings)
+    if stated is None or stated.policy is not None:
+        return asked
+    for limit in ("depth", "recorded_k"):
+        asked = min(asked, getattr(acceptance, limit, asked))
+    rates = getattr(acceptance, "rates", ())
+    everywhere = not rates or (stated.distributions is not None and len(rates) == 1)
+    return asked if everywhere else min(asked, len(rates))
+
+
+def _stated(settings: DecodingSettings) -> str:
+    """The key by which the acceptance is stated, with the name of a published one."""
+    given = settings.acceptance
+    assert given is not None
+    (kind,) = set(given.model_dump(exclude_none=True)) - {"kind", "at_k", "recorded_k"}
+    return f"decoding.acceptance.{kind}" + (f": {given.published}" if given.published else "")
+
+
+def _fewer_than_asked(settings: DecodingSettings, positions: int) -> Iterator[str]:
+    """A note where adaptive cannot choose as many drafted tokens as it may, for want of their acceptance."""
+    if settings.num_speculative_tokens == "adaptive" and largest_k(settings) > positions:
+        yield (
+            f"decoding.num_speculative_tokens: adaptive chooses at most {positions} drafted token{'s' * (positions != 1)} and not "
+            f"{largest_k(settings)}, because {_stated(settings)} says nothing beyond; acceptance: {{alpha: ...}}, or rates of more "
+            f"positions, lets it choose more, and max_speculative_tokens: {positions} leaves this note out."
+        )
+
+
+def _measured_elsewhere(settings: DecodingSettings, target: Deployment) -> Iterator[str]:
+    """A note where a published acceptance was measured with another model or another way of drafting."""
+    if settings.acceptance is None or settings.acceptance.published is None:
+        return
+    found = published(settings.acceptance.published)
+    same_model = f"{normalised(target.model.name)}-".startswith(f"{found.model}-")
+    if not same_model or settings.method != found.method:
+        yield (
+            f"{_stated(settings)} was measured with {found.model} and the method {found.method}, and here {target.model.name} "
+            f"decodes with {settings.method}, which may accept more or less; decoding.acceptance takes rates of your own "
+            "(per_position, mean_length)."
+        )
 
 
 def _with_k_of_heads(settings: DecodingSettings, target: Deployment) -> DecodingSettings:
@@ -150,6 +203,7 @@ def _adaptive(
     draft_cost: CostModel | None,
     workload: Workload,
     most: int,
+    k_max: int,
 ) -> Sequence[tuple[int, int | None, int]]:
     """Rows with the k that gives the most tokens per second at each batch, by the two cost models at a mean context."""
     context = mean_context(workload)
@@ -169,14 +223,6 @@ def _adaptive(
         passes = draft_cost is not None and settings.method not in WITHOUT_DRAFT
         return float(draft_cost.iteration_s(totals(1, batch))) if passes else 0.0  # type: ignore[union-attr]
 
-    k_max = largest_k(settings)
-    for limit in ("depth", "recorded_k"):
-        k_max = min(k_max, getattr(acceptance, limit, k_max))
-    rates = getattr(acceptance, "rates", None)
-    if rates is not None and (
-        settings.acceptance is None or settings.acceptance.distributions is None or len(rates) > 1
-    ):
-        k_max = min(k_max, len(rates))
     batches = [batch for batch in _ADAPTIVE_BATCHES if batch <= most]
     return best_table(step_s, draft_s, acceptance, k_max, batches, settings.overhead_s)
 

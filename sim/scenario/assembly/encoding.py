@@ -56,10 +56,13 @@ def _sizes(each: int | None, workload: Workload) -> list[int]:
         return column.tolist()
     if each is None:
         raise ValueError(
-            "no request has anything to encode; give encode.encoder_tokens, or a trace with a column encoder_tokens"
+            "the workload does not say what there is to encode; give encode.encoder_tokens, a trace with a column encoder_tokens "
+            "(workload.columns and --map name one that is called otherwise), or leave encode out (--set encode=null)"
         )
     if column is not None:
-        raise ValueError("the trace says what there is to encode; leave encoder_tokens out")
+        raise ValueError(
+            "the trace says what there is to encode; leave encoder_tokens out (--set encode.encoder_tokens=null)"
+        )
     return [each] * len(workload)
 
 

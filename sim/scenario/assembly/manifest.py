@@ -67,6 +67,7 @@ def manifest_of(
             workload,
             experiment.router,
         )
+        + list(dict.fromkeys(note for pool in built for each in pool if each.decoding for note in each.decoding.notes))
         + notes_of_handover(scenario, pools, experiment.handover),
         "versions": versions(),
         **({"auto": chosen} if chosen else {}),

@@ -98,24 +98,32 @@ def _left_out(workload: Workload, hosted: Set[str]) -> Iterator[str]:
 
 def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: Workload) -> Iterator[str]:
     """A note where a router asks for a fact that is not known."""
-    knows, name = knowledge_of(router) or Knowledge(), scenario.router.policy
+    knows = knowledge_of(router) or Knowledge()
+
+    def router_asking(fact: str) -> str:
+        given, asks = scenario.router.model_dump(), lambda each: getattr(knowledge_of(each), fact, False)
+        return f"The router {named.innermost(router, given, 'router', asks)[1]}"
+
     if sum(pool.replicas for pool in pools) == 1:
         return
     if knows.prefixes:
         nothing = "it finds nothing anywhere, and goes by loads alone"
         if workload.prefix_blocks is None:
             yield (
-                f"The router {name} asks what machines have of a prompt, and the workload does not say which prompts begin alike: "
-                f"{nothing}."
+                f"{router_asking('prefixes')} asks what machines have of a prompt, and the workload does not say which prompts "
+                f"begin alike: {nothing}."
             )
         elif not any(caches(each) for pool in pools for each in pool.scenarios):
             what = nothing if knows.sent is None else "prompts go where their like went, and gain nothing there"
             yield (
-                f"The router {name} asks what machines have of a prompt, and none has a prefix cache: {what}; "
+                f"{router_asking('prefixes')} asks what machines have of a prompt, and none has a prefix cache: {what}; "
                 "memory.prefix_caching: true has them keep prompts."
             )
     if knows.sessions and workload.session is None:
-        yield f"The router {name} asks who served a session before, and the workload has none: every request is taken for a first."
+        yield (
+            f"{router_asking('sessions')} asks who served a session before, and the workload has none: every request is taken for "
+            "a first."
+        )
 
 
 def _unused(scenario: Scenario) -> list[str]:

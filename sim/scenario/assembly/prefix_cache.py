@@ -90,10 +90,13 @@ def check_router(scenario: Scenario, router: object, workload: Workload, block_t
         return
     engine = set(block_tokens)
     index = set() if knows.sent is None else {knows.sent.tokens_in(size) for size in engine}
+    at, _ = named.innermost(
+        router, scenario.router.model_dump(), "router", lambda each: (knowledge_of(each) or Knowledge()).prefixes
+    )
     for size in sorted(index | (engine if knows.booked else set())):
         if tokens % size and size % tokens:
             raise ScenarioError(
-                f"{scenario.source}: router.block_tokens: the trace's ids stand for {tokens} tokens each and a block of the "
+                f"{scenario.source}: {at}.block_tokens: the trace's ids stand for {tokens} tokens each and a block of the "
                 f"router's index for {size}, and one has to divide the other; give another block_tokens"
                 + (", or memory.block_tokens" if size in engine else "")
             )
