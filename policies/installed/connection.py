@@ -29,13 +29,15 @@ class Worker:
         self._python = python
         self._lock = Lock()
         self._engines = 0
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        with contextlib.ExitStack() as stack:
+            self._errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
+            self._open = stack.pop_all()
         try:
             self._process = subprocess.Popen(
                 [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
             )
         except OSError as error:
-            self._errors.close()
+            self._open.close()
             raise DrivingError(f"python {python}: {error.strerror}; give the path of an interpreter") from error
         atexit.register(self.close)
 
@@ -84,7 +86,7 @@ class Worker:
         with contextlib.suppress(OSError):
             self._process.kill()
             self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
+        for stream in (self._process.stdin, self._process.stdout, self._open):
             with contextlib.suppress(OSError):
                 if stream is not None:
                     stream.close()

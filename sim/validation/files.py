@@ -403,6 +403,8 @@ def _power(
     release = RELEASES.get(f"{measurement.source}{measurement.version}")
 
     def price(row: Mapping[str, Any]) -> tuple[float, float]:
+        if release is None:
+            raise Unmodelled(f"the release that {measurement.source}{measurement.version} ran is not known")
         found = drawn(row, release)
         return found.watt, found.joule_per_token
 

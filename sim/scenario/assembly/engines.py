@@ -29,7 +29,9 @@ def left_to_the_engine(
     for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
         settings = {name: chosen.get(f"{at}.{name}", value) for name, value in settings.items()}
         policy = settings.get("policy")
-        stack = stack_with(policy, scenario.stack_name) if isinstance(policy, str) else None
+        if not isinstance(policy, str):
+            continue
+        stack = stack_with(policy, scenario.stack_name)
         if stack is None or stack.choices is None:
             continue
         if policy != stack.scheduler and not stack.schedulers[policy].chosen_for:
