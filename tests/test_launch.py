@@ -565,25 +565,20 @@ def test_the_traffic_is_said_to_be_the_built_in_one_only_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("image", "command", "release", "account"),
+    ("image", "command", "release"),
     [
-        ("vllm/vllm-openai:v0.6.3", "", "0.6.3", "0.11"),
-        ("vllm/vllm-openai:v0.19.0-cu130", "", "0.19.0", "0.19"),
-        ("vllm/vllm-openai:v0.32.0", "", None, None),
-        ("vllm/vllm-openai:nightly", "", None, None),
-        ("lmsysorg/sglang:v0.5.6.post2-cu129", "python3 -m sglang.launch_server", "0.5.6.post2", None),
+        ("vllm/vllm-openai:v0.6.3", "", "0.6.3"),
+        ("vllm/vllm-openai:v0.19.0-cu130", "", "0.19.0"),
+        ("vllm/vllm-openai:v0.32.0", "", None),
+        ("vllm/vllm-openai:nightly", "", None),
+        ("lmsysorg/sglang:v0.5.6.post2-cu129", "python3 -m sglang.launch_server", "0.5.6.post2"),
         # Of whoever built it around the engine.
-        ("nvcr.io/nvidia/ai-dynamo/sglang-runtime:0.8.1", "python3 -m sglang.launch_server", None, None),
+        ("nvcr.io/nvidia/ai-dynamo/sglang-runtime:0.8.1", "python3 -m sglang.launch_server", None),
     ],
 )
 def test_an_images_tag_says_whose_overheads_and_memory_a_server_has(
-    image: str, command: str, release: str | None, account: str | None
+    image: str, command: str, release: str | None
 ) -> None:
     model = "--model-path Qwen/Qwen3-8B" if command else "--model Qwen/Qwen3-8B"
     scenario = scenario_from(f"docker run --gpus all {image} {command} {model}").scenario
-    assert (scenario.serving_release, scenario.memory.release) == (release, account)
-
-
-def test_blocks_that_are_given_need_no_account_of_memory() -> None:
-    found = scenario_from("docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B --num-gpu-blocks-override 4000")
-    assert (found.scenario.serving_release, found.scenario.memory.release) == ("0.11.0", None)
+    assert (scenario.serving_release, scenario.memory.release) == (release, release)

@@ -25,6 +25,8 @@ OWN = ("hwmodels/stacks/", "sim/launch/engines/", "policies/installed/")
 EXCEPTED = {
     "sim/bench/formats/": "",
     "hwmodels/steps/recording.py": "vllm_version",
+    "sim/bench/published/powered.py": "vllm",
+    "sim/validation/fit_kinds.py": "vllm",
     "sim/bench/reading.py": "vllm bench serve",
     "sim/serve/counted.py": "vllm:",
     "sim/launch/documents.py": "vllmConfig",

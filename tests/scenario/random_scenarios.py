@@ -500,9 +500,11 @@ class _Around:
         own = Random(str(found))
         if caches and found.get("prefix_caching") and own.random() < 0.5:
             name = own.choice(["lru", "mru", "lfu", "fifo", "filo", "slru", "retention", "belady"])
+            of_slru = {"protected_from": own.choice([2, 3])}
             settings = {"tokens": own.choice([16, 64]), "priority": 80, "others": own.choice([35, 90])}
             settings |= own.choice([{}, {"duration_s": 2.0}])
-            found["eviction"] = {"policy": name, **settings} if name == "retention" else name
+            own_settings = {"retention": settings, "slru": of_slru}.get(name)
+            found["eviction"] = name if own_settings is None else {"policy": name, **own_settings}
         return found
 
     def _tiers(self) -> list[Mapping]:

@@ -452,10 +452,11 @@ class _Run:
         if "encoder" not in requests:
             return {}
         over = requests[(requests["status"] == "finished") & (requests["encoder"] >= 0)]
-        instants = ("arrival_ns", "encode_begin_ns", "encoded_ns", "encode_landed_ns")
+        instants = ("arrival_ns", "encode_begin_ns", "encoded_ns", "encode_landed_ns", "scheduled_ns")
+        names = ("queue_s", "encode_s", "transfer_s", "prompt_queue_s")
         stages = {
             name: _statistics((over[end] - over[begin]) * 1e-9)
-            for name, begin, end in zip(("queue_s", "encode_s", "transfer_s"), instants[:-1], instants[1:], strict=True)
+            for name, begin, end in zip(names, instants[:-1], instants[1:], strict=True)
         }
         return {"encode": {"requests": len(over), "stages": stages}}
 
