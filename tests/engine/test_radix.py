@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from array import array
 from dataclasses import replace
@@ -229,18 +228,24 @@ def test_a_trial_leaves_the_nodes_of_the_tree_as_they_were() -> None:
     assert (pool.evicted, pool.found_blocks(0, 11)) == (20, 0)
 
 
+def with_six(rows: list[list[int]]) -> RadixCache:
+    """A tree of the first six prompts, the first of which still runs."""
+    pool = a_pool(*rows, blocks=200)
+    for id_ in range(6):
+        put(pool, id_, len(rows[id_]))
+        if id_:
+            pool.release(id_, len(rows[id_]), len(rows[id_]))
+    return pool
+
+
 def test_what_is_noted_as_held_counts_as_if_it_were_and_nothing_changes() -> None:
     rng, shared = random.Random(5), 0
     for _ in range(200):
         starts = [[100 * g + i for i in range(12)] for g in range(2)]
         rows = [[*rng.choice(starts)[: rng.randrange(13)], *(1000 * n + i for i in range(3))] for n in range(12)]
-        pool = a_pool(*rows, blocks=200)
-        for id_ in range(6):
-            put(pool, id_, len(rows[id_]))
-            if id_:
-                pool.release(id_, len(rows[id_]), len(rows[id_]))
+        pool, admitted = with_six(rows), with_six(rows)
         before = [(node.lo, node.hi, node.refs, node.used) for node in pool._all()]
-        admitted, held = copy.deepcopy(pool), dict[object, int]()
+        held = dict[object, int]()
         for id_ in range(6, 12):
             found = pool.found_blocks(id_, len(rows[id_]) + 1)
             unheld = pool.unheld_blocks(id_, found, held)
