@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.kernels.protocol import Kernels
+from hwmodels.kernels.rates import with_rates
 from hwmodels.operations import Linear, StageWork
 from hwmodels.row_table import FloatArray
 
 PARTS = {
-    "weights": "reading the weights of dense layers: what their products take for one row",
+    "weights": "reading the weights of dense layers: what of their products' time goes with the memory bandwidth",
     "kv": "reading the KV cache for decodes: their attention, or linear attention",
-    "arithmetic": "arithmetic of dense layers: what their products take beyond one row",
+    "arithmetic": "arithmetic of dense layers: what of it does not, the starts of kernels included",
     "prompt_attention": "attention of prompts",
     "experts": "routed experts, their weights and their arithmetic",
     "elementwise": "norms, rotary embeddings and other kernels that stream",
@@ -90,14 +91,23 @@ def add_parts(found: Parts, parts: Parts) -> None:
 
 
 def _products(kernels: Kernels, linears: Iterable[Linear], rows: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Seconds of dense products: what they take for one row, and what they take more."""
-    reading, more = np.zeros_like(rows), np.zeros_like(rows)
+    """Seconds of dense products: what goes with the memory bandwidth, and what does not.
+
+    Of the longer of reading and arithmetic all is the one or the other; where kernels overlap them in part, what a tenth more
+    bandwidth takes off says how much is reading.
+    """
+    faster = with_rates(kernels, bandwidth=_TENTH)
+    reading, rest = np.zeros_like(rows), np.zeros_like(rows)
     for op in linears:
         seconds = op.layers * np.asarray(kernels.gemm_s(rows, op.n, op.k, precision=op.precision))
-        one = op.layers * np.asarray(kernels.gemm_s(np.ones(1), op.n, op.k, precision=op.precision))[0]
-        reading += np.minimum(one, seconds)
-        more += np.maximum(seconds - one, 0.0)
-    return reading, more
+        then = op.layers * np.asarray(faster.gemm_s(rows, op.n, op.k, precision=op.precision))
+        read = np.clip((seconds - then) / (1.0 - 1.0 / _TENTH), 0.0, seconds)
+        reading += read
+        rest += seconds - read
+    return reading, rest
+
+
+_TENTH = 1.1
 
 
 def _collectives(work: StageWork, kernels: Kernels, rows: FloatArray, *, of_logits: bool) -> FloatArray:

@@ -72,9 +72,10 @@ def _waiting(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[st
     the front end."""
     waited, mean = summary["queue_s"]["mean"], summary["ttft_s"]["mean"]
     terms = manifest.get("hardware", {}).get("serving_stack", {}).get("terms", {})
-    if manifest.get("workload", {}).get("closed_loop", True) or not mean:
+    if manifest.get("workload", {}).get("closed_loop", True) or not mean or not terms:
         return {}
-    share = max(0.0, waited - terms.get("admission_s", 0.0)) / mean
+    front_end_s = terms.get("admission_s", 0.0) + terms.get("admission_serial_s", 0.0)
+    share = max(0.0, waited - front_end_s) / mean
     return {"waiting_share": share} if share >= _MOSTLY else {}
 
 

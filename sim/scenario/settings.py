@@ -358,6 +358,10 @@ def _with_plain_hardware(settings: Mapping[str, Any], source: str, prefix: str =
                 known = (*_LIMITED, *StepHardware.model_fields)
                 raise ScenarioError(unknown(f"{source}: {prefix}hardware has no {key}", key, known))
         del plain["hardware"]
+        if "power_limit_w" in given and plain.get("power_limit_w") is not None:
+            raise ScenarioError(
+                f"{source}: {prefix}power_limit_w is given beside {prefix}hardware and in it; leave out one of the two"
+            )
         plain |= {_LIMITED[key]: value for key, value in given.items()}
     if not prefix and isinstance(plain.get("pools"), Mapping):
         plain["pools"] = {

@@ -29,7 +29,7 @@ FloatArray = NDArray[np.float64]
 
 ITERATION = {
     **PARTS,
-    "drafting": "passes of the drafter, and what a round of speculation costs beside them",
+    "drafting": "passes of the drafter, over prompts too, and what a round of speculation costs beside them",
     "waiting_inside": "waiting for other ranks, for other stages of the pipeline, and for a slower machine",
 }
 """The parts of an iteration's time, and what each is."""
@@ -40,7 +40,7 @@ CAUSES = {
     "between": "other micro-batches and models of the machine, and gaps between its iterations",
     "front_end": "the front end: tokenisation and admission",
     "encoding": "the encoder, its queue and its link",
-    "queue": "waiting for the scheduler to take the request",
+    "queue": "waiting for the scheduler to take the request, and in a burst for the front end",
     "transfer": "KV on its way from the machine that computed the prompt, and waiting for room for it",
     "preemption": "preempted: waiting, and computing again or loading what was given up",
     "other": "none of these: lost work of machines that failed; prompts in a pipeline whose micro-batch no record says",
@@ -63,7 +63,8 @@ class Explained:
     busy_s: dict[str, float]
     """Seconds of all iterations of all machines by what they were spent on (`ITERATION`)."""
     short_of_memory: float
-    """The share of busy time in which requests wait while at least `FULL` of the KV blocks are in use."""
+    """The share of busy time in which requests wait while at least `FULL` of the KV blocks are in use, or so many that a prompt of
+    mean length does not fit beside them."""
 
     def mean(self, measure: str, chosen: NDArray[np.bool_]) -> dict[str, float]:
         """The mean of *measure* (tpot_s or ttft_s) over the requests *chosen* that have it, by cause: its values add up to the
@@ -76,6 +77,23 @@ class Explained:
         return {cause: value for cause, value in means.items() if value != 0.0}
 
 
+def check_explained(experiment: Experiment) -> None:
+    """NotExplained where a cost model of *experiment* does not say what its time is spent on."""
+    for machine in experiment.machines:
+        for spec in machine.hosted:
+            cost = _as_it_is(spec.cost)
+            if not isinstance(cost, LayerwiseCost):
+                raise NotExplained(
+                    f"{type(cost).__name__} gives the time of an iteration and not what it is spent on; choose cost_model: "
+                    "calibrated or roofline"
+                )
+
+
+def _as_it_is(cost: Any) -> Any:
+    """*cost* of a machine that is not slowed down: what a slower one takes longer is in no price."""
+    return cost.inner if isinstance(cost, Slowed) else cost
+
+
 def explained(experiment: Experiment, columns: metrics.Columns) -> Explained:
     """The latencies of *columns*, a run of *experiment*, by cause. NotExplained where a cost model does not say what its time is
     spent on, and for columns that were read from a folder, which have no records of the engine."""
@@ -83,6 +101,7 @@ def explained(experiment: Experiment, columns: metrics.Columns) -> Explained:
         raise NotExplained(
             "a stored result lacks the records of its run; run its scenario again, as `rooftrace explain` does"
         )
+    check_explained(experiment)
     machines = _Machines(experiment, columns)
     requests = columns.requests
     return Explained(
@@ -95,11 +114,13 @@ def explained(experiment: Experiment, columns: metrics.Columns) -> Explained:
 
 def _short_of_memory(columns: Columns) -> float:
     busy = waiting = 0.0
+    prompt_tokens = float(columns.requests["prompt_tokens"].mean()) if len(columns.requests["prompt_tokens"]) else 0.0
     for replica in columns.replicas:
         spans = replica.spans
         n = spans["n"].astype(float)
         lasting = n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) / 2)
-        full = spans["kv_blocks_used"] >= FULL * replica.kv_blocks_total
+        prompt = prompt_tokens / replica.block_tokens
+        full = spans["kv_blocks_used"] >= min(FULL * replica.kv_blocks_total, replica.kv_blocks_total - prompt)
         busy += float(lasting.sum())
         waiting += float(lasting[full & (spans["waiting"] > 0)].sum())
     return waiting / busy if busy else 0.0
@@ -153,13 +174,7 @@ class _Machines:
         for machine in experiment.machines:
             for spec in machine.hosted:
                 replicas = [next(rows) for _ in range(machine.ranks)]
-                # What a slower machine takes longer is in no price, and so waiting inside its iterations.
-                cost = spec.cost.inner if isinstance(spec.cost, Slowed) else spec.cost
-                if not isinstance(cost, LayerwiseCost):
-                    raise NotExplained(
-                        f"{type(cost).__name__} gives the time of an iteration and not what it is spent on; choose "
-                        "cost_model: calibrated or roofline, without hardware.steps"
-                    )
+                cost = _as_it_is(spec.cost)
                 for replica, of_rank in zip(replicas, _of_ranks([each.spans for each in replicas]), strict=True):
                     number = len(self.lanes)
                     self.lanes.append(tuple(np.unique(replica.spans["lane"]).tolist()))
@@ -388,7 +403,10 @@ def _of_first_tokens(experiment: Experiment, requests: Mapping[str, Any], machin
         seen_ns = landed_ns
     queued_s = (at["scheduled_ns"] - seen_ns) * 1e-9
     front_s = np.minimum(
-        experiment.admission_s + experiment.admission_s_per_token * requests["prompt_tokens"][rows], queued_s
+        experiment.admission_s
+        + experiment.admission_serial_s
+        + experiment.admission_s_per_token * requests["prompt_tokens"][rows],
+        queued_s,
     )
     shares.add("front_end", rows, front_s)
     shares.add("queue", rows, queued_s - np.maximum(front_s, 0.0))

@@ -39,7 +39,7 @@ def bound(explained: Explained) -> str:
     if explained.short_of_memory > 0.5:
         return (
             f"KV memory bounds it: for {explained.short_of_memory:.0%} of the time that its machines are busy requests wait while "
-            f"at least {FULL:.0%} of the KV blocks are in use."
+            f"{FULL:.0%} of the KV blocks are in use, or so many that a prompt of mean length does not fit."
         )
     share = {cause: seconds / busy_s for cause, seconds in explained.busy_s.items()}
     groups = {name: sum(share[cause] for cause in causes) for name, (causes, _) in _BOUNDS.items()}
@@ -119,7 +119,7 @@ def _each(experiment: Experiment, of_spec: Callable[[ReplicaSpec], ReplicaSpec])
 
 
 def _less_host(experiment: Experiment) -> Experiment:
-    own = _by(Factors(host=1.0 / _TENTH))(experiment)
+    own = _by(Factors(host=_TENTH))(experiment)
     names = ("admission_s", "admission_s_per_token", "admission_serial_s")
     return replace(own, **{name: getattr(own, name) / _TENTH for name in names})
 
@@ -129,9 +129,9 @@ def _more_memory(experiment: Experiment) -> Experiment:
 
 
 _MENDS: Mapping[str, Mend] = {
-    "a tenth more memory bandwidth": _by(Factors(bandwidth=1.0 / _TENTH)),
-    "a tenth more arithmetic": _by(Factors(arithmetic=1.0 / _TENTH)),
+    "a tenth more memory bandwidth": _by(Factors(bandwidth=_TENTH)),
+    "a tenth more arithmetic": _by(Factors(arithmetic=_TENTH)),
     "a tenth more KV memory": _more_memory,
-    "links a tenth faster": _by(Factors(links=1.0 / _TENTH)),
+    "links a tenth faster": _by(Factors(links=_TENTH)),
     "host work and front end a tenth faster": _less_host,
 }

@@ -28,6 +28,9 @@ DEPLOYMENTS: dict[str, tuple[str, str, str, dict[str, int]]] = {
 }
 
 
+DENSE = {"weights", "arithmetic"}
+
+
 def cost_of(name: str) -> LayerwiseCost:
     model, device, stack, parallel = DEPLOYMENTS[name]
     return Calibrated.for_stack(stack)(load_model(model), load_device(device), ParallelConfig(**parallel))
@@ -77,8 +80,9 @@ def test_parts_are_those_of_a_roofline_counted_by_hand() -> None:
     prompt = Totals(*(np.array([each]) for each in (4096, 4096, 1, 4096 * 4097 // 2, 4096, 0, 0, 1, 0, 0)))
     flops_s = 2 * 4096 * layers / device.peak_flops_per_s["bf16"]
     parts = {name: float(each[0]) for name, each in cost.parts_s(prompt).items()}
-    assert parts["weights"] + parts["arithmetic"] == pytest.approx(flops_s + 2 * head / device.hbm_bytes_per_s)
-    assert parts["weights"] == pytest.approx(2 * (layers + head) / device.hbm_bytes_per_s)
+    # The layers' products are bound by arithmetic, and hide the reading of their weights; that of the head for one row is not.
+    assert parts["arithmetic"] == pytest.approx(flops_s)
+    assert parts["weights"] == pytest.approx(2 * head / device.hbm_bytes_per_s)
 
 
 def test_padding_is_what_rows_up_to_the_next_graph_take() -> None:
@@ -93,10 +97,10 @@ def test_padding_is_what_rows_up_to_the_next_graph_take() -> None:
 @pytest.mark.parametrize(
     ("change", "moved"),
     [
-        ({"bandwidth": 0.5}, {"weights", "kv"}),
-        ({"arithmetic": 0.5}, {"arithmetic", "prompt_attention"}),
-        ({"host": 0.5}, {"host"}),
-        ({"links": 0.5}, {"collectives"}),
+        ({"bandwidth": 2.0}, {"weights", "kv"}),
+        ({"arithmetic": 2.0}, {"arithmetic", "prompt_attention"}),
+        ({"host": 2.0}, {"host"}),
+        ({"links": 2.0}, {"collectives"}),
     ],
 )
 def test_a_changed_resource_changes_its_own_parts(change: dict[str, Any], moved: set[str]) -> None:
@@ -105,8 +109,10 @@ def test_a_changed_resource_changes_its_own_parts(change: dict[str, Any], moved:
     for name in moved:
         some = before[name] > 1e-7
         assert (after[name][some] < before[name][some]).all(), name
-    for name in {"weights", "kv", "arithmetic", "prompt_attention", "host", "collectives"} - moved:
-        assert after[name].sum() == pytest.approx(before[name].sum(), rel=0.02), name
+    # Products that arithmetic no longer bounds are bound by reading, and those that reading does not by arithmetic.
+    rest = {"kv", "prompt_attention", "host", "collectives"} | (set() if moved & {"weights", "arithmetic"} else DENSE)
+    for name in rest - moved:
+        assert after[name].sum() == pytest.approx(before[name].sum(), rel=0.03), name
 
 
 def test_factors_of_one_change_nothing_and_others_are_positive() -> None:

@@ -297,6 +297,10 @@ class _Around:
         machine = self._machine(_MODELS[0], classes, shared=True)
         for key in ("model", "parallel", "micro_batches"):
             machine.pop(key, None)
+        if isinstance(
+            machine.get("hardware"), dict
+        ):  # one of the groups is a pipeline, whose stages no table of steps has
+            machine["hardware"] = machine["hardware"]["device"]
         found |= machine
         found["placement"] = "placement.json"
         self.machines = 2
@@ -441,7 +445,7 @@ class _Around:
             classes, memory, pipelined or shared, bool(decodes), found.get("decoding", {})
         )
         own = Random(str(rng.getstate()))
-        fixed = self.roofline or decodes or pipelined or {"experts", "cuda_graphs"} & set(found)
+        fixed = self.roofline or decodes or pipelined or {"experts", "cuda_graphs", "power_limit_w"} & set(found)
         if not fixed and found["hardware"] not in ("cpu", "trainium2") and own.random() < 0.15:
             found["hardware"] = {"steps": "steps.csv", "device": found["hardware"], "where": {"backend": "a"}}
             found["hardware"] |= _some(own, 0.3, host_s=[0.0, 1e-3])

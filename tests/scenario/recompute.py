@@ -221,8 +221,9 @@ class _Run:
                 more["intervals"] = {"why_not": "no request has a TTFT"}
             elif not self.manifest["workload"]["closed_loop"]:
                 terms = self.manifest.get("hardware", {}).get("serving_stack", {}).get("terms", {})
-                waits_s = found["queue_s"]["mean"] - terms.get("admission_s", 0.0)
-                if waits_s >= found["ttft_s"]["mean"] / 2:
+                front_end_s = terms.get("admission_s", 0.0) + terms.get("admission_serial_s", 0.0)
+                waits_s = found["queue_s"]["mean"] - front_end_s
+                if terms and waits_s >= found["ttft_s"]["mean"] / 2:
                     more["intervals"]["waiting_share"] = waits_s / found["ttft_s"]["mean"]
         return more
 

@@ -10,6 +10,7 @@ import typer
 from sim.cli.exports import takes_export
 from sim.cli.options import Json, set_option
 from sim.cli.tables import console, print_facts, print_json, print_notes, print_table
+from sim.errors import RooftraceError
 from sim.under_way import under_way
 
 if TYPE_CHECKING:
@@ -48,15 +49,18 @@ def explain(
     from sim.cli.outputs import check_folder_of
     from sim.run import run_built
     from sim.scenario.assembly import resolve
-    from sim.study.explain import explained
+    from sim.study.explain import check_explained, explained
     from sim.study.what_if import bound
     from sim.study.what_if import effects as effects_of
 
     check_folder_of(picture)
+    if picture is not None and picture.suffix != ".png":
+        raise RooftraceError(f"--picture {picture}: pictures are PNG files; give a name that ends in .png")
     scenario, stored = _scenario_of(source, set_)
     with under_way("Reading the workload and building the deployment"):
         built = resolve(scenario)
     print_notes(built.manifest["notes"])
+    check_explained(built.experiment)
     result = run_built(built)
     print_notes(_changed_since(stored, result))
     with under_way("Dividing the time"):
@@ -141,7 +145,10 @@ def _facts(
 
 def _shares(parts: dict[str, float]) -> dict[str, Any]:
     whole = sum(parts.values())
-    return {"s": whole, "causes": {cause: {"s": each, "share": each / whole} for cause, each in parts.items()}}
+    return {
+        "s": whole if parts else None,
+        "causes": {cause: {"s": each, "share": each / whole} for cause, each in parts.items()},
+    }
 
 
 def _print(
