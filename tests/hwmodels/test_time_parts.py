@@ -109,6 +109,9 @@ def test_a_changed_resource_changes_its_own_parts(change: dict[str, Any], moved:
     for name in moved:
         some = before[name] > 1e-7
         assert (after[name][some] < before[name][some]).all(), name
+    if "links" in change or "host" in change:
+        (name,) = moved
+        assert after[name].sum() == pytest.approx(before[name].sum() / 2.0, rel=0.03)
     # Products that arithmetic no longer bounds are bound by reading, and those that reading does not by arithmetic.
     rest = {"kv", "prompt_attention", "host", "collectives"} | (set() if moved & {"weights", "arithmetic"} else DENSE)
     for name in rest - moved:

@@ -168,6 +168,34 @@ def test_more_of_a_resource_helps_what_it_bounds() -> None:
     assert arithmetic.ttft < -0.01
 
 
+def test_the_front_end_is_what_the_stack_takes_of_each_prompt() -> None:
+    found, columns, experiment, _ = of_scenario({"serving_stack": "sglang", **ALONE})
+    expected = (
+        experiment.admission_s
+        + experiment.admission_serial_s
+        + experiment.admission_s_per_token * columns.requests["prompt_tokens"]
+    )
+    assert experiment.admission_s > 0
+    np.testing.assert_allclose(found.ttft_s["front_end"], expected, rtol=1e-6)
+
+
+def test_what_a_step_lacks_is_the_drafters_with_speculation_and_waiting_in_a_pipeline() -> None:
+    for name, spent, other in (
+        ("speculative", "drafting", "waiting_inside"),
+        ("pipeline", "waiting_inside", "drafting"),
+    ):
+        found, _, _, _ = of_scenario(EXAMPLES / f"{name}.yaml")
+        assert found.busy_s[spent] > 0.01 * sum(found.busy_s.values())
+        assert found.busy_s[other] == 0.0
+
+
+def test_more_kv_memory_helps_where_requests_wait_for_it() -> None:
+    _, _, experiment, summary = of_scenario({"memory": {"kv_blocks": 600}, "workload": busy(600, 300)})
+    ttft = {each.name: each.ttft for each in effects(experiment, summary)}["a tenth more KV memory"]
+    assert ttft is not None
+    assert ttft < -0.02
+
+
 def test_a_cost_model_without_parts_is_refused() -> None:
     experiment = served(Linear(), [0], [10], [5])
     with pytest.raises(NotExplained, match="Linear gives the time of an iteration and not what it is spent on"):
