@@ -24,7 +24,7 @@ class Engine(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a request asks for that no workload says."""
+    """Features that a request uses and workloads have no column for, such as an adapter or a grammar."""
 
     adapter: int = 0
     """The number of its adapter; 0: none."""

@@ -71,7 +71,7 @@ class Scheduler:
     known_from: str
     compared_with: str
     chosen_for: bool = False
-    """What the engine chooses for its own scheduler where it is left out is chosen for this one as well."""
+    """Settings that are left out are chosen for this scheduler as the engine chooses them for its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +224,9 @@ class Stack:
     """The connector between machines that prefill and decode whose terms were measured with it."""
     kernels: Kernels = Kernels()
     kernels_modelled: str = ""
-    """Of a stack that is `like` another, which kernels are its own, in words."""
+    """The kernels that a stack which is `like` another has of its own, in words."""
     kernels_from: str = ""
-    """Of such a stack, where their times are known from."""
+    """The source of the times of these kernels, with its date."""
     checks: tuple[Check, ...] = ()
     left_out: str = ""
     """Parts that are not modelled, in a sentence."""

@@ -120,7 +120,7 @@ class StepTimes:
 
     @property
     def title(self) -> str:
-        """What is measured, in words: the file, its steps and whose they are."""
+        """The source of the times, in words: the file, the number of its steps, and the device and engine that ran them."""
         rows = self.rows
         whose = "".join(f", {name} {value}" for name, value in rows.says.items())
         n, m = len(rows.prompts.seconds), len(rows.decodes.seconds)
@@ -146,7 +146,7 @@ class StepTimes:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the times are of, and what is not in them."""
+        """Sentences that say which deployment the times were measured on, and which costs they leave out."""
         rows, table = self.rows, self.table
         n, most = table.levelled()
         host = f"hardware.host_s adds {self.host_s * 1e3:g} ms to each" if self.host_s else "hardware.host_s adds some"

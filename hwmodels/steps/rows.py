@@ -24,7 +24,7 @@ class StepRows:
     prompts: Points
     decodes: Points
     says: Mapping[str, str]
-    """What the file says of the deployment, by its own columns' names."""
+    """Facts about the deployment that the file states, by the names of its columns."""
     notes: tuple[str, ...] = ()
 
 

@@ -32,7 +32,7 @@ def host(gib: float, **given: Any) -> dict[str, Any]:
 
 
 def evicts(policy: str) -> dict[str, Any]:
-    """What a tier says of *policy*: nothing of the least recently used."""
+    """The setting of a tier for the eviction *policy*; empty for the least recently used, which is the default."""
     return {} if policy == "lru" else {"eviction": {"policy": policy}}
 
 

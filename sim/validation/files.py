@@ -398,7 +398,7 @@ def _requests(
 def _power(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    """What a GPU draws, and energy per output token, on servers that are kept full."""
+    """Power of a GPU, and energy per output token, on servers that are kept full."""
     got = _Collected(len(measurement))
     release = RELEASES.get(f"{measurement.source}{measurement.version}")
 

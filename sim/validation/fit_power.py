@@ -79,7 +79,8 @@ class Row:
 
 
 def terms_matrix(states: Sequence[tuple[float, float]], memories: Sequence[int], n: int) -> FloatArray:
-    """What each of the terms idle, compute and *n* of memory counts by: *states* are bandwidth and arithmetic."""
+    """One row for each of *states* (bandwidth, arithmetic), one column a term: idle, arithmetic, and bandwidth by each of
+    the *n* *memories*."""
     found = np.zeros((len(states), 2 + n))
     for line, (bandwidth, arithmetic), memory in zip(found, states, memories, strict=True):
         line[:2] = 1.0, arithmetic

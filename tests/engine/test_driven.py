@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from policies.installed import VllmInstalled
+from policies.installed.vllm.worker import NEEDED
 from policies.routers import LeastOutstanding, Prefix, RoundRobin
 from policies.schedulers import Sarathi
 from policies.view import ReplicaView
@@ -21,6 +23,24 @@ from sim.engine.spec.lifecycle import FleetSpec, Outage
 from tests.engine.costs import Linear
 from workloads import Trace
 
+METHODS = (
+    *(
+        "schedule(self)",
+        "update_from_output(self, scheduler_output, model_runner_output)",
+        "add_request(self, request)",
+    ),
+    *("finish_requests(self, request_ids, finished_status)", "has_requests(self)", "has_unfinished_requests(self)"),
+    "update_draft_token_ids(self, draft_token_ids)",
+)
+ALL_MODULES = {
+    module.removeprefix("vllm."): "\n".join(
+        f"class {name}:\n    def __init__(self, *, unheard_of): pass\n"
+        + "".join(f"    def {method}: pass\n" for method in METHODS if name == "Scheduler")
+        for name in names
+    )
+    for module, names in NEEDED.items()
+}
+"""A release in which every name is there, and nothing can be made."""
 FAKE = Path(__file__).parents[1] / "policies" / "fake_release.py"
 MS = 1_000_000
 
@@ -155,3 +175,45 @@ def test_a_single_machine_takes_any_router(python: str) -> None:
     spec = ReplicaSpec(cost=Linear(), scheduler=VllmInstalled(python=python), kv_blocks=10)
     columns = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin()))
     assert columns.requests["status"].tolist() == [FINISHED]
+
+
+def with_modules(folder: Path, modules: dict[str, str]) -> str:
+    """An interpreter in which a package called vllm, of release 9.9, has these *modules*."""
+    package = folder / "vllm"
+    package.mkdir()
+    (folder / "vllm-9.9.dist-info").mkdir()
+    (folder / "vllm-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.9\n")
+    for name, source in {"__init__": "", **modules}.items():
+        path = package.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(source)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return str(python)
+
+
+@pytest.mark.parametrize(
+    ("modules", "sentence"),
+    [
+        (
+            {"config": "raise OSError('no library')"},
+            r"vLLM 9\.9 has no vllm\.config that can be imported here \(OSError: no",
+        ),
+        (
+            {"config": "CacheConfig = 1"},
+            r"vLLM 9\.9 has no DeviceConfig in vllm\.config, by which its scheduler is driven",
+        ),
+        (ALL_MODULES, r"driving vLLM 9\.9 failed: TypeError: "),
+    ],
+)
+def test_the_worker_names_the_release_and_what_it_lacks(tmp_path: Path, modules: dict[str, str], sentence: str) -> None:
+    with pytest.raises(PolicyError, match=sentence):
+        served(VllmInstalled(python=with_modules(tmp_path, modules)), arrivals_ms=(0.0,))
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="this environment has vLLM")
+def test_an_interpreter_without_the_package_is_told_so_with_the_way_out() -> None:
+    with pytest.raises(PolicyError, match=r"has no vLLM; give scheduler\.python the interpreter that has it"):
+        served(VllmInstalled(python=sys.executable), arrivals_ms=(0.0,))

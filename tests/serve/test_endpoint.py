@@ -16,22 +16,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-httpx = pytest.importorskip("httpx", reason="needs httpx (pip install -e '.[test]')")
+pytest.importorskip("httpx", reason="needs httpx (pip install -e '.[test]')")
 pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
 pytest.importorskip("starlette", reason="needs the serve extra (pip install -e '.[serve]')")
 
-from sim import Scenario, simulate  # noqa: E402
-from sim.engine.record.streaming import Stream  # noqa: E402
-from sim.engine.spec.lifecycle import READY  # noqa: E402
-from sim.errors import RooftraceError  # noqa: E402
-from sim.serve.app import Limits  # noqa: E402
-from sim.serve.bodies import Refusal, asked_of  # noqa: E402
-from sim.serve.filler import WORDS  # noqa: E402
-from sim.serve.script import Fault, Script, read_script  # noqa: E402
-from sim.serve.session import Session  # noqa: E402
-from sim.serve.setup import set_up  # noqa: E402
-from tests.serve.serving import HELD, Serving, patiently, serving, until  # noqa: E402
-from workloads.texts import Approximate, digests  # noqa: E402
+import httpx
+
+from sim import Scenario, simulate
+from sim.engine.record.streaming import Stream
+from sim.engine.spec.lifecycle import READY
+from sim.errors import RooftraceError
+from sim.serve.app import Limits
+from sim.serve.bodies import Refusal, asked_of
+from sim.serve.filler import WORDS
+from sim.serve.script import Fault, Script, read_script
+from sim.serve.session import Session
+from sim.serve.setup import set_up
+from tests.serve.serving import HELD, Serving, patiently, serving, until
+from workloads.texts import Approximate, digests
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-openai = pytest.importorskip("openai", reason="needs the library openai (pip install -e '.[test]')")
+pytest.importorskip("openai", reason="needs the library openai (pip install -e '.[test]')")
 pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
 
-from sim.serve.app import Limits  # noqa: E402
-from tests.serve.serving import Serving, serving, until  # noqa: E402
+import openai
+
+from sim.serve.app import Limits
+from tests.serve.serving import Serving, serving, until
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ class VllmInstalled:
         )
 
     def asked(self, id_: int, seed: int, /) -> Asked:
-        """What a request asks for that no workload says."""
+        """Features that a request uses and workloads have no column for: its adapter, its grammar."""
         compiles = (
             self.grammar_s > 0 and np.random.default_rng([seed, _GRAMMAR_STREAM, id_]).random() < self.grammar_share
         )

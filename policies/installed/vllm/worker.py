@@ -21,7 +21,7 @@ import traceback
 from collections import deque
 from concurrent.futures import Future
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 STOP = 99
 """The token that ends an answer."""
@@ -49,7 +49,7 @@ NEEDED = {
     "vllm.v1.request": ("Request", "RequestStatus"),
     "vllm.v1.structured_output": ("StructuredOutputManager",),
 }
-"""What driving takes of the release."""
+"""Names of the release that driving it takes, by module."""
 
 
 EVICTS = "_maybe_evict_cached_block"
@@ -66,13 +66,13 @@ class Release:
     def __init__(self):
         try:
             self.name = "vLLM " + version("vllm")
-        except Exception:
-            raise Unfit(f"{sys.executable} has no vLLM") from None
+        except PackageNotFoundError:
+            raise Unfit(f"{sys.executable} has no vLLM; give scheduler.python the interpreter that has it") from None
         self.found = {}
         for module, names in NEEDED.items():
             try:
                 there = import_module(module)
-            except Exception as error:
+            except Exception as error:  # whatever the release's own code raises while it is imported
                 raise Unfit(
                     f"{self.name} has no {module} that can be imported here ({type(error).__name__}: {error})"
                 ) from error
@@ -356,8 +356,10 @@ def main():
         except Unfit as error:
             answer = {"error": str(error)}
         except Exception as error:
+            # The release's own code, or what is asked of it here, which another release may not understand; the traceback is on
+            # the worker's standard error.
             name = release.name if release else "vLLM"
-            answer = {"error": f"{name} failed: {type(error).__name__}: {' '.join(str(error).split())}"}
+            answer = {"error": f"driving {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"}
             traceback.print_exc()
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

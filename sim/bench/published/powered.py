@@ -53,12 +53,12 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """What one GPU of a server draws in the steady part of its run, and what it did: means over the time."""
+    """The power of one GPU of a server in the steady part of its run, and the work it did: means over the time."""
 
     device: str
     watt: float
     tokens_per_s: float
-    """Of the whole server."""
+    """Output tokens of all GPUs of the server together."""
     devices: int
     busy: float
     """Share of the time in which an iteration runs; the two below are means of that time."""
@@ -121,7 +121,7 @@ def server_of(row: Mapping[str, Any], release: str) -> Served:
 
 
 def drawn(row: Mapping[str, Any], release: str) -> Drawn:
-    """What the GPUs of a row's server draw; `Unmodelled` where it cannot be priced or does not fit."""
+    """The power of the GPUs of a row's server; `Unmodelled` where it cannot be priced or does not fit."""
     served = server_of(row, release)
     experiment, deployment = experiment_of(served)
     columns = simulated(experiment)

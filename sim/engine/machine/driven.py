@@ -117,7 +117,7 @@ class DrivenTurns(Turns):
         self._begun: dict[int, int] = {}
         """Tokens with KV, of every admitted request."""
         self._stays: dict[int, _Stay | None] = {}
-        """Of every request that decodes; None before its first round."""
+        """The stay of every request that decodes; None before its first round."""
         self._planned: deque[_Step] = deque()
         self._running: _Running | None = None
         self._done: list[tuple[int, int]] | None = None
@@ -172,7 +172,7 @@ class DrivenTurns(Turns):
         return len(self._planned) < self._depth and (scheduled or self._has_requests)
 
     def _news(self, now_ns: int) -> dict[str, Any]:
-        """What has happened since the release was told last."""
+        """Events since the release was last told of any: requests that came, went, or became ready."""
         sequences, state = self._core.sequences, self._core.state
         if sequences.came_ns is not None:
             sequences.came_ns.clear()
@@ -472,7 +472,7 @@ class DrivenTurns(Turns):
 
 
 def _engine_of(core: EngineCore, k: int, *, caches: bool) -> Engine:
-    """What the release is told of the engine that it drives."""
+    """Facts about the engine that the release is started with."""
     spec = core.spec
     return Engine(
         kv_blocks=spec.kv_blocks,

@@ -63,12 +63,15 @@ def _eviction(scenario: Scenario, kind: PrefixCacheKind | None) -> Any:
 
 
 def eviction_of(scenario: Scenario, asked: Eviction, key: str) -> Any:
-    """The eviction policy that the setting *key* asks for, which has ranked a block once; ScenarioError where it cannot."""
+    """The eviction policy that the setting *key* asks for; one of the user's own has ranked a block once, and is refused in a
+    ScenarioError where it cannot."""
     with told_by(scenario, key):
         policy = asked.made(key)
+        if ":" not in asked.policy:
+            return policy
         try:
             rank = rank_of(policy)(CachedBlocks())
-        except Exception as error:
+        except Exception as error:  # code of the user's own may fail in any way
             raise ScenarioError(
                 f"{key}: {asked.policy} fails at {CachedBlocks()}: {type(error).__name__}: {error}"
             ) from error
