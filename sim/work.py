@@ -53,7 +53,7 @@ def work_done(experiment: Experiment, columns: Columns, power: Sequence[PowerMod
         peaks.append((max(cost.peak_flops_per_s for cost in costs), max(cost.peak_bytes_per_s for cost in costs)))
         done["peak_flops_per_s"] += peaks[-1][0]
         done["peak_bytes_per_s"] += peaks[-1][1]
-        spans = [_together(each) if machine.ranks > 1 else each[0] for each in of_ranks]
+        spans = [together(each) if machine.ranks > 1 else each[0] for each in of_ranks]
         for cost, spec, of_it in zip(costs, machine.hosted, spans, strict=True):
             key = (id(cost), id(spec.draft_cost), machine.ranks > 1, draws[index])
             alike.setdefault(key, _Alike(cost, spec.draft_cost, draws[index], [])).parts.append((index, of_it))
@@ -69,7 +69,7 @@ def work_done(experiment: Experiment, columns: Columns, power: Sequence[PowerMod
     return done if experiment.fleet is None else {**done, "machine_peaks": peaks}
 
 
-def _together(of_ranks: list[np.ndarray]) -> np.ndarray:
+def together(of_ranks: list[np.ndarray]) -> np.ndarray:
     """The steps of ranks, each an iteration of all of them: what is read once by all is counted once."""
     spans = np.concatenate(of_ranks)
     starts, step = np.unique(spans["start_ns"], return_inverse=True)
@@ -135,9 +135,9 @@ def _joined(held: list[tuple[int, np.ndarray]]) -> _Bulk:
 def _add_work(done: dict[str, Any], alike: _Alike, bulk: _Bulk) -> None:
     """Add the work (FLOPs, bytes, seconds) of one model's iterations on some machines to *done*."""
     cost = alike.cost
-    span, seconds = _in_full(bulk.spans), _seconds_of(bulk.spans)
+    span, seconds = in_full(bulk.spans), seconds_of(bulk.spans)
     for steps in (0, span["n"] - 1):
-        totals = _totals_of(span, steps)
+        totals = totals_of(span, steps)
         work = cost.work(totals)
         done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
         done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
@@ -149,18 +149,19 @@ def _add_work(done: dict[str, Any], alike: _Alike, bulk: _Bulk) -> None:
         _add_draft_work(done, alike.draft_cost, span)
 
 
-def _in_full(spans: np.ndarray) -> dict[str, np.ndarray]:
+def in_full(spans: np.ndarray) -> dict[str, np.ndarray]:
+    """The fields of spans that say what was computed, as 64-bit integers."""
     return {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
 
 
-def _seconds_of(spans: np.ndarray) -> np.ndarray:
+def seconds_of(spans: np.ndarray) -> np.ndarray:
     """The seconds of all iterations of each span."""
     n = spans["n"].astype(np.int64)
     return (n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) // 2)) * (1e-9 / (1 << TICK_BITS))
 
 
-def _totals_of(span: Mapping[str, np.ndarray], steps: np.ndarray | int) -> Totals:
-    """The totals of each span's iteration number *steps*."""
+def totals_of(span: Mapping[str, np.ndarray], steps: np.ndarray | int) -> Totals:
+    """The totals of each span's iteration number *steps*; half of one reads half the KV tokens that one adds."""
     queries = span["decode_seqs"] * span["query_tokens"]
     return Totals(
         rows=span["prefill_rows"] + queries,
@@ -169,10 +170,10 @@ def _totals_of(span: Mapping[str, np.ndarray], steps: np.ndarray | int) -> Total
         prefill_pairs=span["prefill_pairs"],
         prefill_kv_tokens=span["prefill_kv_tokens"],
         decode_seqs=span["decode_seqs"],
-        decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
+        decode_kv_tokens=span["decode_kv_tokens"] + (steps * span["decode_seqs"]).astype(np.int64),
         logit_rows=queries + span["completions"],
         prefill_pairs_window=span["prefill_pairs_window"],
-        decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
+        decode_kv_window=span["decode_kv_window"] + (steps * span["window_growth"]).astype(np.int64),
     )
 
 
@@ -194,10 +195,10 @@ def iterations_of(cost: CostModel, columns: Columns, *, from_ns: int, to_ns: int
         spans = replica.spans
         of_ranks.append(spans[(spans["start_ns"] >= from_ns) & (spans["start_ns"] < to_ns)])
     tokens = sum(int((spans["emitted"].astype(np.int64) * spans["n"]).sum()) for spans in of_ranks)
-    spans = _together(of_ranks) if len(of_ranks) > 1 else of_ranks[0]
-    span, seconds = _in_full(spans), _seconds_of(spans)
+    spans = together(of_ranks) if len(of_ranks) > 1 else of_ranks[0]
+    span, seconds = in_full(spans), seconds_of(spans)
     each = np.maximum(seconds / np.maximum(span["n"], 1), 1e-12)
-    work = cost.work(_totals_of(span, (span["n"] - 1) // 2))
+    work = cost.work(totals_of(span, (span["n"] - 1) // 2))
     return Iterations(
         seconds=seconds,
         bandwidth=work.hbm_bytes / (each * cost.peak_bytes_per_s),
@@ -220,9 +221,8 @@ def _add_power(
     bulk.add("power_share_s", done, np.where(busy, drawn * seconds, 0.0))
 
 
-def _parts(cost: CostModel, totals: Any, completions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The parts of each iteration that its prompts take, their attention, and reading the KV of its decodes: both
-    kinds of rows alone on the device's roofline, and without attention over what came before."""
+def apart(totals: Totals, completions: np.ndarray) -> tuple[Totals, Totals]:
+    """The prompts of iterations without their decodes, and the decodes without the prompts, of which *completions* complete."""
     zero = np.zeros_like(totals.prefill_rows)
     prompts = totals._replace(
         rows=totals.prefill_rows, decode_seqs=zero, decode_kv_tokens=zero, logit_rows=completions, decode_kv_window=zero
@@ -231,6 +231,14 @@ def _parts(cost: CostModel, totals: Any, completions: np.ndarray) -> tuple[np.nd
         rows=totals.rows - totals.prefill_rows, prefill_rows=zero, prefill_chunks=zero, prefill_pairs=zero,
         prefill_kv_tokens=zero, logit_rows=totals.logit_rows - completions, prefill_pairs_window=zero,
     )  # fmt: skip
+    return prompts, decodes
+
+
+def _parts(cost: CostModel, totals: Any, completions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The parts of each iteration that its prompts take, their attention, and reading the KV of its decodes: both
+    kinds of rows alone on the device's roofline, and without attention over what came before."""
+    zero = np.zeros_like(totals.prefill_rows)
+    prompts, decodes = apart(totals, completions)
     bare = (
         prompts._replace(prefill_pairs=zero, prefill_kv_tokens=zero, prefill_pairs_window=zero),
         decodes._replace(decode_kv_tokens=zero, decode_kv_window=zero),

@@ -24,6 +24,7 @@ from hwmodels.totals import Totals
 from sim.engine import Columns, Experiment
 from sim.engine.time.clock import TICKS_PER_S
 from sim.errors import RooftraceError
+from sim.work import apart, in_full, seconds_of, together, totals_of
 
 FloatArray = NDArray[np.float64]
 
@@ -117,8 +118,7 @@ def _short_of_memory(columns: Columns) -> float:
     prompt_tokens = float(columns.requests["prompt_tokens"].mean()) if len(columns.requests["prompt_tokens"]) else 0.0
     for replica in columns.replicas:
         spans = replica.spans
-        n = spans["n"].astype(float)
-        lasting = n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) / 2)
+        lasting = seconds_of(spans)
         prompt = prompt_tokens / replica.block_tokens
         full = spans["kv_blocks_used"] >= min(FULL * replica.kv_blocks_total, replica.kv_blocks_total - prompt)
         busy += float(lasting.sum())
@@ -175,34 +175,29 @@ class _Machines:
             for spec in machine.hosted:
                 replicas = [next(rows) for _ in range(machine.ranks)]
                 cost = _as_it_is(spec.cost)
-                for replica, of_rank in zip(replicas, _of_ranks([each.spans for each in replicas]), strict=True):
+                for replica, of_rank in zip(replicas, _steps([each.spans for each in replicas]), strict=True):
                     number = len(self.lanes)
                     self.lanes.append(tuple(np.unique(replica.spans["lane"]).tolist()))
                     stays = replica.joins[np.argsort(replica.joins["token_ns"], kind="stable")[::-1]]
                     self._first_lane.append(dict(zip(stays["request"].tolist(), stays["lane"].tolist(), strict=True)))
                     for lane in self.lanes[-1]:
-                        mine = of_rank[replica.spans["lane"] == lane]
+                        mine = of_rank.of(replica.spans["lane"] == lane)
                         self._views[number, lane] = self._view(cost, mine, spec.decoding is not None)
 
-    def _view(self, cost: LayerwiseCost, steps: NDArray[Any], drafts: bool) -> _View:
+    def _view(self, cost: LayerwiseCost, steps: _Steps, drafts: bool) -> _View:
         """*steps* of one micro-batch; *drafts*: what the target's price lacks is spent on drafting."""
-        each_s = (steps["end_ns"] - steps["start_ns"]) * 1e-9 / np.maximum(steps["n"], 1)
-        totals, zero = _totals(steps), np.zeros(len(steps), np.int64)
-        decodes = totals._replace(
-            rows=steps["queries"], prefill_rows=zero, prefill_chunks=zero, prefill_pairs=zero, prefill_kv_tokens=zero,
-            logit_rows=steps["queries"], prefill_pairs_window=zero,
-        )  # fmt: skip
-        prompts = totals._replace(
-            rows=steps["prefill_rows"], decode_seqs=zero, decode_kv_tokens=zero, logit_rows=steps["completions"],
-            decode_kv_window=zero,
-        )  # fmt: skip
-        whole = _columns(cost, totals, totals.rows > 0)
+        n = steps.computed["n"]
+        each_s = (steps.end_ns - steps.start_ns) * 1e-9 / np.maximum(n, 1)
+        # Within a span only the KV tokens read change, evenly: its middle stands for all of it.
+        totals = totals_of(steps.computed, (n - 1) / 2)
+        prompts, decodes = apart(totals, steps.computed["completions"])
+        whole = _columns(cost, totals)
         whole_s = whole.sum(axis=1)
         found: list[_Timeline] = []
         for own, of_all in (
             (whole, True),
-            (_columns(cost, decodes, steps["decode_seqs"] > 0), False),
-            (_columns(cost, prompts, steps["prefill_rows"] > 0), False),
+            (_columns(cost, decodes), False),
+            (_columns(cost, prompts), False),
         ):
             own_s = own.sum(axis=1)
             # Prices are lines between points that the cost model gave; a step that took less than its price is shared alike.
@@ -212,12 +207,12 @@ class _Machines:
             table = np.column_stack((own, drafting, inside, np.maximum(whole_s - own_s, 0.0)))
             priced = table.sum(axis=1)
             factor = np.divide(each_s, priced, out=np.zeros_like(priced), where=priced > 0)
-            table *= (factor * steps["n"])[:, None]
+            table *= (factor * n)[:, None]
             if of_all:
                 for cause, seconds in zip(ITERATION, table.sum(axis=0).tolist(), strict=False):
                     self.busy_s[cause] += seconds
             else:
-                found.append(_Timeline(steps["start_ns"], steps["end_ns"], table))
+                found.append(_Timeline(steps.start_ns, steps.end_ns, table))
         return _View(*found)
 
     def lane_of(self, replica: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -231,72 +226,37 @@ class _Machines:
         return self._views[replica, lane]
 
 
-_SUMMED = (
-    *("prefill_rows", "prefill_chunks", "prefill_pairs", "prefill_kv_tokens", "prefill_pairs_window", "decode_seqs"),
-    *("decode_kv_tokens", "decode_kv_window", "window_growth", "completions", "queries"),
-)
-_STEP = np.dtype(
-    [(name, np.int64) for name in (*_SUMMED, "n")] + [(name, np.float64) for name in ("start_ns", "end_ns")]
-)
+class _Steps(NamedTuple):
+    """Spans of one replica: what was computed in each, of all ranks together, and when it began and ended."""
+
+    computed: dict[str, NDArray[np.int64]]
+    start_ns: FloatArray
+    end_ns: FloatArray
+
+    def of(self, chosen: NDArray[np.bool_]) -> _Steps:
+        """Those *chosen*."""
+        computed = {name: each[chosen] for name, each in self.computed.items()}
+        return _Steps(computed, self.start_ns[chosen], self.end_ns[chosen])
 
 
-def _of_ranks(of_ranks: Sequence[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """The steps of each rank, with the work of all ranks in the same step: cost models are given that of all."""
-    steps = [_steps(spans) for spans in of_ranks]
-    if len(steps) == 1:
-        yield from steps
-        return
-    starts, at = np.unique(np.concatenate([each["start_ns"] for each in steps]), return_inverse=True)
-    together = np.zeros(len(starts), _STEP)
-    everything = np.concatenate(steps)
-    for name in _SUMMED:
-        np.add.at(together[name], at, everything[name])
-    for each, where in zip(steps, np.split(at, np.cumsum([len(each) for each in steps])[:-1]), strict=True):
-        found = each.copy()
-        for name in _SUMMED:
-            found[name] = together[name][where]
-        yield found
-
-
-def _steps(spans: NDArray[Any]) -> NDArray[Any]:
-    """Spans as iterations of their mean: within one only the KV tokens read change, evenly."""
-    found = np.zeros(len(spans), _STEP)
-    for name in (*_SUMMED[:-1], "n"):
-        found[name] = spans[name]
-    n = spans["n"].astype(np.int64)
-    found["queries"] = found["decode_seqs"] * spans["query_tokens"]
-    found["decode_kv_tokens"] += (n - 1) * found["decode_seqs"] // 2
-    found["decode_kv_window"] += (n - 1) * found["window_growth"] // 2
-    ticks = n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) // 2)
-    per_ns = TICKS_PER_S / 1e9
-    found["start_ns"] = spans["start_ns"] + spans["start_frac"] / per_ns
-    found["end_ns"] = found["start_ns"] + ticks / per_ns
-    return found
+def _steps(of_ranks: Sequence[NDArray[Any]]) -> Iterator[_Steps]:
+    """The spans of each rank; cost models are given the work of all ranks in the same step."""
+    whole = together(list(of_ranks)) if len(of_ranks) > 1 else of_ranks[0]
+    starts = np.unique(np.concatenate([spans["start_ns"] for spans in of_ranks]))
+    for spans in of_ranks:
+        computed = in_full(whole[np.searchsorted(starts, spans["start_ns"])] if len(of_ranks) > 1 else spans)
+        start_ns = spans["start_ns"] + spans["start_frac"] * (1e9 / TICKS_PER_S)
+        yield _Steps(computed, start_ns, start_ns + seconds_of(spans) * 1e9)
 
 
 _ROUNDING = 1e-5
 """The share of an iteration below which what its price lacks is rounding: lines are within 2e-7 of it, ticks within 1e-9 s."""
 
 
-def _totals(steps: NDArray[Any]) -> Totals:
-    return Totals(
-        rows=steps["prefill_rows"] + steps["queries"],
-        prefill_rows=steps["prefill_rows"],
-        prefill_chunks=steps["prefill_chunks"],
-        prefill_pairs=steps["prefill_pairs"],
-        prefill_kv_tokens=steps["prefill_kv_tokens"],
-        decode_seqs=steps["decode_seqs"],
-        decode_kv_tokens=steps["decode_kv_tokens"],
-        logit_rows=steps["queries"] + steps["completions"],
-        prefill_pairs_window=steps["prefill_pairs_window"],
-        decode_kv_window=steps["decode_kv_window"],
-    )
-
-
-def _columns(cost: LayerwiseCost, totals: Totals, some: NDArray[np.bool_]) -> FloatArray:
-    """Seconds of iterations by part, zero but for *some*: [iterations, parts]."""
-    parts = cost.parts_s(Totals(*(np.ascontiguousarray(column) for column in totals)))
-    return np.stack(list(parts.values()), axis=1) * some[:, None]
+def _columns(cost: LayerwiseCost, totals: Totals) -> FloatArray:
+    """Seconds of iterations by part, zero for those without a token: [iterations, parts]."""
+    parts = cost.parts_s(totals)
+    return np.stack(list(parts.values()), axis=1) * (totals.rows > 0)[:, None]
 
 
 def _sum(parts: Mapping[str, FloatArray]) -> FloatArray:

@@ -178,7 +178,8 @@ def test_a_single_machine_takes_any_router(python: str) -> None:
 
 
 def with_modules(folder: Path, modules: dict[str, str]) -> str:
-    """An interpreter in which a package called vllm, of release 9.9, has these *modules*."""
+    """An interpreter in which a package called vllm, of release 9.9, has these *modules*; its torch has one name."""
+    (folder / "torch.py").write_text("float32 = None\n")
     package = folder / "vllm"
     package.mkdir()
     (folder / "vllm-9.9.dist-info").mkdir()
