@@ -110,7 +110,8 @@ def verdicts(runs: Sequence[Session]) -> Iterator[str]:
         where = [f"{which} at {users or 'none'}" for which, users in (("measured", measured), ("simulated", simulated))]
         yield f"hit rate collapses on {_counted(tensor, 'GPU')}, of the users {', '.join(map(str, ladder))}: {', '.join(where)}"
     for what, bound in (("gap", GAP_ERROR), ("ttft", TTFT_ERROR)):
-        errors = sorted(error for run in clean if math.isfinite(error := abs(getattr(run, f"{what}_error"))))
+        sizes: list[float] = [abs(getattr(run, f"{what}_error")) for run in clean]
+        errors = sorted(size for size in sizes if math.isfinite(size))
         inside = sum(error <= bound for error in errors)
         name = {"gap": "time between tokens", "ttft": "TTFT"}[what]
         middle = 100 * errors[len(errors) // 2]
@@ -164,16 +165,16 @@ def sessions_markdown(found: Sessions) -> str:
     """The section of docs/validation.md on sessions; empty where there are none."""
     if not found.runs:
         return ""
-    parts = ["## Sessions\n", _HEAD]
+    parts = ["## Sessions\n", _HEAD.rstrip()]
     for file, runs in by_file(found).items():
         parts += [f"\n### `{file}`\n", f"| {' | '.join(HEADS)} |", f"| --- |{' --: |' * (len(HEADS) - 1)}"]
         parts += [f"| {' | '.join(cells(run))} |" for run in runs]
         parts += ["", *(f"* {verdict}" for verdict in verdicts(runs))]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts)
 
 
 _HEAD = """\
-Users of one server with a prefix cache, replayed from what they sent; [what is known of the errors](validation/sessions.md). The hit
+Users of one server with a prefix cache, replayed from what they sent ([errors](validation/sessions.md)). The hit
 rate is that of vLLM's counters, which look the first waiting request up at every step; `host` is what host memory gave of the
 prompts; `apart` is the mean distance of KV in use over time. ITL and TTFT are medians. Each cell is measured / simulated, or
 measured with the error in brackets; a run that is stalled stood still for a minute or ended early, and does not count below.

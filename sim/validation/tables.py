@@ -104,7 +104,7 @@ in percent; bias is the mean of predicted / measured - 1.
 | how far off are servers that nothing was fitted to, and fits to a few runs? | [measured servers](validation/servers.md) |
 | do routers rank as measured? | [routers](validation/routers.md) |
 | is host memory worth what it was measured to be? | [KV tiers](validation/kv_tiers.md) |
-| do users with long sessions find their prompts cached as measured? | [sessions](#sessions), [their errors](validation/sessions.md) |
+| are prompts of long sessions found as measured? | [sessions](#sessions), [their errors](validation/sessions.md) |
 | do separate pools answer as measured? | [separate pools](#separate-pools) |
 | do schedulers and caches decide as the engines' own? | [schedulers](validation/schedulers.md) |
 | does an endpoint in simulated time answer on time? | [endpoint](validation/endpoint.md) |

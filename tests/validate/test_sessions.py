@@ -1,6 +1,7 @@
 """Runs of users with sessions beside their simulation."""
 
 import csv
+import itertools
 import math
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_a_large_cache_finds_of_every_prompt_what_it_kept_of_the_one_before(tmp_
     rows = recorded(np.random.default_rng(seed), users=3, requests=6)
     seen, _ = replayed(run_of(tables(tmp_path, rows)))
     kept = 0
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in itertools.pairwise(rows):
         if row["user"] == before["user"]:
             # Blocks are found whole, and of a prompt that is all cached one is computed again.
             common = min(row["client_hit_blocks"] * 64, before["input_tokens"])

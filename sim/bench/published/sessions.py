@@ -11,13 +11,15 @@ Each run is replayed until its server's counters end. Nothing is fitted to these
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hwmodels.slowed import slowed
 from sim.bench.published.machines import Unmodelled
 from sim.bench.published.rows import rows_of
 from sim.engine import run as simulated
@@ -26,6 +28,7 @@ from sim.scenario.assembly import build
 from workloads import Follows, Trace, Workload
 
 if TYPE_CHECKING:
+    from hwmodels.cost import CostModel
     from hwmodels.measured import Measurement
     from sim.engine import Columns, Experiment
 
@@ -110,13 +113,19 @@ def session_runs(measurement: Measurement, others: Sequence[Measurement]) -> lis
     return list(made(measurement, others, server))
 
 
-def replayed(run: SessionRun, hardware: str | None = None) -> tuple[Seen, float]:
-    """The figures of *run* simulated, and by how much the share of KV blocks in use is apart in the mean over its ticks."""
+def replayed(run: SessionRun, hardware: str | None = None, *, slower: float = 1.0) -> tuple[Seen, float]:
+    """The figures of *run* simulated, and by how much the share of KV blocks in use is apart in the mean over its ticks.
+
+    *slower*: every step takes so many times as long, to tell what comes of the price of steps and what does not.
+    """
     scenario = dict(run.scenario) if hardware is None else {**run.scenario, "hardware": hardware}
     horizon_ns = None if run.until_s is None else round(run.until_s * 1e9)
     experiment = replace(build(Scenario.from_mapping(scenario)), workload=run.workload, horizon_ns=horizon_ns)
-    columns = simulated(experiment)
     (server,) = experiment.hosted
+    if slower != 1.0:
+        server = replace(server, cost=slowed(cast("CostModel", server.cost), slower))
+        experiment = replace(experiment, replicas=(server,))
+    columns = simulated(experiment)
     over_time = _kv_use(columns, server.kv_blocks - 1)
     apart = np.nan
     if run.ticks:
@@ -164,8 +173,8 @@ def _seen(columns: Columns, experiment: Experiment, kv_use: float) -> Seen:
 def _looked_up_again(columns: Columns, experiment: Experiment) -> tuple[int, int]:
     """Tokens that vLLM's counters have beyond one look a request, and how many of them were found.
 
-    With each step that has room in its budget, the scheduler looks up the first request that waits, and counts it whether or not its
-    blocks are then found to fit. The requests are served in order, so the first is the next one that is admitted.
+    With each step that has room in its budget, the scheduler looks up the first request that waits and counts it, whether its
+    blocks are then found to fit or not. The requests are served in order, so the first is the next one that is admitted.
     """
     (server,) = experiment.hosted
     requests, table = columns.requests, columns.iterations()
@@ -212,7 +221,10 @@ def _scenario(server: Server, measurement: Measurement, row: Mapping[str, Any], 
 def _beside(measurement: Measurement, others: Sequence[Measurement], kind: str, what: str) -> list[dict[str, Any]]:
     """The rows of the table of *kind* on the same model and device; `Unmodelled` where there is none."""
     for other in others:
-        if other.kind == kind and (other.device, other.labels["model"]) == (measurement.device, measurement.labels["model"]):
+        if other.kind == kind and (other.device, other.labels["model"]) == (
+            measurement.device,
+            measurement.labels["model"],
+        ):
             return rows_of(other)
     raise Unmodelled(f"what {what} (a table of kind {kind}) is not in the folder")
 
@@ -264,7 +276,8 @@ class _Recorded:
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         rows = sorted(
-            (row for row in rows if ":" not in row["trace_id"]), key=lambda row: (row["run"], row["user"], row["request_idx"])
+            (row for row in rows if ":" not in row["trace_id"]),
+            key=lambda row: (row["run"], row["user"], row["request_idx"]),
         )
         self._prompt: dict[tuple[str, int], tuple[int, int]] = {}
         self._gap_s: dict[tuple[str, int], float] = {}
@@ -275,7 +288,7 @@ class _Recorded:
             self._prompt[key] = int(row["input_tokens"]), int(row["client_hit_blocks"]) * _CLIENT_BLOCK_TOKENS
             if row["ok"]:
                 self._answer[str(row["run"]), str(row["user"]), key[1]] = int(row["output_tokens"])
-        for before, row in zip(rows, rows[1:], strict=False):
+        for before, row in itertools.pairwise(rows):
             key = str(row["trace_id"]), int(row["request_idx"])
             follows = (before["run"], before["user"], before["request_idx"] + 1) == (row["run"], row["user"], key[1])
             gap_s = row["start_s"] - before["start_s"] - before["e2e_ms"] * 1e-3
@@ -316,7 +329,7 @@ class _Recorded:
             share = min(1.0, (_LONGEST_TOKENS - length) / max(user["requests_left"] * self._growth_tokens, 1.0))
             for i in range(n):
                 if i:
-                    before, step = length, self._steps[draws[i]]
+                    before, step = length, self._steps[int(draws[i])]
                     key = str(user["trace_id"]), first + i
                     grown = int(np.clip(before + share * step.growth_tokens, block_tokens, _LONGEST_TOKENS))
                     length, kept = self._prompt.get(key, (grown, int(before - step.lost_tokens)))
@@ -324,7 +337,7 @@ class _Recorded:
                 own = content[: max(kept, 0) // block_tokens]
                 content = np.concatenate((own, fresh.take(length // block_tokens - len(own))))
                 prompt.append(length)
-                answer.append(self._answer.get((run, str(user["user"]), first + i), answers[i]))
+                answer.append(self._answer.get((run, str(user["user"]), first + i), int(answers[i])))
                 nominal_s.append(user["start_s"] if not i else nominal_s[-1] + after_s)
                 gap_s.append(after_s)
                 session.append(number)
@@ -434,7 +447,9 @@ def _turns(rows: Sequence[Mapping[str, Any]], requests: int, clients: int, block
     rows = sorted(rows, key=lambda row: (row["conversation"], row["turn"]))
     rounds = -(-requests // len(rows))
     number = np.array([int(row["conversation"]) for row in rows])
-    prompt, answer = (np.tile([int(row[name]) for row in rows], rounds)[:requests] for name in ("prompt_tokens", "output_tokens"))
+    prompt, answer = (
+        np.tile([int(row[name]) for row in rows], rounds)[:requests] for name in ("prompt_tokens", "output_tokens")
+    )
     session = np.concatenate([number + i * (int(number.max()) + 1) for i in range(rounds)])[:requests]
     # The ids of a turn name its answer as well, which the next prompt contains.
     counts = np.maximum((prompt + answer) // block_tokens, -(-prompt // block_tokens))
