@@ -31,6 +31,7 @@ from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
 from workloads import FORMATS, ServeGen, SharedPrefix
+from workloads.components import ComponentOrder
 from workloads.exports import MissingOutput
 
 TraceFormat = Annotated[str, OneOf("auto", *(name for name in FORMATS if not name.startswith("azure_functions")))]
@@ -183,7 +184,7 @@ _LENGTHS = ("prompt_tokens", "output_tokens")
 _AMOUNTS = ("requests", "duration_s")
 _OF_FILES = (
     *("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed"),
-    *("tokenizer", "since", "until"),
+    *("tokenizer", "since", "until", "component_order"),
 )
 _WHEN = "say in arrivals when {what} start (poisson, deterministic, ...)"
 _SOURCES = {
@@ -261,6 +262,9 @@ class Workload(Section):
     from the first row. Time runs from the first request that is taken."""
     until: Moment | None = None
     """Requests of a trace that came then or later are left out; where times are in order, nothing behind is read."""
+    component_order: ComponentOrder = "as_sent"
+    """The order of a prompt's components, in a trace that names these: as they were sent, or as earlier prompts had them (seen), so
+    that a prefix cache finds more."""
     arrivals: Process | None = None
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None

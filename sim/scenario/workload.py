@@ -223,6 +223,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
         seed=scenario.seed,
         since=settings.since,
         until=settings.until,
+        component_order=settings.component_order,
     )
 
 
