@@ -223,6 +223,17 @@ _NO_SOURCE = (
 )
 
 
+class Gateway(Section):
+    """The delay of a gateway before its router sees a request."""
+
+    delay_s: Annotated[float, Field(ge=0)] = 0.0
+    delay_s_per_token: Annotated[float, Field(ge=0)] = 0.0
+    """For each prompt token."""
+    tokenizes: bool = False
+    """Whether it brings prompts to tokens, as llm-d needs them for its exact index: it takes as long as the engines, whose front end
+    does it again."""
+
+
 class Workload(Section):
     """The requests that arrive: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
@@ -600,6 +611,8 @@ class Settings(Section):
     """Micro-batches in flight at once; where it is left out, one for each stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Router = Router(policy="round_robin")
+    gateway: Gateway = Gateway()
+    """Time that requests spend in front of the router, beside the engines' own front end."""
     rank_router: Router | None = None
     """Which rank of a machine gets a request (`parallel.data`); where it is left out, as the serving stack does it: `vllm_ranks`,
     `trtllm_ranks`, or for the others `round_robin`."""

@@ -35,7 +35,7 @@ def workload_of(scenario: Scenario) -> workloads.Workload:
         if settings.sessions is not None:
             made: workloads.Workload | None = _sessions(scenario, settings)
         elif settings.shared_prefix is not None:
-            made = settings.shared_prefix.trace(scenario.seed)
+            made = settings.shared_prefix.requests(scenario.seed)
         elif settings.conversations is not None:
             made = _conversations(scenario, settings.conversations)
         elif settings.servegen is not None:
@@ -52,7 +52,8 @@ def workload_of(scenario: Scenario) -> workloads.Workload:
             made = made.limit(settings.limit)
         if settings.rate_scale != 1.0:
             if made.planned_ns is None:
-                instead = "a setting of the generator" if settings.generator else "workload.arrivals.concurrency"
+                own = "a setting of the generator" if settings.generator else "workload.arrivals.concurrency"
+                instead = "the stages' rates" if settings.shared_prefix else own
                 raise ScenarioError(
                     "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
                     f"change {instead} instead"

@@ -231,6 +231,8 @@ def draw(rng: Random) -> Mapping:
         found["serving_release"] = {"vllm": "0.12", "sglang": "0.5.10", "trtllm": "1.0"}[stack]
     if rng.random() < 0.2:
         found["stream_interval"] = rng.choice([2, 4, 7])
+    if rng.random() < 0.1:
+        found["gateway"] = _some(rng, 0.6, delay_s=[0.0, 0.02], delay_s_per_token=[1e-6, 1e-4], tokenizes=[True])
     around = _Around(rng, load, stack, roofline)
     classes = around.classes(found)
     fleet = rng.choice(["one"] * 5 + ["pools"] * 3 + ["apart"] * 4 + ["placement"])
@@ -960,7 +962,14 @@ def _shared(rng: Random) -> _Load:
         "pause_s": rng.choice([0.0, 0.2]), "arrival": rng.choice(["poisson", "constant"]),
         "shuffle": system != 900,
     }  # fmt: skip
-    return _Load({"shared_prefix": found}, arrives=len(stages) == 1, ids=True, longest=system + 70)
+    limit = _some(rng, 0.3, in_flight=[1, 5, 200])
+    return _Load(
+        {"shared_prefix": found | limit},
+        closed=bool(limit),
+        arrives=len(stages) == 1 and not limit,
+        ids=True,
+        longest=system + 70,
+    )
 
 
 def _conversations(rng: Random) -> _Load:
