@@ -230,8 +230,8 @@ class Gateway(Section):
     delay_s_per_token: Annotated[float, Field(ge=0)] = 0.0
     """For each prompt token."""
     tokenizes: bool = False
-    """Whether it brings prompts to tokens, as llm-d needs them for its exact index: it takes as long as the engines, whose front end
-    does it again."""
+    """Whether it brings prompts to tokens, as llm-d's exact index needs them: for as long as the engines' front end, which does it
+    again."""
 
 
 class Workload(Section):
