@@ -453,7 +453,9 @@ class _Around:
             not self.roofline and self.stack in ("vllm", "sglang", "trtllm") and not found["hardware"].startswith("tpu")
         )
         if graphs and rng.random() < 0.15:
-            found["cuda_graphs"] = rng.choice([{"largest": 16}, {"sizes": [1, 4, 16, 64]}, {"eager": True}])
+            found["cuda_graphs"] = rng.choice(
+                [{"largest": 16}, {"sizes": [1, 4, 16, 64]}, {"eager": True}, {"decode_only": True}]
+            )
         memory = self._memory(shared)
         found["memory"] = memory
         decodes = not shared and rng.random() < 0.3

@@ -61,7 +61,8 @@ SERVERS = {
     "dsr1-fp4": Server("nvidia/DeepSeek-R1-0528-FP4", block_tokens=32, host_gib=600.0, expert_parallel=True),
     "llama3.3-70b-fp4": Server("nvidia/Llama-3.3-70B-Instruct-FP4", block_tokens=16, host_gib=0.0, host_gib_per_gpu=300.0),
 }  # fmt: skip
-"""By the model in a table's name. Caches are of 8 bits and prompts share steps of 8,192 tokens in all of them."""
+"""By the model in a table's name. In all of them caches are of 8 bits, steps have 8,192 tokens at
+most, and graphs are for decode steps alone."""
 
 
 class Seen(NamedTuple):
@@ -211,6 +212,7 @@ def _scenario(server: Server, measurement: Measurement, row: Mapping[str, Any], 
         "kv_precision": "fp8",
         "serving_stack": measurement.source,
         "serving_release": measurement.version,
+        "cuda_graphs": {"decode_only": True},
         "parallel": {"tensor": tensor, "expert": tensor if server.expert_parallel else 1},
         "scheduler": {"policy": measurement.source, "max_num_batched_tokens": _BUDGET, **scheduler},
         "memory": memory,
