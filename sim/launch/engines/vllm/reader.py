@@ -72,10 +72,9 @@ def _eplb(reading: Reading) -> None:
 
 
 def _graphs(reading: Reading) -> None:
-    config = reading.object_or_word("compilation-config")
-    mode = config.pop("cudagraph_mode", None) if isinstance(config, dict) else None
-    if mode not in (None, "NONE", "FULL_DECODE_ONLY"):
-        config = {**config, "cudagraph_mode": mode}
+    config, mode = reading.object_or_word("compilation-config"), None
+    if isinstance(config, dict) and config.get("cudagraph_mode") in ("NONE", "FULL_DECODE_ONLY"):
+        mode = config.pop("cudagraph_mode")
     if config:
         reading.give_back("compilation-config", json.dumps(config) if isinstance(config, dict) else config)
     eager = reading.switch("enforce-eager")
