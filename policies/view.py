@@ -154,8 +154,9 @@ class PrefixCache(Protocol):
         """New blocks are taken, for which others are evicted."""
         ...
 
-    def cached(self, id_: int, tokens: int, /) -> None:
-        """An admitted sequence is to be computed to *tokens* tokens: its full blocks can be found."""
+    def cached(self, id_: int, tokens: int, /, *, is_all: bool = False) -> None:
+        """An admitted sequence is to be computed to *tokens* tokens: its full blocks can be found. *is_all*: it has no token
+        behind these yet."""
         ...
 
     def freed_by(self, id_: int, gone: dict[object, int], /) -> int:
@@ -325,7 +326,7 @@ class Scheduler(Protocol):
 
     A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
     below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`, `preempted_last`, `reserves`,
-    `counts_steps`, `pads_to`. A wrapper has those of its `inner` unless it has its own. A method
+    `counts_steps`, `pads_to`, `rules`. A wrapper has those of its `inner` unless it has its own. A method
     `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what helps; such a run is
     refused.
     """
@@ -399,6 +400,18 @@ def counts_steps(scheduler: object) -> bool:
     """Whether plans of *scheduler*, or of one that it wraps, depend on the number of the step that ranks take together
     (`ReplicaView.step`): by an attribute `counts_steps`."""
     return bool(_asked(scheduler, "counts_steps"))
+
+
+def rule_of(scheduler: object, name: str) -> bool | None:
+    """A rule of the release whose scheduler *scheduler* is, or the one that it wraps, by name: found in an attribute `rules`. None:
+    it has none."""
+    return getattr(_asked(scheduler, "rules"), name, None)
+
+
+def drafts_prompts(scheduler: object) -> bool:
+    """Whether an iteration drafts for sequences that compute prompts as well: where *scheduler*, or one that it wraps, has a rule
+    for when it does not (`drafts_if_used`)."""
+    return rule_of(scheduler, "drafts_if_used") is not None
 
 
 def _asked(scheduler: object, name: str) -> object:

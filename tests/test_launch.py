@@ -14,12 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hwmodels.overheads import at_or_before
+from policies.vllm import RELEASES
 from sim.errors import RooftraceError
 from sim.launch import export, recommended, scenario_from
 from sim.launch.arguments import ENGINES, _gone_from, _listed, _plain, options_of, read_words, release_of
 from sim.launch.chosen import Chosen
 from sim.launch.translate import Translation
 from sim.scenario import Scenario
+from sim.scenario.assembly import resolve
 from tests.cli.test_run import APP, rooftrace
 
 
@@ -245,6 +247,39 @@ def test_images_of_other_engines_name_releases_too_and_those_of_others_do_not(
 
 def test_a_release_that_is_named_stands_over_that_of_the_image() -> None:
     assert _of_release("", "0.24.0", "vllm/vllm-openai:v0.22.0").scenario.serving_release == "0.24.0"
+
+
+@pytest.mark.parametrize(
+    ("release", "options", "rules", "said"),
+    [
+        ("0.33.0", "", "0.33", False),
+        ("v0.28.0", "", "0.28", False),
+        ("0.30.2", "", "0.28", True),
+        ("0.22.0", "", "0.24", True),
+        ("0.22.0", "--max-num-active-seqs 16", "0.32", True),
+        ("0.99", "", "0.33", True),
+    ],
+)
+def test_the_scheduler_has_the_rules_of_the_release_or_of_the_nearest_that_is_known(
+    release: str, options: str, rules: str, said: bool
+) -> None:
+    found = _of_release(options, release)
+    assert found.scenario.scheduler.settings.get("release", "0.32") == rules
+    assert any(f"those of {rules} are taken" in note for note in found.notes) == said
+    # It can be simulated, and written as a command again.
+    (machine,) = resolve(found.scenario).experiment.hosted
+    assert machine.scheduler.rules == RELEASES[rules]
+    assert not [
+        text for text in export(Chosen(scenario=found.scenario, reasons=()), "vllm").left_out if "scheduler" in text
+    ]
+
+
+def test_a_release_whose_options_are_not_listed_is_said_to_be_read_as_another_and_as_nothing_else() -> None:
+    notes = [note for note in _of_release("", "0.99").notes if "0.99" in note]
+    assert notes == [
+        "vllm 0.99 is newer than the newest release whose options are listed: they are those of 0.33.0, and overheads and memory "
+        "those of the nearest releases that are known"
+    ]
 
 
 def test_options_are_those_of_the_release() -> None:
