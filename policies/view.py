@@ -230,8 +230,8 @@ class ReplicaView:
     terms: Terms = NO_TERMS
     """Terms of classes of service."""
     cache: PrefixCache | None = None
-    """None without a prefix cache. The hit of each waiting request is among its `cached_tokens`, but for a scheduler that
-    `admits_in_turn` or `looks_itself`, which looks it up here."""
+    """None without a prefix cache, and for a scheduler that asks nothing of it. The hit of each waiting request is among its
+    `cached_tokens`, but for a scheduler that `admits_in_turn` or `looks_itself`, which looks it up here."""
 
     @property
     def n_running(self) -> int:
@@ -325,10 +325,10 @@ class Scheduler(Protocol):
     """Decides, from a view alone, what the next iteration runs. Implementations are frozen dataclasses.
 
     A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
-    below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`, `preempted_last`, `reserves`,
-    `counts_steps`, `pads_to`, `rules`. A wrapper has those of its `inner` unless it has its own. A method
-    `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what helps; such a run is
-    refused.
+    below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `asks_beginnings`, `evicts`,
+    `preempted_last`, `reserves`, `counts_steps`, `pads_to`, `rules`. A wrapper has those of its `inner` unless it has its own. A
+    method `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what helps; such a run
+    is refused.
     """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...
@@ -376,6 +376,12 @@ def looks_itself(scheduler: object) -> bool:
     after the other: by an attribute `looks_itself`. Its queue shows sequences without their hits, and those that its plan admits
     hold them before any blocks are taken. `Plan.looks` has its lookups."""
     return bool(_asked(scheduler, "looks_itself"))
+
+
+def asks_beginnings(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, asks which prompts begin alike (`PrefixCache.beginning`), and nothing else, of a
+    prefix cache whose hits it is shown: by an attribute `asks_beginnings`."""
+    return bool(_asked(scheduler, "asks_beginnings"))
 
 
 def evicts(scheduler: object) -> bool:

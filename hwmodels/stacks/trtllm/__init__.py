@@ -34,7 +34,11 @@ def _limits(device: Device, memory_bytes: float, *, offline: bool, tensor: int) 
 
 def _choices(settings: Mapping[str, Any], around: Circumstances) -> dict[str, Any]:
     # Its loop for pipelines has no overlap (py_executor.py, `_executor_loop_pp`).
-    return without_overlap(settings, around, "disable_overlap_scheduler")
+    found = without_overlap(settings, around, "disable_overlap_scheduler")
+    if around.has_windows and "chunk_unit_size" not in settings:
+        # Where a context may be longer than the smallest window (py_executor_creator.py, `chunk_unit_size`).
+        found["chunk_unit_size"] = 256
+    return found
 
 
 def _published(told: Mapping[str, Any], around: Circumstances, clients: int) -> dict[str, Any]:

@@ -67,6 +67,11 @@ class BlockCache(RunPool):
         """Whether a sequence emits what the workload names, so that hits may grow with every step."""
         return self._writes > 0
 
+    def beginning(self, id_: int, tokens: int) -> object:
+        """A name of the first *tokens* tokens of a request, which fill blocks: equal for all that begin with them."""
+        blocks = tokens // self.block_tokens
+        return self._contents.path(id_, blocks, blocks - 1)[0][0]
+
     # Look-ups.
 
     def found_blocks(self, id_: int, tokens: int) -> int:
