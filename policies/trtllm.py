@@ -109,6 +109,11 @@ class TrtLlm:
         return self._capacity == "MAX_UTILIZATION"
 
     @property
+    def seats(self) -> int:
+        """See `policies.view.seats`."""
+        return self.max_batch_size
+
+    @property
     def _capacity(self) -> Capacity:
         return "MAX_UTILIZATION" if self.use_kv_cache_manager_v2 else self.capacity_scheduler_policy
 

@@ -326,9 +326,9 @@ class Scheduler(Protocol):
 
     A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
     below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `asks_beginnings`, `evicts`,
-    `preempted_last`, `reserves`, `counts_steps`, `pads_to`, `rules`. A wrapper has those of its `inner` unless it has its own. A
-    method `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what helps; such a run
-    is refused.
+    `preempted_last`, `reserves`, `counts_steps`, `pads_to`, `seats`, `rules`. A wrapper has those of its `inner` unless it
+    has its own. A method `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what
+    helps; such a run is refused.
     """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...
@@ -382,6 +382,13 @@ def asks_beginnings(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, asks which prompts begin alike (`PrefixCache.beginning`), and nothing else, of a
     prefix cache whose hits it is shown: by an attribute `asks_beginnings`."""
     return bool(_asked(scheduler, "asks_beginnings"))
+
+
+def seats(scheduler: object) -> int | None:
+    """Requests that *scheduler*, or one that it wraps, is given at once where those of several ranks wait in one queue: by an
+    attribute `seats`. None: all that there are."""
+    found = _asked(scheduler, "seats")
+    return found if isinstance(found, int) else None
 
 
 def evicts(scheduler: object) -> bool:

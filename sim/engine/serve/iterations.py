@@ -214,8 +214,9 @@ class Iterations:
 
     def standing(self, batch: MicroBatch) -> Standing:
         """State of *batch* and the model now."""
-        kv = self._kv
-        return batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, batch.decoding.round
+        kv, sequences = self._kv, self._sequences
+        waiting = len(self._queue) + len(sequences.behind)
+        return batch.index, sequences.n_admitted, waiting, kv.total - kv.free, batch.decoding.round
 
     def _padded(self, batch: MicroBatch, totals: Totals) -> Totals:
         context = max((seq.cached_tokens for seq in batch.view.running), default=0) if batch.decodes else 0

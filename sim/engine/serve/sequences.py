@@ -6,7 +6,7 @@ Moves keep the books: KV blocks, emitted tokens, admitted sequences. The plan de
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Literal
 
 from policies.view import (
@@ -50,6 +50,8 @@ class Sequences:
     ) -> None:  # fmt: skip
         """*part*: what the machine has to do with handing over; None: nothing."""
         self.queue: deque[WaitingSeq] = deque()
+        self.behind: Sized = ()
+        """Requests that wait for a seat of any rank, where this is the first of the ranks."""
         # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only continue if another is
         # preempted, and a scheduler sees its own alone.
         self._kv_comes = part is not None or bool(spec.tiers)

@@ -78,9 +78,7 @@ def _rules_of_release(reading: Reading) -> None:
     if rules != Vllm().release:
         reading.put("scheduler.release", rules)
     if not f"{reading.release}.".startswith(f"{rules}."):
-        reading.notes.append(
-            f"rules of the scheduler are known of vllm {', '.join(known)}: those of {rules} are taken"
-        )
+        reading.notes.append(f"rules of the scheduler are known of vllm {', '.join(known)}: those of {rules} are taken")
 
 
 def _eplb(reading: Reading) -> None:
