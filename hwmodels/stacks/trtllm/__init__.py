@@ -65,8 +65,8 @@ STACK = Stack(
     schedulers={
         "trtllm": Scheduler(
             policy="policies.trtllm:TrtLlm",
-            known_from="releases 1.0 to 1.2, "
-            "[from knowledge](validation/schedulers.md#tensorrt-llm-what-was-read-and-what-was-not)",
+            known_from="files of releases 1.0 to 1.2 and of 2026, "
+            "[rule by rule](validation/schedulers.md#tensorrt-llm-what-was-read-and-what-was-not)",
             compared_with="literal tests, the same rules written twice",
         )
     },
@@ -132,6 +132,6 @@ STACK = Stack(
             on="2026-11-22",
         ),
     ),
-    left_out="Not modelled: the priorities by which blocks are evicted, beam search, LoRA adapters, encoders, and the setting "
+    left_out="Not modelled: the priorities by which blocks are evicted, parts of blocks that are found, beam search, LoRA adapters, encoders, and the setting "
     "`batch_wait_timeout_ms`. The account of memory has been compared with no log of a server.",
 )
