@@ -55,7 +55,7 @@ def ours_of(case: dict[str, Any], release: str) -> Any:
 
 
 def circumstances(case: Mapping[str, Any]) -> str:
-    """What of a workload may make its rules differ."""
+    """The features of a workload that may make its rules differ."""
     there = {
         "prefix cache": "id_tokens" in case,
         f"{case['scheduling_policy']}": case["scheduling_policy"] != "fcfs",

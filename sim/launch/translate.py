@@ -60,16 +60,7 @@ def scenario_from(
     model = _assigned_model(assignments)
     readings = [_read(server, model, strict) for server in servers]
     notes = [*script.notes, *(note for reading in readings for note in reading.notes)]
-    devices = [_device(server, notes) for server in servers]
-    hardware = hardware or (devices[0] if len(set(devices)) == 1 else None)
-    if hardware is None and None in devices:
-        notes.append("a command does not say on what it runs; --hardware NAME does, and h100-sxm is assumed")
-    settings: dict[str, Any] = {} if hardware is None else {"hardware": hardware}
-    settings |= _one(servers[0], readings[0], notes) if len(servers) == 1 else _pools(servers, readings, notes)
-    if hardware is None and len(servers) > 1:
-        for pool, device in zip(settings["pools"].values(), devices, strict=True):
-            pool |= {} if device is None else {"hardware": device}
-    settings["workload"] = {"trace": "conversation"}
+    settings = _settings(servers, readings, hardware, notes)
     scenario = _scenario(settings, readings, assignments, notes)
     if scenario.workload.trace in BUILT_IN_TRACES:
         notes.append(
@@ -84,6 +75,22 @@ def scenario_from(
         without_effect=tuple(dict.fromkeys(text for texts in front for text in texts)),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _settings(
+    servers: Sequence[Server], readings: Sequence[Reading], hardware: str | None, notes: list[str]
+) -> dict[str, Any]:
+    """The settings that the commands say, on *hardware* or on what they run."""
+    devices = [_device(server, notes) for server in servers]
+    hardware = hardware or (devices[0] if len(set(devices)) == 1 else None)
+    if hardware is None and None in devices:
+        notes.append("a command does not say on what it runs; --hardware NAME does, and h100-sxm is assumed")
+    settings: dict[str, Any] = {} if hardware is None else {"hardware": hardware}
+    settings |= _one(servers[0], readings[0], notes) if len(servers) == 1 else _pools(servers, readings, notes)
+    if hardware is None and len(servers) > 1:
+        for pool, device in zip(settings["pools"].values(), devices, strict=True):
+            pool |= {} if device is None else {"hardware": device}
+    return {**settings, "workload": {"trace": "conversation"}}
 
 
 def models_of(command: str, *, assignments: Sequence[str] = (), source: str = "the command") -> tuple[str, ...]:

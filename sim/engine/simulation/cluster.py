@@ -210,6 +210,9 @@ class Cluster:
         self._reasons: dict[str, int] = {}
         self._front_end = FrontEnd(experiment)
         self._clients = workload.clients()
+        self._cancelled: Callable[[], Iterable[int]] | None = getattr(self._clients, "cancelled", None)
+        self._aborts: deque[tuple[int, int]] = deque()
+        self._giving_up = Alarm(self._clock, ARRIVALS, self._on_abort)
 
     def _course_of(self, experiment: Experiment, links: Links) -> tuple[Course[Any], Handovers | None]:
         """The stages of requests, with a router for each; and what is between machines where prefill and decode are apart."""
@@ -361,9 +364,15 @@ class Cluster:
         ids = np.flatnonzero(abort_ns >= 0)
         at_ns = (sent_ns + abort_ns)[ids]
         order = np.argsort(at_ns, kind="stable")
-        self._aborts: deque[tuple[int, int]] = deque(zip(at_ns[order].tolist(), ids[order].tolist(), strict=True))
-        self._giving_up = Alarm(self._clock, ARRIVALS, self._on_abort)
+        self._aborts.extend(zip(at_ns[order].tolist(), ids[order].tolist(), strict=True))
         self._giving_up.set(self._aborts[0][0])
+
+    def _cancel(self, ids: Iterable[int], now_ns: int) -> None:
+        """Clients give up *ids*, which is felt when a request that they sent instead would be (see `FELT_AFTER_NS`)."""
+        for id_ in ids:
+            if not self._aborts:
+                self._giving_up.set(now_ns + FELT_AFTER_NS)
+            self._aborts.append((now_ns + FELT_AFTER_NS, id_))
 
     def _on_abort(self, _event: object) -> None:
         aborts, now_ns = self._aborts, self._clock.now_ns
@@ -446,6 +455,8 @@ class Cluster:
             self._fleet.ended(id_, now_ns)
         if self._clients is not None:
             self._send_all(self._clients.ended(id_, now_ns), now_ns, now_ns)
+            if self._cancelled is not None:
+                self._cancel(self._cancelled(), now_ns)
 
     def prefilled(self, id_: int, end_ns: int) -> None:
         assert self._handovers is not None
