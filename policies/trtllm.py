@@ -67,7 +67,7 @@ class TrtLlm:
     what is computed."""
     enable_prefix_aware_scheduling: bool = True
     """A prompt waits while another computes the block that it would be the first to miss, since it finds that afterwards; those
-    behind it do not wait. Without a prefix cache it has no effect."""
+    behind it do not wait. Without a prefix cache it has no effect; the engine has it off where layers have windows."""
     chunk_unit_size: int = 0
     """Tokens of which chunks are multiples, where a KV block has fewer."""
     use_kv_cache_manager_v2: bool = False

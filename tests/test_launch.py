@@ -81,7 +81,8 @@ def test_a_drafter_of_sglang_without_a_checkpoint_is_the_models_own_layers() -> 
 def test_a_command_of_trtllm_and_the_file_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "extra.yaml"
     file.write_text(
-        "kv_cache_config: {free_gpu_memory_fraction: 0.8, enable_block_reuse: false, dtype: fp8}\n"
+        "kv_cache_config: {free_gpu_memory_fraction: 0.8, enable_block_reuse: false, dtype: fp8, use_kv_cache_manager_v2: auto, "
+        "max_util_for_resume: 0.9}\n"
         "scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}\nmoe_config: {backend: CUTLASS}\n"
         "cuda_graph_config: null\n"
     )
@@ -90,8 +91,36 @@ def test_a_command_of_trtllm_and_the_file_beside_it(tmp_path: Path) -> None:
     assert settings["memory"] == {"free_gpu_memory_fraction": 0.8, "prefix_caching": False}
     assert settings["kv_precision"] == "fp8"
     assert settings["cuda_graphs"] == {"eager": True}
-    assert settings["scheduler"] == {"policy": "trtllm", "capacity_scheduler_policy": "MAX_UTILIZATION"}
+    assert settings["scheduler"] == {
+        "policy": "trtllm",
+        "capacity_scheduler_policy": "MAX_UTILIZATION",
+        "max_util_for_resume": 0.9,
+    }
+    assert any("use_kv_cache_manager_v2 auto is left to the server" in note for note in found.notes)
     assert any("moe_config.backend is not modelled" in note for note in found.notes)
+
+    packed = Scenario.from_mapping(
+        {
+            "serving_stack": "trtllm",
+            "scheduler": {"policy": "trtllm", "use_kv_cache_manager_v2": True, "max_util_for_resume": 0.9},
+        }
+    )
+    written = export(Chosen(scenario=packed, reasons=()), "trtllm")
+    assert "use_kv_cache_manager_v2: true" in written.text
+    assert "max_util_for_resume: 0.9" in written.text
+    assert not [text for text in written.left_out if "scheduler" in text]
+
+
+def test_trtllm_cuts_prompts_coarsely_where_layers_have_windows_and_has_none_wait() -> None:
+    def chosen(model: str, **scheduler: Any) -> tuple[int, bool]:
+        settings = {"serving_stack": "trtllm", "model": model, "scheduler": {"policy": "trtllm", **scheduler}}
+        (machine,) = resolve(Scenario.from_mapping(settings)).experiment.hosted
+        inner = machine.scheduler.inner
+        return inner.chunk_unit_size, inner.enable_prefix_aware_scheduling
+
+    assert chosen("llama-3.1-8b") == (0, True)
+    assert chosen("gpt-oss-20b") == (256, False)
+    assert chosen("gpt-oss-20b", chunk_unit_size=64, enable_prefix_aware_scheduling=True) == (64, True)
 
 
 def test_ranks_and_experts_of_a_mixture() -> None:
