@@ -21,7 +21,7 @@ from sim.engine.disaggregation.encoding import Encoding
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
-from sim.engine.kv.content import Contents, contents_of
+from sim.engine.kv.content import Contents, ContentsIn, contents_of
 from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.machine.encoder import Encoder, encoders_of
 from sim.engine.machine.machine import Machine
@@ -132,9 +132,7 @@ def _kept(state: RequestState, column: IntArray | None) -> array[int] | None:
     return None if column is None else state.keep(_as_array(column), -1)
 
 
-def _state_of(
-    experiment: Experiment, workload: Workload, contents_in: Callable[[int], Contents] | None
-) -> RequestState:
+def _state_of(experiment: Experiment, workload: Workload, contents_in: ContentsIn | None) -> RequestState:
     """The columns of the workload's requests, of which nothing has happened yet."""
     sent_ns = workload.sent_ns
     pipelined = any(
@@ -172,7 +170,7 @@ class Cluster:
         self._workload = workload = experiment.workload if limit is None else experiment.workload.behind(limit)
         self._experiment = experiment
         self._n = len(workload)
-        self._contents: dict[int, Contents] = {}
+        self._contents: dict[tuple[int, int], Contents] = {}
         contents_in = None if workload.prefix_blocks is None else self._contents_in
         specs = experiment.machines
         self._state = _state_of(experiment, workload, contents_in)
@@ -241,17 +239,17 @@ class Cluster:
         given = self._workload, self._state, self._clock, stream_of_draws, self.rejected
         return Gateway(router, machines, self._machines, *given)
 
-    def _contents_in(self, block_tokens: int) -> Contents:
-        """Named contents of the workload in blocks of *block_tokens* tokens."""
-        found = self._contents.get(block_tokens)
+    def _contents_in(self, block_tokens: int, next_tokens: int = 0, /) -> Contents:
+        """Named contents of the workload in blocks of *block_tokens* tokens, named with the *next_tokens* tokens behind them."""
+        found = self._contents.get((block_tokens, next_tokens))
         if found is None:
             trace = self._workload
             assert trace.prefix_blocks is not None
             assert trace.prefix_offsets is not None
             assert trace.prefix_block_tokens is not None
-            found = self._contents[block_tokens] = contents_of(
+            found = self._contents[block_tokens, next_tokens] = contents_of(
                 trace.prefix_blocks, trace.prefix_offsets, trace.prefix_block_tokens, trace.prompt_tokens,
-                trace.output_tokens, block_tokens,
+                trace.output_tokens, block_tokens, next_tokens,
             )  # fmt: skip
         return found
 
