@@ -210,6 +210,7 @@ class GpuKernels(StackKernels):
                 heads=shape.n_heads,
                 kv_heads=shape.n_kv_heads,
                 head_dim=shape.qk_dim,
+                v_dim=shape.v_dim,
                 token_bytes=shape.kv_bytes,
                 dtype="fp8" if kernel is not None and kernel.variant.startswith("fp8q/") else "bf16",
                 run=run,

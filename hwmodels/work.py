@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from hwmodels.experts import even_load
-from hwmodels.model import Attention, Experts, LatentAttention, ModelSpec
+from hwmodels.model import Attention, AttentionKind, Experts, LatentAttention, ModelSpec
+from hwmodels.model.spec import LOCAL
 from hwmodels.operations import (
     AttentionShape,
     Collective,
@@ -33,15 +35,44 @@ _EXPAND = "kv_up"
 class _Layers(NamedTuple):
     """The number of layers of each kind in a stage."""
 
-    all: int
-    softmax: int
-    """The number of layers with softmax attention, windowed or not."""
-    windowed: int
-    linear: int
+    attention: Mapping[AttentionKind, int]
+    """By what their queries see."""
     indexers: int
     """Layers of sparse attention that choose tokens themselves."""
-    dense: int
+    dense: Mapping[int, int]
+    """By the width of their dense MLP."""
     moe: int
+    norms: Mapping[int, int]
+    """By their normalisations."""
+
+    @property
+    def linear(self) -> int:
+        return self.attention.get("linear", 0)
+
+    @property
+    def mixing(self) -> int:
+        """Layers with attention of any kind."""
+        return sum(n for kind, n in self.attention.items() if kind != "none")
+
+    @property
+    def softmax(self) -> int:
+        """Layers with softmax attention, windowed or not."""
+        return self.mixing - self.linear
+
+
+class _Softmax(NamedTuple):
+    """Layers whose softmax attention is alike in shape."""
+
+    shape: Attention | LatentAttention
+    params: int
+    """The parameters of one layer, an indexer apart."""
+    full: int
+    local: int
+    """Layers with a window or chunks."""
+
+    @property
+    def layers(self) -> int:
+        return self.full + self.local
 
 
 class _Share(NamedTuple):
@@ -62,23 +93,28 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
     count = _counted(spec, parallel.stage_layers(spec.n_layers)[stage])
     first, last = stage == 0, stage == parallel.pipeline - 1
     experts = _expert_mlp(spec, parallel, count.moe)
+    softmax = _softmax(spec, count)
     shares = [
-        _attention_share(spec, parallel.tensor, count),
+        _attention_share(spec, parallel.tensor, count, softmax),
         _mlp_share(spec, parallel.tensor, count.dense),
         _expert_share(spec, parallel, experts),
         _mtp_share(spec) if spec.is_mtp else _Share([], 0.0),
         _ends_share(spec, parallel.tensor, first, last),
     ]
-    norms = count.all * spec.norms_per_layer * spec.norm_params * precision(spec.base_precision).weight_bytes
+    norms = (
+        sum(n * layers for n, layers in count.norms.items())
+        * spec.norm_params
+        * precision(spec.base_precision).weight_bytes
+    )
     linears = [op for share in shares for op in share.linears]
     return StageWork(
         linears=tuple(linears),
         experts=experts,
-        attention=tuple(_attention_shapes(spec, parallel.tensor, kv_precision, count)),
-        elementwise=tuple(_elementwise(spec, parallel.tensor, count, first)),
+        attention=tuple(_attention_shapes(spec, parallel.tensor, kv_precision, count, softmax)),
+        elementwise=tuple(_elementwise(spec, parallel.tensor, count, softmax, first)),
         collectives=(
             *_collectives_of_ends(spec, parallel.tensor, first, last),
-            *_collectives_of_layers(spec, parallel, count),
+            *_collectives_of_layers(spec, parallel, count, softmax),
         ),
         recurrence=_recurrence(spec, parallel.tensor, count.linear),
         exchange=_exchange(spec, parallel, count.moe),
@@ -88,18 +124,27 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
 
 
 def _counted(spec: ModelSpec, layers: Sequence[int]) -> _Layers:
-    kinds = [spec.layer_attention[i] for i in layers]
-    n_linear = kinds.count("linear")
-    n_moe = sum(spec.layer_is_moe[i] for i in layers)
+    widths, norms = spec.dense_widths, spec.layer_norms
     return _Layers(
-        all=len(layers),
-        softmax=len(layers) - n_linear,
-        windowed=kinds.count("window") + kinds.count("chunked"),
-        linear=n_linear,
+        attention=Counter(spec.layer_attention[i] for i in layers),
         indexers=sum(spec.layer_has_indexer[i] for i in layers) if spec.layer_has_indexer else 0,
-        dense=len(layers) - n_moe,
-        moe=n_moe,
+        dense=Counter(widths[i] for i in layers if widths[i]),
+        moe=sum(spec.layer_is_moe[i] for i in layers),
+        norms=Counter(norms[i] for i in layers),
     )
+
+
+def _softmax(spec: ModelSpec, count: _Layers) -> tuple[_Softmax, ...]:
+    full = count.attention.get("full", 0)
+    local = sum(count.attention.get(kind, 0) for kind in LOCAL)
+    if spec.local_attention is None:
+        found = [_Softmax(spec.attention, spec.attention_params(), full, local)]
+    else:
+        found = [
+            _Softmax(spec.attention, spec.attention_params(), full, 0),
+            _Softmax(spec.local_attention, spec.attention_params("window"), 0, local),
+        ]
+    return tuple(each for each in found if each.layers)
 
 
 def _linears(matrices: _Matrices, fmt: str, layers: int) -> list[Linear]:
@@ -111,16 +156,16 @@ def _beside(matrices: _Matrices, params: int, fmt: str, layers: int) -> float:
     return layers * (params - sum(n * k for _, n, k in matrices)) * precision(fmt).weight_bytes
 
 
-def _attention_share(spec: ModelSpec, tensor: int, count: _Layers) -> _Share:
+def _attention_share(spec: ModelSpec, tensor: int, count: _Layers, softmax: Sequence[_Softmax]) -> _Share:
     fmt = spec.attention_precision
     linears: list[Linear] = []
     other = 0.0
-    if count.softmax:
+    for shape, params, full, local in softmax:
         linears += [
             replace(op, of_prompts=op.name == _EXPAND)
-            for op in _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
+            for op in _linears(_attention_matrices(shape, spec.hidden, tensor), fmt, full + local)
         ]
-        other += _beside(_attention_matrices(spec, 1), spec.attention_params, fmt, count.softmax)
+        other += _beside(_attention_matrices(shape, spec.hidden, 1), params, fmt, full + local)
     if count.indexers:
         linears += _linears(_indexer_matrices(spec), fmt, count.indexers)
         other += _beside(_indexer_matrices(spec), spec.indexer_params, fmt, count.indexers)
@@ -130,13 +175,15 @@ def _attention_share(spec: ModelSpec, tensor: int, count: _Layers) -> _Share:
     return _Share(linears, other)
 
 
-def _mlp_share(spec: ModelSpec, tensor: int, layers: int) -> _Share:
-    if not layers:
-        return _Share([], 0.0)
-    split, whole = (_mlp_matrices(spec.hidden, spec.ffn // devices, spec.gated_mlp) for devices in (tensor, 1))
-    return _Share(
-        _linears(split, spec.mlp_precision, layers), _beside(whole, spec.dense_mlp_params, spec.mlp_precision, layers)
-    )
+def _mlp_share(spec: ModelSpec, tensor: int, dense: Mapping[int, int]) -> _Share:
+    """*dense*: layers by the width of their MLP."""
+    linears: list[Linear] = []
+    other = 0.0
+    for width, layers in dense.items():
+        split, whole = (_mlp_matrices(spec.hidden, width // devices, spec.gated_mlp) for devices in (tensor, 1))
+        linears += _linears(split, spec.mlp_precision, layers)
+        other += _beside(whole, spec.dense_mlp_params(width), spec.mlp_precision, layers)
+    return _Share(linears, other)
 
 
 def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> ExpertMlp | None:
@@ -165,7 +212,8 @@ def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp 
         return _Share([], 0.0)
     layers = experts.layers
     linears = _linears([("router", e.n_experts, h)], spec.base_precision, layers)
-    other = layers * e.n_experts * e.router_bias * precision(spec.base_precision).weight_bytes
+    beside = e.n_experts * e.router_bias + e.router_scales
+    other = layers * beside * precision(spec.base_precision).weight_bytes
     if e.shared_ffn:
         # Shared experts split over the devices of an attention group, like a dense MLP.
         width = -(-e.shared_ffn // parallel.tensor)
@@ -205,18 +253,18 @@ def _ends_share(spec: ModelSpec, tensor: int, first: bool, last: bool) -> _Share
 
 
 def _attention_shapes(
-    spec: ModelSpec, tensor: int, kv_precision: str | None, count: _Layers
+    spec: ModelSpec, tensor: int, kv_precision: str | None, count: _Layers, softmax: Sequence[_Softmax]
 ) -> Iterator[AttentionShape]:
     element = precision(kv_precision or spec.kv_precision or spec.base_precision).element_bytes
-    for layers, windowed in ((count.softmax - count.windowed, False), (count.windowed, True)):
-        if not layers:
-            continue
-        window = spec.window_tokens if windowed else None
-        if isinstance(spec.attention, Attention):
-            shape = _grouped(spec.attention, tensor, element, spec.base_precision)
+    for each in softmax:
+        if isinstance(each.shape, Attention):
+            shape = _grouped(each.shape, tensor, element, spec.base_precision)
         else:
-            shape = _latent(spec.attention, tensor, element, spec.base_precision)
-        yield replace(shape, layers=layers, windowed=windowed, window_tokens=window)
+            shape = _latent(each.shape, tensor, element, spec.base_precision)
+        for layers, windowed in ((each.full, False), (each.local, True)):
+            window = spec.window_tokens if windowed else None
+            if layers:
+                yield replace(shape, layers=layers, windowed=windowed, window_tokens=window)
     if count.indexers:
         assert isinstance(spec.attention, LatentAttention)
         yield _indexer(spec.attention, spec.index_bytes_per_layer(), spec.base_precision, count.indexers)
@@ -229,8 +277,8 @@ def _grouped(a: Attention, tensor: int, element_bytes: float, fmt: str) -> Atten
         n_heads=a.n_heads // tensor,
         n_kv_heads=kv_heads,
         qk_dim=a.head_dim,
-        v_dim=a.head_dim,
-        kv_bytes=2 * kv_heads * a.head_dim * element_bytes,
+        v_dim=a.v_dim,
+        kv_bytes=kv_heads * (a.head_dim + a.v_dim) * element_bytes,
         precision=fmt,
     )
 
@@ -276,18 +324,21 @@ def _collectives_of_ends(spec: ModelSpec, tensor: int, first: bool, last: bool) 
         yield Collective(name="logits", kind="all_gather", bytes_per_row=spec.vocab * act, n=tensor, of_logits=True)
 
 
-def _collectives_of_layers(spec: ModelSpec, parallel: ParallelConfig, count: _Layers) -> Iterator[Collective]:
+def _collectives_of_layers(
+    spec: ModelSpec, parallel: ParallelConfig, count: _Layers, softmax: Sequence[_Softmax]
+) -> Iterator[Collective]:
     t, row = parallel.tensor, spec.hidden * precision(spec.base_precision).element_bytes
     if t > 1:
         # One behind attention; one behind the MLP, where experts with data-parallel attention reduce otherwise.
-        after_mlp = count.all if parallel.data == 1 else count.dense
-        for name, layers in (("attention", count.all), ("mlp", after_mlp)):
+        after_mlp = sum(count.dense.values()) + (count.moe if parallel.data == 1 else 0)
+        for name, layers in (("attention", count.mixing), ("mlp", after_mlp)):
             if layers:
                 yield Collective(name=name, kind="all_reduce", bytes_per_row=row, n=t, layers=layers)
-        if isinstance(spec.attention, Attention) and spec.attention.norm_over_heads and count.softmax:
-            # A sum of squares in 32 bits of queries and one of keys, as engines have it of MiniMax (from knowledge). OLMo's
-            # layers gather queries and keys whole, which is no less.
-            yield Collective(name="query_key_norm", kind="all_reduce", bytes_per_row=8.0, n=t, layers=count.softmax)
+        for each in softmax:
+            if isinstance(each.shape, Attention) and each.shape.norm_over_heads:
+                # A sum of squares in 32 bits of queries and one of keys, as engines have it of MiniMax (from knowledge). OLMo's
+                # layers gather queries and keys whole, which is no less.
+                yield Collective(name="query_key_norm", kind="all_reduce", bytes_per_row=8.0, n=t, layers=each.layers)
     if parallel.data > 1 and count.moe and t > 1:
         # Each device of a group has brought back its share of the group's rows.
         yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
@@ -326,20 +377,23 @@ def _head_products(spec: ModelSpec, tensor: int, layers: int) -> HeadProducts | 
     )
 
 
-def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> Iterator[Elementwise]:
-    a, h, norms = spec.attention, spec.hidden, spec.norms_per_layer
-    act = precision(spec.base_precision).element_bytes
+def _elementwise(
+    spec: ModelSpec, tensor: int, count: _Layers, softmax: Sequence[_Softmax], first: bool
+) -> Iterator[Elementwise]:
+    h, act = spec.hidden, precision(spec.base_precision).element_bytes
     # Each norm reads the residual and the update, and writes both sum and result.
-    yield Elementwise(name="norms", bytes_per_row=4.0 * h * act * norms, launches=norms, layers=count.all)
-    width = a.n_heads // tensor * (a.head_dim if isinstance(a, Attention) else a.v_dim)
-    if count.softmax:
-        yield Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * width * act, launches=2, layers=count.softmax)
-    if count.softmax and isinstance(a, Attention) and a.norm_over_heads:
-        # Squares and their sum, and the products with root and weights: queries and keys are read twice and written once.
-        heads = a.n_heads // tensor + max(1, a.n_kv_heads // tensor)
-        yield Elementwise(
-            name="query_key_norm", bytes_per_row=3.0 * heads * a.head_dim * act, launches=2, layers=count.softmax
-        )
+    for norms, layers in count.norms.items():
+        yield Elementwise(name="norms", bytes_per_row=4.0 * h * act * norms, launches=norms, layers=layers)
+    for each in softmax:
+        a, layers = each.shape, each.layers
+        width = a.n_heads // tensor * (a.head_dim if isinstance(a, Attention) else a.v_dim)
+        yield Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * width * act, launches=2, layers=layers)
+        if isinstance(a, Attention) and a.norm_over_heads:
+            # Squares and their sum, and the products with root and weights: queries and keys are read twice and written once.
+            heads = a.n_heads // tensor + max(1, a.n_kv_heads // tensor)
+            yield Elementwise(
+                name="query_key_norm", bytes_per_row=3.0 * heads * a.head_dim * act, launches=2, layers=layers
+            )
     if count.linear and spec.linear_attention is not None:
         s = spec.linear_attention
         values = s.n_value_heads // tensor * s.value_dim
@@ -347,11 +401,9 @@ def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> I
         yield Elementwise(
             name="linear_attention_norm", bytes_per_row=3.0 * values * act, launches=1, layers=count.linear
         )
-    if count.dense:
+    for width, layers in count.dense.items():
         passes = 3.0 if spec.gated_mlp else 2.0
-        yield Elementwise(
-            name="activation", bytes_per_row=passes * (spec.ffn // tensor) * act, launches=1, layers=count.dense
-        )
+        yield Elementwise(name="activation", bytes_per_row=passes * (width // tensor) * act, launches=1, layers=layers)
     if first:
         yield Elementwise(name="embedding", bytes_per_row=2.0 * h * act, launches=1)
 
@@ -372,15 +424,13 @@ def _recurrence(spec: ModelSpec, tensor: int, layers: int) -> Recurrence | None:
     )
 
 
-def _attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
-    a, h = spec.attention, spec.hidden
+def _attention_matrices(a: Attention | LatentAttention, h: int, tensor: int) -> _Matrices:
     heads = a.n_heads // tensor
     if isinstance(a, Attention):
         kv = max(1, a.n_kv_heads // tensor)
-        width = heads * a.head_dim
         return [
-            ("qkv", width * (2 if a.output_gate else 1) + 2 * kv * a.head_dim, h),
-            ("attention_out", h, width),
+            ("qkv", a.query_columns // tensor + kv * a.kv_columns, h),
+            ("attention_out", h, heads * a.v_dim),
         ]
     found: _Matrices = []
     query = heads * (a.nope_dim + a.rope_dim)

@@ -36,9 +36,19 @@ _KINDS: Mapping[str, AttentionKind] = {
 """`layer_types` of a config.json."""
 
 
+def _layer_types(c: Config, family: str, n_layers: int) -> list[str] | None:
+    if family == "mimo_v2_flash":
+        return [
+            "sliding_attention" if each else "full_attention" for each in c.listed("hybrid_layer_pattern", int) or ()
+        ]
+    types = c.listed("layer_types", str)
+    # Behind Step's layers may stand those for multi-token prediction.
+    return types[:n_layers] if types and family == "step3p5" else types
+
+
 def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKind, ...]:
     """Layer by layer, from `layer_types` or from what stands for it in the configs of a family."""
-    types = c.listed("layer_types", str)
+    types = _layer_types(c, family, n_layers)
     if types is not None and family not in PLAIN | SPARSE:
         if len(types) != n_layers:
             raise ValueError(f"{c.where}: layer_types names {len(types)} layers, num_hidden_layers says {n_layers}")
@@ -103,8 +113,16 @@ def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
         last = c.data.get("moe_layer_end_index", -1)
         last = n_layers - 1 if last == -1 else c.integer("moe_layer_end_index")
         return tuple((i + 1) % step == 0 and first <= i <= last for i in range(n_layers))
-    if family in AFTER_DENSE:
-        first = c.integer("first_k_dense_replace", 0, least=0)
+    if family == "mimo_v2_flash":
+        found = tuple(bool(each) for each in c.listed("moe_layer_freq", int) or ())
+        if len(found) != n_layers:
+            raise ValueError(f"{c.where}: moe_layer_freq names {len(found)} layers, num_hidden_layers says {n_layers}")
+        return found
+    if family == "step3p5" and c.has("moe_layers_enum"):
+        listed = str(c.data["moe_layers_enum"]).strip("[]").split(",")
+        return tuple(str(i) in {each.strip() for each in listed} for i in range(n_layers))
+    if family in AFTER_DENSE or family == "step3p5":
+        first = c.integer("first_k_dense_replace", 3 if family == "step3p5" else 0, least=0)
         step = c.integer("moe_layer_freq", 1)
         return tuple(i >= first and i % step == 0 for i in range(n_layers))
     if family == "llama4_text":
@@ -133,7 +151,7 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
     if heads % kv_heads:
         raise ValueError(f"{c.where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     norm, over_heads = 0, False
-    if family in ("qwen3", "qwen3_moe", "gemma3_text", "exaone4") or family in HYBRID:
+    if family in ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text", "exaone4", "step3p5") or family in HYBRID:
         norm = 2 * head_dim
     elif family in OLMO:
         norm, over_heads = (heads + kv_heads) * head_dim, True
@@ -155,7 +173,38 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
         norm_over_heads=over_heads,
         sink_params=heads if family == "gpt_oss" else 0,
         output_gate=c.flag("attn_output_gate", family in HYBRID),
+        head_gate=family == "step3p5",
+        value_dim=c.integer("v_head_dim") if family == "mimo_v2_flash" else None,
     )
+
+
+def _by_reach(c: Config, family: str, attention: Attention) -> tuple[Attention, Attention | None]:
+    """The attention of full layers and of those with a window (None: alike), from *attention*, which the config's plain fields
+    state."""
+    if family == "gemma4_text":
+        wide, tied = c.integer("global_head_dim"), c.flag("attention_k_eq_v", False)
+        kv_heads = c.integer("num_global_key_value_heads", attention.n_kv_heads) if tied else attention.n_kv_heads
+        full = replace(attention, n_kv_heads=kv_heads, head_dim=wide, qk_norm_params=2 * wide, keys_as_values=tied)
+        return full, attention
+    if family == "mimo_v2_flash":
+        local = replace(
+            attention,
+            n_heads=c.integer("swa_num_attention_heads", attention.n_heads),
+            n_kv_heads=c.integer("swa_num_key_value_heads"),
+            head_dim=c.integer("swa_head_dim", attention.head_dim),
+            value_dim=c.integer("swa_v_head_dim", attention.v_dim),
+        )
+        sinks = (c.flag("add_full_attention_sink_bias", False), c.flag("add_swa_attention_sink_bias", False))
+        full, local = (
+            replace(each, sink_params=each.n_heads * sink) for each, sink in zip((attention, local), sinks, strict=True)
+        )
+        return full, local
+    if family == "step3p5":
+        other = Config(object_of(c.data.get("attention_other_setting"), f"{c.where}: attention_other_setting"), c.where)
+        heads = c.integer("num_sliding_attention_heads", other.integer("num_attention_heads", attention.n_heads))
+        if heads != attention.n_heads:
+            return attention, replace(attention, n_heads=heads)
+    return attention, None
 
 
 def _latent_attention(c: Config) -> LatentAttention:
@@ -196,6 +245,9 @@ _EXPERT_FIELDS = {
     "granitemoe": ("num_local_experts", "intermediate_size"),
     "olmoe": ("num_experts", "intermediate_size"),
     "ernie4_5_moe": ("num_experts", "moe_intermediate_size"),
+    "gemma4_text": ("num_experts", "moe_intermediate_size"),
+    "mimo_v2_flash": ("n_routed_experts", "moe_intermediate_size"),
+    "step3p5": ("num_experts", "moe_intermediate_size"),
     "qwen2_moe": ("num_experts", "moe_intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
     "qwen3_next": ("num_experts", "moe_intermediate_size"),
@@ -204,11 +256,24 @@ _EXPERT_FIELDS = {
 }
 
 
+_ROUTED_BY_BIAS = ("mimo_v2_flash", "step3p5")
+"""Families whose routers have a bias without saying so (transformers 5.23)."""
+
+
 def _experts(c: Config, family: str) -> Experts | None:
     if family not in _EXPERT_FIELDS or (family in AFTER_DENSE and not c.integer("n_routed_experts", 0, least=0)):
         return None
+    if family == "gemma4_text" and not c.flag("enable_moe_block", False):
+        return None
     number, width = _EXPERT_FIELDS[family]
-    routed = Experts(n_experts=c.integer(number), per_token=c.integer("num_experts_per_tok"), ffn=c.integer(width))
+    chosen = "top_k_experts" if family == "gemma4_text" else "num_experts_per_tok"
+    routed = Experts(n_experts=c.integer(number), per_token=c.integer(chosen), ffn=c.integer(width))
+    if family in _ROUTED_BY_BIAS:
+        return replace(routed, shared_ffn=c.integer("share_expert_dim", 0), router_bias=True)
+    if family == "gemma4_text":
+        # The dense MLP stands beside the experts in each layer; the router scales its input and each expert's result.
+        scales = c.integer("hidden_size") + routed.n_experts
+        return replace(routed, shared_ffn=c.integer("intermediate_size"), router_scales=scales)
     if family == "minimax_m2":
         if c.integer("shared_intermediate_size", 0, least=0):
             raise ValueError(f"{c.where}: the shared expert of MiniMax (shared_intermediate_size) is not modelled")
@@ -267,7 +332,8 @@ def spec_from_config(
     base = c.dtype("torch_dtype", "dtype")
     formats = {"attention_precision": base, "mlp_precision": base, "expert_precision": base, "base_precision": base}
     common: dict[str, Any] = {"name": name, "family": family, "source": own.get("source", where), **formats}
-    spec = (_plain_spec if layers in PLAIN else _layered_spec)(c, layers, common, tuple(notes))
+    make = _plain_spec if layers in PLAIN else _pruned_spec if layers == "nemotron-nas" else _layered_spec
+    spec = make(c, layers, common, tuple(notes))
     return quantised(spec, data, quant_config, where, given=given)
 
 
@@ -280,7 +346,12 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
     dense = "intermediate_size_mlp" if family == "llama4_text" else "intermediate_size"
     ffn = c.integer(dense) if not all(is_moe) else 0
     window, kinds = _reach(c, _attention_kinds(c, family, n_layers))
-    attention = _latent_attention(c) if family in LATENT else _gated_attention(c, family, hidden)
+    attention: Attention | LatentAttention
+    local: Attention | None = None
+    if family in LATENT:
+        attention = _latent_attention(c)
+    else:
+        attention, local = _by_reach(c, family, _gated_attention(c, family, hidden))
     linear = _linear_attention(c, common["base_precision"]) if "linear" in kinds else None
     indexers: tuple[bool, ...] = ()
     if isinstance(attention, LatentAttention) and attention.index_topk:
@@ -310,6 +381,7 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         hidden=hidden,
         vocab=c.integer("vocab_size"),
         attention=attention,
+        local_attention=local,
         ffn=ffn,
         layer_is_moe=is_moe,
         layer_attention=kinds,
@@ -319,12 +391,85 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         gated_mlp=family != "starcoder2",
         mlp_bias=c.flag("use_bias" if family == "starcoder2" else "mlp_bias", False),
         norm_params=2 * hidden if family == "starcoder2" else hidden,
-        norms_per_layer=4 if family in {*GEMMA, "glm4"} else 1 if family in COHERE else 2,
+        norms_per_layer=_norms(family, experts),
         tied_embeddings=c.flag("tie_word_embeddings", family in GEMMA),
         window_tokens=window,
         max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
         mtp_layers=mtp,
         notes=notes,
+    )
+
+
+def _norms(family: str, experts: Experts | None) -> int:
+    """Normalisations of a layer."""
+    if family in COHERE:
+        return 1
+    if family in {*GEMMA, "glm4"}:
+        # Gemma 4 has one before its experts, one behind them, and one behind the MLP beside them.
+        return 4 if experts is None else 7
+    return 2
+
+
+def _pruned_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str, ...]) -> ModelSpec:
+    """Nemotron's pruned Llamas: each block states its attention and its MLP, or that it has none.
+
+    Widths are as in DeciLM's code on the hub: two thirds of the multiple of the hidden size, up to a multiple of 256.
+    """
+    hidden, n_layers = c.integer("hidden_size"), c.integer("num_hidden_layers")
+    blocks = c.data["block_configs"]
+    if not isinstance(blocks, list) or len(blocks) != n_layers:
+        raise ValueError(f"{c.where}: block_configs must be a list of {n_layers} blocks, as num_hidden_layers says")
+    kinds: list[AttentionKind] = []
+    widths: list[int] = []
+    groups: set[int] = set()
+    for i, block in enumerate(blocks):
+        where = f"{c.where}: block {i}"
+        attention, ffn = (
+            Config(object_of(object_of(block, where).get(part), where), where) for part in ("attention", "ffn")
+        )
+        for part in (attention, ffn):
+            odd = [
+                key
+                for key, value in part.data.items()
+                if value and key not in ("no_op", "n_heads_in_group", "ffn_mult")
+            ]
+            if odd:
+                raise ValueError(f"{where}: {odd[0]} is not modelled; choose another model (see `rooftrace models`)")
+        none = attention.flag("no_op", False)
+        kinds.append("none" if none else "full")
+        if not none:
+            groups.add(attention.integer("n_heads_in_group"))
+        multiple = 0.0 if ffn.flag("no_op", False) else ffn.data.get("ffn_mult")
+        if isinstance(multiple, bool) or not isinstance(multiple, int | float) or multiple < 0:
+            raise ValueError(f"{where}: ffn_mult must be a number, got {multiple!r}")
+        widths.append(-(-int(2 * multiple * hidden / 3) // 256) * 256)
+    if len(groups) != 1:
+        raise ValueError(
+            f"{c.where}: n_heads_in_group of {', '.join(map(str, sorted(groups)))} in one model is not modelled; choose another "
+            "model (see `rooftrace models`)"
+        )
+    heads = c.integer("num_attention_heads")
+    bias = c.flag("attention_bias", False)
+    return ModelSpec(
+        **common,
+        hidden=hidden,
+        vocab=c.integer("vocab_size"),
+        attention=Attention(
+            n_heads=heads,
+            n_kv_heads=heads // groups.pop(),
+            head_dim=c.integer("head_dim", hidden // heads),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        ffn=max(widths),
+        layer_is_moe=(False,) * n_layers,
+        layer_ffn=tuple(widths),
+        layer_attention=tuple(kinds),
+        mlp_bias=c.flag("mlp_bias", False),
+        norm_params=hidden,
+        tied_embeddings=c.flag("tie_word_embeddings", False),
+        max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
+        notes=(*notes, f"{kinds.count('none')} of {n_layers} layers have no attention, and MLPs differ in width."),
     )
 
 

@@ -49,6 +49,8 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
           for which in ("0.", "") for name in _MATRICES),
         *(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w2", "w3")),
     ),
+    # Gemma 4 has them beside the MLP, not in it.
+    "expert_beside": tuple(f"experts.{which}{name}" for which in ("0.", "") for name in _MATRICES),
 }  # fmt: skip
 """Part of a layer -> names that its matrices have in checkpoints; which of them a model has does not matter."""
 _PREFIXES = ("model.layers.", "language_model.model.layers.", "model.language_model.layers.", "transformer.h.")
@@ -124,11 +126,13 @@ def _parts(spec: ModelSpec) -> Iterator[tuple[str, list[tuple[str, int]]]]:
     """Parts that have a format of their own, each with its matrices by kind of module and layer."""
     moe = [i for i, each in enumerate(spec.layer_is_moe) if each]
     shared = moe if spec.experts is not None and spec.experts.shared_ffn else []
-    yield "attention", [("attention", i) for i in range(spec.n_layers)]
-    mlp = [("mlp", i) for i, each in enumerate(spec.layer_is_moe) if not each] + [("shared", i) for i in shared]
+    beside = spec.family == "gemma4_text"
+    yield "attention", [("attention", i) for i, kind in enumerate(spec.layer_attention) if kind != "none"]
+    mlp = [("mlp", i) for i, width in enumerate(spec.dense_widths) if width]
+    mlp += [("mlp" if beside else "shared", i) for i in shared]
     # What a model has not is in the format that it would be in.
     yield "mlp", mlp or [("shared", 0)]
-    yield "expert", [("expert", i) for i in moe or (0,)]
+    yield "expert", [("expert_beside" if beside else "expert", i) for i in moe or (0,)]
 
 
 def _format_of(stated: _Stated, spec: ModelSpec, part: str, layers: Sequence[tuple[str, int]], notes: list[str]) -> str:

@@ -8,9 +8,10 @@ from typing import Literal
 
 from hwmodels.precision import precision
 
-AttentionKind = Literal["full", "window", "chunked", "linear"]
+AttentionKind = Literal["full", "window", "chunked", "linear", "none"]
 """Tokens that a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
-(Llama 4), or a state of constant size in place of tokens."""
+(Llama 4), a state of constant size in place of tokens, or nothing: the layer has no attention."""
+LOCAL: tuple[AttentionKind, ...] = "window", "chunked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,26 @@ class Attention:
     sink_params: int = 0
     output_gate: bool = False
     """Queries come with a gate of the same width (Qwen3.5)."""
+    head_gate: bool = False
+    """A gate of one number for each head, projected beside the queries (Step-3.7)."""
+    value_dim: int | None = None
+    """Width of a head's values; None: that of its keys."""
+    keys_as_values: bool = False
+    """Values are projected by the keys' matrix, and are cached beside them all the same (Gemma 4)."""
+
+    @property
+    def v_dim(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def query_columns(self) -> int:
+        """Columns of the projection of queries, with what gates them."""
+        return self.n_heads * (self.head_dim * (2 if self.output_gate else 1) + self.head_gate)
+
+    @property
+    def kv_columns(self) -> int:
+        """Columns of the projection of one head's keys and values."""
+        return self.head_dim + (0 if self.keys_as_values else self.v_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +117,8 @@ class Experts:
     shared_gate: bool = False
     bias: bool = False
     router_bias: bool = False
+    router_scales: int = 0
+    """Parameters of a layer's router beside its matrix and bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +130,12 @@ class ModelSpec:
     hidden: int
     vocab: int
     attention: Attention | LatentAttention
+    local_attention: Attention | None = None
+    """The attention of layers with a window or chunks, where its shape is another than `attention`."""
     ffn: int
-    """Width of the dense MLP."""
+    """Width of the dense MLP; of the widest where layers differ."""
+    layer_ffn: tuple[int, ...] = ()
+    """Layer by layer: the width of the dense MLP, 0 where there is none; empty: `ffn` in all layers without experts."""
     layer_is_moe: tuple[bool, ...]
     """Layer by layer: experts, or the dense MLP."""
     layer_attention: tuple[AttentionKind, ...]
@@ -122,6 +149,7 @@ class ModelSpec:
     norm_params: int
     """Parameters of one normalisation: hidden (RMS) or twice that (layer norm)."""
     norms_per_layer: int = 2
+    """Half of them a layer's attention's, half its MLP's."""
     extra_norms: int = 1
     """Normalisations outside the layers: the final one, one behind the embedding."""
     tied_embeddings: bool = False
@@ -162,19 +190,40 @@ class ModelSpec:
         return tuple(kind == "linear" for kind in self.layer_attention)
 
     @property
+    def layer_is_softmax(self) -> tuple[bool, ...]:
+        """Layer by layer: attention that keeps a cache of tokens."""
+        return tuple(kind not in ("linear", "none") for kind in self.layer_attention)
+
+    @property
+    def dense_widths(self) -> tuple[int, ...]:
+        """Layer by layer: the width of the dense MLP, 0 where there is none."""
+        return self.layer_ffn or tuple(0 if is_moe else self.ffn for is_moe in self.layer_is_moe)
+
+    @property
+    def layer_norms(self) -> tuple[int, ...]:
+        """Layer by layer: normalisations; a layer without attention, or without an MLP, has half of them."""
+        half = self.norms_per_layer // 2
+        return tuple(
+            self.norms_per_layer - half * (kind == "none") - half * (not ffn and not is_moe)
+            for kind, ffn, is_moe in zip(self.layer_attention, self.dense_widths, self.layer_is_moe, strict=True)
+        )
+
+    def attention_of(self, kind: AttentionKind) -> Attention | LatentAttention:
+        """The attention of layers of *kind*."""
+        return self.attention if self.local_attention is None or kind not in LOCAL else self.local_attention
+
+    @property
     def is_chunked(self) -> bool:
         """Local layers attend within chunks of fixed places, not within a window that moves along."""
         return "chunked" in self.layer_attention
 
-    @property
-    def attention_params(self) -> int:
-        """Parameters of one softmax-attention layer, an indexer apart."""
-        h, a = self.hidden, self.attention
+    def attention_params(self, kind: AttentionKind = "full") -> int:
+        """Parameters of one softmax-attention layer of *kind*, an indexer apart."""
+        h, a = self.hidden, self.attention_of(kind)
         if isinstance(a, Attention):
-            q, kv = a.n_heads * a.head_dim, a.n_kv_heads * a.head_dim
-            q_out = q * (2 if a.output_gate else 1)
-            weights = h * (q_out + 2 * kv) + q * h
-            return weights + (q_out + 2 * kv) * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
+            columns = a.query_columns + a.n_kv_heads * a.kv_columns
+            weights = h * columns + a.n_heads * a.v_dim * h
+            return weights + columns * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
         q = a.n_heads * (a.nope_dim + a.rope_dim)
         query = h * a.q_lora_rank + a.q_lora_rank + a.q_lora_rank * q if a.q_lora_rank else h * q
         latent = h * (a.kv_lora_rank + a.rope_dim) + a.kv_lora_rank
@@ -199,11 +248,10 @@ class ModelSpec:
         project = self.hidden * (2 * keys + 2 * values + 2 * a.n_value_heads) + values * self.hidden
         return project + a.conv_width * (2 * keys + values) + 2 * a.n_value_heads + a.value_dim
 
-    @property
-    def dense_mlp_params(self) -> int:
-        return self.hidden * self.ffn * (3 if self.gated_mlp else 2) + (
-            self.mlp_bias * (self.hidden + self.ffn * (2 if self.gated_mlp else 1))
-        )
+    def dense_mlp_params(self, width: int) -> int:
+        """Parameters of one dense MLP of that width; none where it is 0."""
+        matrices = self.hidden * width * (3 if self.gated_mlp else 2)
+        return matrices + self.mlp_bias * bool(width) * (self.hidden + width * (2 if self.gated_mlp else 1))
 
     @property
     def expert_params(self) -> int:
@@ -224,7 +272,7 @@ class ModelSpec:
     def router_params(self) -> int:
         if self.experts is None:
             return 0
-        return self.experts.n_experts * (self.hidden + self.experts.router_bias)
+        return self.experts.n_experts * (self.hidden + self.experts.router_bias) + self.experts.router_scales
 
     @property
     def mtp_projection_params(self) -> int:
@@ -235,13 +283,19 @@ class ModelSpec:
     def embedding_params(self) -> int:
         return self.vocab * self.hidden
 
+    @property
+    def _all_attention_params(self) -> int:
+        """Parameters of the attention of all layers."""
+        kinds = [kind for kind, softmax in zip(self.layer_attention, self.layer_is_softmax, strict=True) if softmax]
+        total = sum(kinds.count(kind) * self.attention_params(kind) for kind in set(kinds))
+        total += sum(self.layer_is_linear) * self.linear_attention_params
+        return total + sum(self.layer_has_indexer) * self.indexer_params
+
     def _count(self, experts_per_layer: int) -> int:
-        n_moe, n_linear = sum(self.layer_is_moe), sum(self.layer_is_linear)
-        total = (self.n_layers - n_linear) * self.attention_params + n_linear * self.linear_attention_params
-        total += sum(self.layer_has_indexer) * self.indexer_params
-        total += (self.n_layers - n_moe) * self.dense_mlp_params
+        n_moe = sum(self.layer_is_moe)
+        total = self._all_attention_params + sum(map(self.dense_mlp_params, self.dense_widths))
         total += n_moe * (experts_per_layer * self.expert_params + self.shared_expert_params + self.router_params)
-        total += (self.n_layers * self.norms_per_layer + self.extra_norms) * self.norm_params
+        total += (sum(self.layer_norms) + self.extra_norms) * self.norm_params
         if self.is_mtp:
             total += self.n_layers * self.mtp_projection_params
         else:
@@ -258,11 +312,11 @@ class ModelSpec:
         """Parameters that one token visits, the embedding table counted whole as is usual."""
         return self._count(self.experts.per_token if self.experts else 0)
 
-    def kv_elements_per_layer(self) -> int:
-        """Cached elements of one token in one softmax-attention layer, over all GPUs, nothing replicated."""
-        a = self.attention
+    def kv_elements_per_layer(self, kind: AttentionKind = "full") -> int:
+        """Cached elements of one token in one softmax-attention layer of *kind*, over all GPUs, nothing replicated."""
+        a = self.attention_of(kind)
         if isinstance(a, Attention):
-            return 2 * a.n_kv_heads * a.head_dim
+            return a.n_kv_heads * (a.head_dim + a.v_dim)
         return a.kv_lora_rank + a.rope_dim
 
     def index_bytes_per_layer(self) -> int:
@@ -273,9 +327,9 @@ class ModelSpec:
     def kv_bytes_per_token(self, kv_precision: str | None = None) -> float:
         """Cache of one token over all layers and GPUs, nothing replicated; the model's own precision by default."""
         element = precision(kv_precision or self.kv_precision or self.base_precision).element_bytes
-        layers = self.n_layers - sum(self.layer_is_linear)
+        kinds = [kind for kind, softmax in zip(self.layer_attention, self.layer_is_softmax, strict=True) if softmax]
         indexers = sum(self.layer_has_indexer) * self.index_bytes_per_layer()
-        return layers * self.kv_elements_per_layer() * element + indexers
+        return sum(map(self.kv_elements_per_layer, kinds)) * element + indexers
 
     @property
     def state_bytes_per_sequence(self) -> float:
@@ -288,10 +342,8 @@ class ModelSpec:
     def weight_bytes(self) -> float:
         """All weights with their block scales, nothing replicated."""
         n_moe = sum(self.layer_is_moe)
-        attention = (self.n_layers - sum(self.layer_is_linear)) * self.attention_params
-        attention += sum(self.layer_is_linear) * self.linear_attention_params
-        attention += sum(self.layer_has_indexer) * self.indexer_params
-        mlp = (self.n_layers - n_moe) * self.dense_mlp_params + n_moe * self.shared_expert_params
+        attention = self._all_attention_params
+        mlp = sum(map(self.dense_mlp_params, self.dense_widths)) + n_moe * self.shared_expert_params
         experts = n_moe * self.expert_params * (self.experts.n_experts if self.experts else 0)
         rest = self.params - attention - mlp - experts
         return (
@@ -314,11 +366,13 @@ class ModelSpec:
                 "mtp_num_hidden_layers and num_mtp_modules, or 0 there"
             )
         n = self.mtp_layers if layers is None else layers
-        kind = next(kind for kind in reversed(self.layer_attention) if kind != "linear")
+        kind = next(kind for kind in reversed(self.layer_attention) if kind not in ("linear", "none"))
+        is_moe = self.layer_is_moe[-1]
         return dataclasses.replace(
             self,
             name=f"{self.name} MTP",
-            layer_is_moe=(self.layer_is_moe[-1],) * n,
+            layer_is_moe=(is_moe,) * n,
+            layer_ffn=(self.dense_widths[-1],) * n if self.layer_ffn else (),
             layer_attention=(kind,) * n,
             layer_has_indexer=(True,) * n if self.layer_has_indexer else (),
             linear_attention=None,
