@@ -146,7 +146,7 @@ class Deployment:
             return self.model.notes
         return (
             *self.model.notes,
-            f"The linear attention of {self.model.name} has not been measured on {self.device.name}: convolution and delta rule "
+            f"The linear attention of {self.model.name} has not been measured on {self.device.name}: convolution and state "
             f"are priced at {RECURRENT_FLOPS_SHARE:g} of the datasheet's arithmetic and {RECURRENT_BYTES_SHARE:g} of its "
             "bandwidth, which are assumptions.",
         )

@@ -12,7 +12,7 @@ import numpy as np
 from hwmodels.kernels.attention import widest_group
 from hwmodels.kernels.families import DECODE, ELEMENTWISE, GEMM, MLA_BMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
 from hwmodels.kernels.gemm import library_of
-from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
+from hwmodels.kernels.linear_attention import DECODED_AS, KERNELS, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
 from hwmodels.operations import AttentionShape, ExpertMlp, HeadProducts, Recurrence, StageWork
@@ -138,16 +138,20 @@ class GpuKernels(StackKernels):
                 variants = self._head_format(stage.head_products.precision)[1]
                 ask("products of each head", "mla_bmm", variants, variants[:1])
             if stage.recurrence is not None and self.profile.has("linear_decode"):
-                self._ask_recurrence(ask)
+                self._ask_recurrence(ask, stage.recurrence.rule)
             if self.profile.links_measured:
                 self._ask_collectives(ask, stage)
         return list(found.values())
 
-    def _ask_recurrence(self, ask: Callable[..., None]) -> None:
+    def _ask_recurrence(self, ask: Callable[..., None], rule: str) -> None:
         for family, whose in (("linear_prefill", "prompts"), ("linear_decode", "decodes")):
-            for kernel in KERNELS:
-                variants = [f"{kernel}/{source}" for source in self.sources]
+            for kernel in KERNELS[rule]:
+                variants = self._recurrent_variants(family, kernel)
                 ask(f"linear attention's {kernel} kernels for {whose}", family, variants, variants[:1])
+
+    def _recurrent_variants(self, family: str, kernel: str) -> list[str]:
+        names = [kernel, DECODED_AS[kernel]] if family == "linear_decode" and kernel in DECODED_AS else [kernel]
+        return [f"{name}/{source}" for name in names for source in self.sources]
 
     def _ask_collectives(self, ask: Callable[..., None], stage: StageWork) -> None:
         pairs = [(each.kind, each.n) for each in stage.collectives]
@@ -297,13 +301,23 @@ class GpuKernels(StackKernels):
         """
         if not self.profile.has("linear_decode"):
             return StackKernels.recurrence_forms(self, shape)
-        of_prompts, of_decodes = self.linear_forms(
+        found = {
+            family: [
+                self.profile.get(family, self._recurrent_variants(family, kernel)) for kernel in KERNELS[shape.rule]
+            ]
+            for family in ("linear_prefill", "linear_decode")
+        }
+        of_prompts, of_decodes = layer_forms(
+            self.profile.datasheet,
+            found["linear_prefill"],
+            found["linear_decode"],
+            rule=shape.rule,
             key_heads=shape.n_key_heads,
             key_dim=shape.key_dim,
             value_heads=shape.n_value_heads,
             value_dim=shape.value_dim,
             conv_width=shape.conv_width,
-            layers=float(shape.layers),
+            run=Running(layers=float(shape.layers), start_share=1.0 - self._own.launch_overlap),
         )
 
         def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
@@ -314,35 +328,10 @@ class GpuKernels(StackKernels):
 
         return prefill, decode
 
-    def linear_forms(
-        self, *, key_heads: int, key_dim: int, value_heads: int, value_dim: int, conv_width: int, layers: float
-    ) -> tuple[LinearPrefillForm, LinearDecodeForm]:
-        """Prompts and decodes of `layers` layers of gated delta nets: convolution and delta rule, heads per device.
-
-        ValueError names what the profile lacks.
-        """
-        found = {
-            family: tuple(
-                self.profile.get(family, [f"{kernel}/{source}" for source in self.sources]) for kernel in KERNELS
-            )
-            for family in ("linear_prefill", "linear_decode")
-        }
-        return layer_forms(
-            self.profile.datasheet,
-            found["linear_prefill"],
-            found["linear_decode"],
-            key_heads=key_heads,
-            key_dim=key_dim,
-            value_heads=value_heads,
-            value_dim=value_dim,
-            conv_width=conv_width,
-            run=Running(layers=layers, start_share=1.0 - self.stack.overheads.launch_overlap),
-        )
-
 
 def _cache_bytes(shape: AttentionShape) -> float:
     """The bytes of one number in the cache."""
-    numbers = {"gqa": 2 * shape.n_kv_heads * shape.qk_dim, "mla": shape.latent_dim + shape.rope_dim}
+    numbers = {"gqa": shape.n_kv_heads * (shape.qk_dim + shape.v_dim), "mla": shape.latent_dim + shape.rope_dim}
     return shape.kv_bytes / numbers.get(shape.kind, shape.qk_dim)
 
 
@@ -361,14 +350,15 @@ def expert_format(precision: str, dtype: str) -> ExpertFormat:
 
 
 def _expert_variants(
-    profile: Profile, sources: Sequence[str], fmt: ExpertFormat, hidden: int, topk: int, count: int
+    profile: Profile, sources: Sequence[str], fmt: ExpertFormat, hidden: int, topk: int, count: int, gated: bool = True
 ) -> tuple[str, ...]:
     blackwell = "fp4" in profile.datasheet.peak_flops_per_s
-    return fmt.variants(sources, layer=(hidden, topk, count), blackwell=blackwell)
+    return fmt.variants(sources, layer=(hidden, topk, count), gated=gated, blackwell=blackwell)
 
 
 def _layer_variants(profile: Profile, sources: Sequence[str], fmt: ExpertFormat, experts: ExpertMlp) -> tuple[str, ...]:
-    return _expert_variants(profile, sources, fmt, experts.hidden, experts.per_token, experts.n_experts)
+    shape = experts.hidden, experts.per_token, experts.n_experts
+    return _expert_variants(profile, sources, fmt, *shape, gated=experts.gated)
 
 
 def _variants(sources: Sequence[str], fmt: str) -> list[str]:
@@ -453,6 +443,7 @@ def _moe_table(profile: Profile, sources: tuple[str, ...], experts: ExpertMlp, d
         "topk": experts.per_token,
         "experts": experts.n_experts + experts.redundant,
         "ep": experts.expert,
+        "gated": experts.gated,
         "distribution": _ROUTING,
         "by": experts.load,
     }

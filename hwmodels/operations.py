@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hwmodels.experts import ExpertLoad
+from hwmodels.model import Rule
 from hwmodels.precision import precision
 
 
@@ -61,6 +62,8 @@ class ExpertMlp:
     expert: int
     """Groups of devices with different experts."""
     precision: str
+    gated: bool = True
+    """Three matrices an expert, two without."""
     layers: int = 1
     load: ExpertLoad | None = None
     """The experts' popularities and places; None: as the tables of kernels were measured, even where there are none."""
@@ -80,11 +83,12 @@ class ExpertMlp:
 
     def flops_of_all(self, rows: Any) -> Any:
         """Over all groups of devices with different experts: on one device of each, all its layers."""
-        return rows * (6.0 * self.per_token * self.hidden * self.ffn * self.layers)
+        return rows * (2.0 * self._matrices * self.per_token * self.hidden * self.ffn * self.layers)
 
     def flops(self, rows: Any) -> Any:
         """The operations on the busiest device, of all its layers."""
-        return rows * (6.0 * self.per_token * self.busiest_share * self.hidden * self.ffn * self.layers)
+        share = self.per_token * self.busiest_share
+        return rows * (2.0 * self._matrices * share * self.hidden * self.ffn * self.layers)
 
     def read_bytes(self, rows: Any) -> Any:
         """Weights of the experts that *rows* tokens are expected to visit, on the busiest device, all layers."""
@@ -95,7 +99,11 @@ class ExpertMlp:
     @property
     def expert_bytes(self) -> float:
         """Weights of one expert on one device in one layer."""
-        return 3.0 * self.hidden * self.ffn * precision(self.precision).weight_bytes
+        return self._matrices * self.hidden * self.ffn * precision(self.precision).weight_bytes
+
+    @property
+    def _matrices(self) -> float:
+        return 3.0 if self.gated else 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +217,12 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """Gated delta nets of `layers` layers on one device, heads per device: the short convolution and the delta rule.
+    """Linear attention of `layers` layers on one device, heads per device: the short convolution and the update of the state.
 
     Their projections are `Linear`. A sequence's state is read and written once an iteration, whatever its rows.
     """
 
+    rule: Rule = "delta"
     n_key_heads: int
     n_value_heads: int
     key_dim: int
@@ -238,8 +247,10 @@ class Recurrence:
     @property
     def flops_per_row(self) -> float:
         """The operations of one token, all layers: read with the key, write the outer product, read with the query (Yang et al.,
-        arXiv 2406.06484), two each for a cell; and a multiply-add for each tap of the convolution."""
-        return (6.0 * self.cells + 2.0 * self.conv_width * self.channels) * self.layers
+        arXiv 2406.06484), two each for a cell, of which Mamba-2 has no read with the key; and a multiply-add for each tap of the
+        convolution."""
+        by_cell = 4.0 if self.rule == "mamba2" else 6.0
+        return (by_cell * self.cells + 2.0 * self.conv_width * self.channels) * self.layers
 
     @property
     def held_bytes(self) -> float:

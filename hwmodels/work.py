@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hwmodels.experts import even_load
-from hwmodels.model import Attention, AttentionKind, Experts, LatentAttention, ModelSpec
-from hwmodels.model.spec import LOCAL
+from hwmodels.model import LOCAL, Attention, AttentionKind, Experts, LatentAttention, ModelSpec
 from hwmodels.operations import (
     AttentionShape,
     Collective,
@@ -193,8 +192,9 @@ def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exper
     assert isinstance(e, Experts)
     return ExpertMlp(
         name="experts",
-        hidden=spec.hidden,
+        hidden=spec.expert_hidden,
         ffn=e.ffn // parallel.expert_tensor,
+        gated=e.gated,
         n_experts=e.n_experts,
         per_token=e.per_token,
         expert=parallel.expert,
@@ -217,10 +217,13 @@ def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp 
     if e.shared_ffn:
         # Shared experts split over the devices of an attention group, like a dense MLP.
         width = -(-e.shared_ffn // parallel.tensor)
-        linears += _linears(_mlp_matrices(h, width, True, "shared"), spec.mlp_precision, layers)
+        linears += _linears(_mlp_matrices(h, width, spec.gated_mlp, "shared"), spec.mlp_precision, layers)
         other += layers * e.shared_gate * h * precision(spec.mlp_precision).weight_bytes
+    if e.latent:
+        # Each device projects all rows.
+        linears += _linears([("latent_in", e.latent, h), ("latent_out", h, e.latent)], spec.mlp_precision, layers)
     local = (e.n_experts + experts.redundant) // parallel.expert
-    biases = (spec.expert_params - 3 * h * e.ffn) * precision(spec.expert_precision).weight_bytes
+    biases = e.bias * (2 * e.ffn + spec.expert_hidden) * precision(spec.expert_precision).weight_bytes
     return _Share(linears, other + layers * local * (experts.expert_bytes + biases))
 
 
@@ -350,8 +353,8 @@ def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchang
         return None
     shape = e.n_experts, e.per_token, parallel.expert
     return Exchange(
-        row_bytes=spec.hidden * precision(spec.base_precision).element_bytes,
-        hidden=spec.hidden,
+        row_bytes=spec.expert_hidden * precision(spec.base_precision).element_bytes,
+        hidden=spec.expert_hidden,
         n=parallel.tensor * parallel.data,
         tensor=parallel.tensor,
         expert=parallel.expert,
@@ -413,7 +416,8 @@ def _recurrence(spec: ModelSpec, tensor: int, layers: int) -> Recurrence | None:
     if not layers or s is None:
         return None
     return Recurrence(
-        n_key_heads=s.n_key_heads // tensor,
+        rule=s.rule,
+        n_key_heads=max(1, s.n_key_heads // tensor),
         n_value_heads=s.n_value_heads // tensor,
         key_dim=s.key_dim,
         value_dim=s.value_dim,
@@ -453,10 +457,14 @@ def _indexer_matrices(spec: ModelSpec) -> _Matrices:
 def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
     a = spec.linear_attention
     assert a is not None
-    keys, values = a.n_key_heads * a.key_dim, a.n_value_heads * a.value_dim
+    keys, values = max(1, a.n_key_heads // tensor) * a.key_dim, a.n_value_heads * a.value_dim
+    if a.rule == "mamba2":
+        # Gate, values, B, C and the step size of each head in one product.
+        columns = 2 * keys + (2 * values + a.n_value_heads) // tensor
+        return [("linear_attention_in", columns, spec.hidden), ("linear_attention_out", spec.hidden, values // tensor)]
     return [
         # Queries, keys, values and their gate in one product; the write strength and decay of each head in another.
-        ("linear_attention_in", (2 * keys + 2 * values) // tensor, spec.hidden),
+        ("linear_attention_in", 2 * keys + 2 * values // tensor, spec.hidden),
         ("linear_attention_decay", 2 * a.n_value_heads // tensor, spec.hidden),
         ("linear_attention_out", spec.hidden, values // tensor),
     ]

@@ -36,6 +36,7 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "quantize": products.quantize,
     "layers": products.layers,
     "linear_attention": linear_attention.linear,
+    "mamba2": linear_attention.mamba2,
     "moe": experts.moe,
     "moe_layer": experts.moe_layer,
     "mla": latent_attention.kernel,

@@ -17,6 +17,7 @@ from hwmodels.model.fields import (
     PLAIN,
     READ_AS,
     SPARSE,
+    STATE_SPACE,
     STATED,
     SYNONYMS,
     Config,
@@ -332,8 +333,7 @@ def spec_from_config(
     base = c.dtype("torch_dtype", "dtype")
     formats = {"attention_precision": base, "mlp_precision": base, "expert_precision": base, "base_precision": base}
     common: dict[str, Any] = {"name": name, "family": family, "source": own.get("source", where), **formats}
-    make = _plain_spec if layers in PLAIN else _pruned_spec if layers == "nemotron-nas" else _layered_spec
-    spec = make(c, layers, common, tuple(notes))
+    spec = _MAKERS.get(layers, _layered_spec)(c, layers, common, tuple(notes))
     return quantised(spec, data, quant_config, where, given=given)
 
 
@@ -473,6 +473,75 @@ def _pruned_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[st
     )
 
 
+_BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+_BLOCK_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def _blocks(c: Config) -> list[str]:
+    """Layer by layer, mamba, attention, moe or mlp."""
+    listed = c.listed("layers_block_type", str)
+    pattern = c.data.get("hybrid_override_pattern")
+    if listed is None and not isinstance(pattern, str):
+        raise ValueError(f"{c.where}: hybrid_override_pattern is missing; a nemotron_h config.json states it")
+    names: list[str] = listed or [_BLOCKS.get(each, each) for each in str(pattern)]
+    found = [_BLOCK_NAMES.get(each, each) for each in names]
+    if strange := sorted({*found} - {*_BLOCKS.values()}):
+        raise ValueError(f"{c.where}: layers of {strange[0]!r}; known are {', '.join(_BLOCKS.values())}")
+    return found
+
+
+def _state_space_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str, ...]) -> ModelSpec:
+    """Nemotron-H: each layer is one of Mamba-2, attention, experts or an MLP, none of them gated."""
+    hidden, blocks = c.integer("hidden_size"), _blocks(c)
+    ffn = c.integer("intermediate_size") if "mlp" in blocks else 0
+    experts = None
+    if "moe" in blocks:
+        experts = Experts(
+            n_experts=c.integer("n_routed_experts"),
+            per_token=c.integer("num_experts_per_tok"),
+            ffn=c.integer("moe_intermediate_size"),
+            gated=False,
+            latent=c.integer("moe_latent_size", 0),
+            shared_ffn=c.integer("moe_shared_expert_intermediate_size") * c.integer("n_shared_experts", 1, least=0),
+            router_bias=True,
+        )
+    kinds: Mapping[str, AttentionKind] = {"mamba": "linear", "attention": "full"}
+    return ModelSpec(
+        **common,
+        hidden=hidden,
+        vocab=c.integer("vocab_size"),
+        attention=_gated_attention(c, family, hidden),
+        ffn=ffn,
+        layer_is_moe=tuple(each == "moe" for each in blocks),
+        layer_ffn=tuple(ffn if each == "mlp" else 0 for each in blocks),
+        layer_attention=tuple(kinds.get(each, "none") for each in blocks),
+        experts=experts,
+        linear_attention=LinearAttention(
+            rule="mamba2",
+            n_key_heads=c.integer("n_groups"),
+            n_value_heads=c.integer("mamba_num_heads"),
+            key_dim=c.integer("ssm_state_size"),
+            value_dim=c.integer("mamba_head_dim"),
+            conv_width=c.integer("conv_kernel"),
+            conv_bias=c.flag("use_conv_bias", True),
+            # transformers 5.23, NemotronHConfig: states in 32 bits unless the config says otherwise.
+            state_bytes=precision(c.dtype("mamba_ssm_cache_dtype", default="float32")).element_bytes,
+            conv_bytes=precision(common["base_precision"]).element_bytes,
+        ),
+        gated_mlp=False,
+        mlp_bias=c.flag("mlp_bias", False),
+        norm_params=hidden,
+        tied_embeddings=c.flag("tie_word_embeddings", False),
+        max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
+        mtp_layers=c.integer("num_nextn_predict_layers", 0, least=0),
+        notes=(
+            *notes,
+            f"Mamba-2 in {blocks.count('mamba')} of {len(blocks)} layers: a state of constant size for each sequence, read and "
+            "written once an iteration, in place of a cache.",
+        ),
+    )
+
+
 def _indexers(c: Config, n_layers: int) -> tuple[bool, ...]:
     """Layer by layer, whether sparse attention has an indexer there; in all of them where the config does not say."""
     kinds = c.listed("indexer_types", str) or ["full"] * n_layers
@@ -530,3 +599,11 @@ def _plain_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str
         max_positions=positions or None,
         notes=notes,
     )
+
+
+_MAKERS = {
+    **dict.fromkeys(PLAIN, _plain_spec),
+    **dict.fromkeys(STATE_SPACE, _state_space_spec),
+    "nemotron-nas": _pruned_spec,
+}
+"""Families that are no layers of one kind."""

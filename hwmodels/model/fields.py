@@ -75,6 +75,7 @@ _STEP = {
 }
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "exaone": {"num_layers": "num_hidden_layers"},
+    "nemotron_h": {"attention_head_dim": "head_dim"},
     "ernie4_5_moe": {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
     "step3p5": _STEP,
     "step3p7": _STEP,
@@ -100,9 +101,10 @@ AFTER_DENSE = LATENT | {"glm4_moe"}
 PLAIN = {"gpt2", "opt", "bloom", "bert"}
 HYBRID = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 """Gated delta nets between layers of full attention."""
-FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | set(READ_AS)))
+STATE_SPACE = {"nemotron_h"}
+"""Layers of Mamba-2, of attention, of experts and of plain MLPs, one of them each."""
+FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | STATE_SPACE | set(READ_AS)))
 NOT_MODELLED: Mapping[str, str] = {
-    "nemotron_h": "state-space layers of Mamba-2",
     "kimi_linear": "layers of Kimi delta attention",
     **dict.fromkeys(("deepseek_v4", "deepseek_ref"), "layers that attend to compressed tokens"),
     **dict.fromkeys(
@@ -134,6 +136,7 @@ STATED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(GATED - {"llama", "nemotron-nas", *GEMMA}, _HEADS[:1]),
     "gemma4_text": (*_HEADS, "layer_types", "global_head_dim", "enable_moe_block"),
     "nemotron-nas": ("block_configs",),
+    "nemotron_h": (*_HEADS, "ssm_state_size", "mamba_num_heads", "mamba_head_dim", "n_groups", "conv_kernel"),
     "mimo_v2_flash": (*_HEADS, "v_head_dim", "swa_num_key_value_heads", "hybrid_layer_pattern", "moe_layer_freq"),
     "step3p5": (*_HEADS, "layer_types", "share_expert_dim"),
     **dict.fromkeys(("qwen3", "gpt_oss", "minimax_m2", "llama4_text", "gemma", "seed_oss", *sorted(HYBRID)), _HEADS),
@@ -192,7 +195,11 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
         refuse(f"model_type {family!r} ({hint})")
     _refuse_attention(data, family, refuse)
     for key in data:
-        if any(word in key for word in ("mamba", "ssm_", "rwkv", "hyena")) and family not in HYBRID and data[key]:
+        if (
+            any(word in key for word in ("mamba", "ssm_", "rwkv", "hyena"))
+            and family not in HYBRID | STATE_SPACE
+            and data[key]
+        ):
             refuse(f"a state-space layer ({key})")
     kinds = set(c.listed("layer_types", str) or ()) - _LAYER_KINDS.get(family, {"full_attention", "sliding_attention"})
     if kinds:
@@ -201,5 +208,5 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
         if data.get(key):
             refuse(f"a layer that takes its cache or part of its input from elsewhere ({key})")
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if READ_AS.get(family, family) not in EXPERTS | AFTER_DENSE and data.get(key):
+        if READ_AS.get(family, family) not in EXPERTS | AFTER_DENSE | STATE_SPACE and data.get(key):
             refuse(f"a mixture of experts ({key}) in a {family} model")

@@ -32,20 +32,21 @@ _ATTENTION = tuple(
         ),
         ("linear_attn", ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "out_proj")),
         ("attn", ("c_attn", "c_proj")),
+        ("mixer", ("in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj")),
     )
     for name in names
 )
 _MATRICES = ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
 _MODULES: Mapping[str, tuple[str, ...]] = {
     "attention": _ATTENTION,
-    "mlp": tuple(f"{block}.{name}" for block in ("mlp", "feed_forward") for name in _MATRICES),
+    "mlp": tuple(f"{block}.{name}" for block in ("mlp", "feed_forward", "mixer") for name in _MATRICES),
     "shared": tuple(
         f"{block}.{name}"
-        for block in ("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert")
+        for block in ("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert", "mixer.shared_experts")
         for name in _MATRICES
     ),
     "expert": (
-        *(f"{block}.experts.{which}{name}" for block in ("mlp", "feed_forward", "block_sparse_moe")
+        *(f"{block}.experts.{which}{name}" for block in ("mlp", "feed_forward", "block_sparse_moe", "mixer")
           for which in ("0.", "") for name in _MATRICES),
         *(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w2", "w3")),
     ),
@@ -53,7 +54,13 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "expert_beside": tuple(f"experts.{which}{name}" for which in ("0.", "") for name in _MATRICES),
 }  # fmt: skip
 """Part of a layer -> names that its matrices have in checkpoints; which of them a model has does not matter."""
-_PREFIXES = ("model.layers.", "language_model.model.layers.", "model.language_model.layers.", "transformer.h.")
+_PREFIXES = (
+    "model.layers.",
+    "language_model.model.layers.",
+    "model.language_model.layers.",
+    "transformer.h.",
+    "backbone.layers.",
+)
 _KNOWN = {word for modules in _MODULES.values() for name in modules for word in name.split(".")} | {
     "layers",
     "model",

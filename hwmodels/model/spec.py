@@ -12,6 +12,9 @@ AttentionKind = Literal["full", "window", "chunked", "linear", "none"]
 """Tokens that a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
 (Llama 4), a state of constant size in place of tokens, or nothing: the layer has no attention."""
 LOCAL: tuple[AttentionKind, ...] = "window", "chunked"
+Rule = Literal["delta", "mamba2"]
+"""How a layer of linear attention updates its state: the gated delta rule (Yang et al., arXiv 2412.06464), or Mamba-2's selective
+state space (Dao and Gu, arXiv 2405.21060)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +77,13 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention:
-    """Gated delta-rule layer with a fixed state (Qwen3-Next and Qwen3.5): no KV cache, one state a sequence.
+    """A layer with a fixed state (Qwen3-Next, Qwen3.5, Nemotron-H): no KV cache, one state a sequence.
 
-    Beside the state of each head the layer keeps the last `conv_width - 1` inputs of its short convolution.
+    Beside the state of each head the layer keeps the last `conv_width - 1` inputs of its short convolution. Of Mamba-2 the heads
+    of queries and keys are its groups of C and B, and their width that of the state.
     """
 
+    rule: Rule = "delta"
     n_key_heads: int
     n_value_heads: int
     key_dim: int
@@ -86,6 +91,7 @@ class LinearAttention:
     conv_width: int
     state_bytes: float = 4.0
     """Bytes of one element of the state (fp32 unless the config says otherwise)."""
+    conv_bias: bool = False
     conv_bytes: float = 2.0
     """Bytes of one kept input of the convolution: the model's own format."""
 
@@ -107,11 +113,14 @@ class LinearAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture-of-experts MLP: gated experts behind a router, and experts that every token visits."""
+    """A mixture-of-experts MLP: experts behind a router, and experts that every token visits."""
 
     n_experts: int
     per_token: int
     ffn: int
+    gated: bool = True
+    latent: int = 0
+    """Width of the projection of the hidden state that routed experts work on; 0: they work on the state itself."""
     shared_ffn: int = 0
     """Width of all shared experts together."""
     shared_gate: bool = False
@@ -190,9 +199,9 @@ class ModelSpec:
         return tuple(kind == "linear" for kind in self.layer_attention)
 
     @property
-    def layer_is_softmax(self) -> tuple[bool, ...]:
-        """Layer by layer: attention that keeps a cache of tokens."""
-        return tuple(kind not in ("linear", "none") for kind in self.layer_attention)
+    def softmax_kinds(self) -> tuple[AttentionKind, ...]:
+        """The kinds of the layers whose attention keeps a cache of tokens, in their order."""
+        return tuple(kind for kind in self.layer_attention if kind not in ("linear", "none"))
 
     @property
     def dense_widths(self) -> tuple[int, ...]:
@@ -245,8 +254,10 @@ class ModelSpec:
         if a is None:
             return 0
         keys, values = a.n_key_heads * a.key_dim, a.n_value_heads * a.value_dim
-        project = self.hidden * (2 * keys + 2 * values + 2 * a.n_value_heads) + values * self.hidden
-        return project + a.conv_width * (2 * keys + values) + 2 * a.n_value_heads + a.value_dim
+        # Of each head a step size and a skip beside the decay, and a norm over all of them; or decay and write strength.
+        steps, own, norm = (1, 3, values) if a.rule == "mamba2" else (2, 2, a.value_dim)
+        project = self.hidden * (2 * keys + 2 * values + steps * a.n_value_heads) + values * self.hidden
+        return project + (a.conv_width + a.conv_bias) * a.conv_channels + own * a.n_value_heads + norm
 
     def dense_mlp_params(self, width: int) -> int:
         """Parameters of one dense MLP of that width; none where it is 0."""
@@ -258,15 +269,22 @@ class ModelSpec:
         """Parameters of one routed expert."""
         if self.experts is None:
             return 0
-        f = self.experts.ffn
-        return 3 * self.hidden * f + self.experts.bias * (2 * f + self.hidden)
+        f, h = self.experts.ffn, self.expert_hidden
+        return (2 + self.experts.gated) * h * f + self.experts.bias * (2 * f + h)
+
+    @property
+    def expert_hidden(self) -> int:
+        """Width of the rows that routed experts read and write."""
+        return self.hidden if self.experts is None or not self.experts.latent else self.experts.latent
 
     @property
     def shared_expert_params(self) -> int:
-        """Parameters of the experts of one layer that every token visits, with their gate."""
+        """Parameters of what every token visits beside the routed experts of one layer: shared experts with their gate, and the
+        projections of the hidden state to the routed ones' width and back."""
         if self.experts is None:
             return 0
-        return 3 * self.hidden * self.experts.shared_ffn + self.experts.shared_gate * self.hidden
+        matrices = (3 if self.gated_mlp else 2) * self.hidden * self.experts.shared_ffn
+        return matrices + self.experts.shared_gate * self.hidden + 2 * self.experts.latent * self.hidden
 
     @property
     def router_params(self) -> int:
@@ -286,8 +304,7 @@ class ModelSpec:
     @property
     def _all_attention_params(self) -> int:
         """Parameters of the attention of all layers."""
-        kinds = [kind for kind, softmax in zip(self.layer_attention, self.layer_is_softmax, strict=True) if softmax]
-        total = sum(kinds.count(kind) * self.attention_params(kind) for kind in set(kinds))
+        total = sum(map(self.attention_params, self.softmax_kinds))
         total += sum(self.layer_is_linear) * self.linear_attention_params
         return total + sum(self.layer_has_indexer) * self.indexer_params
 
@@ -327,9 +344,8 @@ class ModelSpec:
     def kv_bytes_per_token(self, kv_precision: str | None = None) -> float:
         """Cache of one token over all layers and GPUs, nothing replicated; the model's own precision by default."""
         element = precision(kv_precision or self.kv_precision or self.base_precision).element_bytes
-        kinds = [kind for kind, softmax in zip(self.layer_attention, self.layer_is_softmax, strict=True) if softmax]
         indexers = sum(self.layer_has_indexer) * self.index_bytes_per_layer()
-        return sum(map(self.kv_elements_per_layer, kinds)) * element + indexers
+        return sum(map(self.kv_elements_per_layer, self.softmax_kinds)) * element + indexers
 
     @property
     def state_bytes_per_sequence(self) -> float:
@@ -372,7 +388,7 @@ class ModelSpec:
             self,
             name=f"{self.name} MTP",
             layer_is_moe=(is_moe,) * n,
-            layer_ffn=(self.dense_widths[-1],) * n if self.layer_ffn else (),
+            layer_ffn=(0 if is_moe else self.ffn,) * n if self.layer_ffn else (),
             layer_attention=(kind,) * n,
             layer_has_indexer=(True,) * n if self.layer_has_indexer else (),
             linear_attention=None,

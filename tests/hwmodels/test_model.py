@@ -379,7 +379,6 @@ def test_parameters_are_to_the_last_those_that_transformers_makes(name):
     assert load_model(name).params == IN_TRANSFORMERS[name]
 
 
-MAMBA = "state-space layers of Mamba-2"
 COMPRESSED = "layers that attend to compressed tokens"
 BLOCKS = "layers that attend to chosen blocks of tokens"
 REFUSED = {
@@ -390,15 +389,6 @@ REFUSED = {
     "nvidia--DeepSeek-V4-Flash-NVFP4": COMPRESSED,
     "nvidia--DeepSeek-V4-Pro-NVFP4": COMPRESSED,
     "nvidia--MiniMax-M3-NVFP4": BLOCKS,
-    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": MAMBA,
-    "nvidia--Nemotron-H-56B-Base-8K": MAMBA,
     "sgl-project--DeepSeek-V4-Flash-FP8": COMPRESSED,
     "sgl-project--DeepSeek-V4-Pro-FP8": COMPRESSED,
 }

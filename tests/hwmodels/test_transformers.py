@@ -35,6 +35,8 @@ def shortened(config, layers):
     for key in by_layer:
         if isinstance(data.get(key), list):
             data[key] = data[key][:layers]
+    if data.get("hybrid_override_pattern"):
+        data["hybrid_override_pattern"] = data["hybrid_override_pattern"][:layers]
     if data["model_type"] == "exaone4":
         data["layer_types"] = ["sliding_attention"] * 3 + ["full_attention"] + ["sliding_attention"] * (layers - 4)
     return {**data, "num_hidden_layers": layers}
