@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hwmodels.model import AttentionKind, LatentAttention, ModelSpec
+from hwmodels.model import AttentionKind, CompressedAttention, LatentAttention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Group:
 
 def cached_kinds(spec: ModelSpec) -> tuple[AttentionKind, ...]:
     """Layer by layer, what its cache keeps: sparse attention reads a few tokens, but any of them, so that it keeps all."""
-    if isinstance(spec.attention, LatentAttention):
+    if isinstance(spec.attention, (LatentAttention, CompressedAttention)):
         return ("full",) * spec.n_layers
     return spec.layer_attention
 

@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.kernels.attention import widest_group
-from hwmodels.kernels.families import DECODE, ELEMENTWISE, GEMM, MLA_BMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
+from hwmodels.kernels.families import (
+    COMPRESSED_DECODE,
+    COMPRESSED_PREFILL,
+    DECODE,
+    ELEMENTWISE,
+    GEMM,
+    MLA_BMM,
+    MLA_DECODE,
+    MLA_PREFILL,
+    MOE,
+    PREFILL,
+)
 from hwmodels.kernels.gemm import library_of
 from hwmodels.kernels.linear_attention import DECODED_AS, KERNELS, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
@@ -171,7 +182,11 @@ class GpuKernels(StackKernels):
 
     def _ask_attention(self, ask: Callable[..., None], shape: AttentionShape) -> None:
         cache = _cache_bytes(shape)
-        if shape.kind == "gqa":
+        if shape.kind == "compressed":
+            variants = self._compressed_variants(shape)
+            for family, whose in (("compressed_prefill", "prompts"), ("compressed_decode", "decodes")):
+                ask(f"compressed attention for {whose}", family, variants, variants[:1])
+        elif shape.kind == "gqa":
             for family, whose in (("prefill", "prompts"), ("decode", "decodes")):
                 variants = self.attention_variants(shape, cache, prompts=whose == "prompts")
                 ask(f"attention kernels for {whose}", family, variants, variants[:1])
@@ -202,8 +217,29 @@ class GpuKernels(StackKernels):
                 f"{place}."
             )
 
+    def _compressed_variants(self, shape: AttentionShape) -> list[str]:
+        """Layers without compressed keys were not timed alone: theirs are those of the kind that has fewest."""
+        return [f"{'csa' if shape.chosen else 'hca'}/{source}" for source in self.sources]
+
+    def _compressed_shape(self, shape: AttentionShape) -> dict[str, Any]:
+        return {
+            "heads": shape.n_heads,
+            "head_dim": shape.qk_dim,
+            "hidden": shape.hidden,
+            "compress": float(shape.compress),
+            "window": float(shape.near),
+            "chosen": float(shape.chosen) if shape.chosen else None,
+            "index_flops": shape.index_flops,
+            "in_blocks": float(shape.in_blocks),
+            "token_bytes": shape.kv_bytes,
+            "run": self.running(shape),
+        }
+
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         run, sheet = self.running(shape), self.profile.datasheet
+        if shape.kind == "compressed":
+            params = self.profile.get("compressed_prefill", self._compressed_variants(shape))
+            return COMPRESSED_PREFILL.folded(params, sheet, **self._compressed_shape(shape))
         if shape.kind == "gqa":
             wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=True)
             params = self.profile.get("prefill", wanted)
@@ -247,6 +283,12 @@ class GpuKernels(StackKernels):
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
         run, sheet = self.running(shape), self.profile.datasheet
+        if shape.kind == "compressed":
+            params = self.profile.get("compressed_decode", self._compressed_variants(shape))
+            own = {**self._compressed_shape(shape), "entry_bytes": shape.entry_bytes}
+            # Of the cache the keys of the indexer are read, and the vectors that are attended.
+            own["token_bytes"] = shape.kv_bytes - shape.entry_bytes / shape.compress if shape.compress else 0.0
+            return COMPRESSED_DECODE.folded(params, sheet, **own)
         if shape.kind == "gqa":
             wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=False)
             params = self.profile.get("decode", wanted)

@@ -108,7 +108,7 @@ class ExpertMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Attention of `layers` layers on one device; `kind` is gqa, mla or indexer.
+    """Attention of `layers` layers on one device; `kind` is gqa, mla, indexer or compressed.
 
     `windowed` layers count the window totals. For `mla` prefill multiplies expanded heads (`qk_dim`, `v_dim`) and
     decode the latent (`latent_dim` + `rope_dim`), except where `absorbed` says that prefill does so too.
@@ -131,13 +131,33 @@ class AttentionShape:
     absorbed: bool = False
     expand_flops: float = 0.0
     """The operations that expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
+    compress: int = 0
+    """Tokens that a key stands for beside the last `near`, which are keys themselves (`compressed`); 0: there are no others."""
+    near: int = 0
+    chosen: int = 0
+    """Of those keys a query attends to so many, scored in `index_flops` each; 0: to all of them."""
+    index_flops: float = 0.0
+    entry_bytes: float = 0.0
+    """Cached bytes of one key."""
+    in_blocks: bool = False
+    """The layer's products are of FP8 in blocks."""
+    hidden: int = 0
 
     @property
     def decode_flops_per_pair(self) -> float:
         """The operations of one query token and one KV token, one layer."""
         if self.kind == "mla":
             return 2.0 * self.n_heads * (2 * self.latent_dim + self.rope_dim)
+        if self.kind == "compressed":
+            if self.chosen:
+                return self.index_flops / self.compress
+            return 4.0 * self.n_heads * self.qk_dim / self.compress if self.compress else 0.0
         return 2.0 * self.n_heads * (self.qk_dim + self.v_dim)
+
+    @property
+    def flops_per_row(self) -> float:
+        """The operations of one token on keys whose number does not grow with its context, one layer; of contexts beyond them."""
+        return 4.0 * self.n_heads * self.qk_dim * (self.near + self.chosen) if self.kind == "compressed" else 0.0
 
     @property
     def prefill_flops_per_pair(self) -> float:
@@ -176,6 +196,8 @@ class Elementwise:
     launches: int
     """The launches of one layer."""
     layers: int = 1
+    op: str = ""
+    """The operation whose own measured kernel prices it; empty: one that streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

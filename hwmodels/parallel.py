@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hwmodels.experts import ExpertLayout
-from hwmodels.model import Attention, LatentAttention, LinearAttention, ModelSpec
+from hwmodels.model import Attention, CompressedAttention, LatentAttention, LinearAttention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class ParallelConfig:
             start = stop
         return tuple(found)
 
-    def _check_heads(self, name: str, attention: Attention | LatentAttention) -> None:
+    def _check_heads(self, name: str, attention: Attention | LatentAttention | CompressedAttention) -> None:
         heads = attention.n_heads
         if heads % self.tensor:
             fits = [str(t) for t in range(1, heads + 1) if heads % t == 0]

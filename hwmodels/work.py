@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hwmodels.experts import even_load
-from hwmodels.model import LOCAL, Attention, AttentionKind, Experts, LatentAttention, ModelSpec
+from hwmodels.model import LOCAL, Attention, AttentionKind, CompressedAttention, Experts, LatentAttention, ModelSpec
 from hwmodels.operations import (
     AttentionShape,
     Collective,
@@ -41,6 +41,8 @@ class _Layers(NamedTuple):
     dense: Mapping[int, int]
     """By the width of their dense MLP."""
     moe: int
+    hashed: int
+    """Those of them that choose experts by the token's id."""
     norms: Mapping[int, int]
     """By their normalisations."""
 
@@ -62,7 +64,9 @@ class _Layers(NamedTuple):
 class _Softmax(NamedTuple):
     """Layers whose softmax attention is alike in shape."""
 
-    shape: Attention | LatentAttention
+    shape: Attention | LatentAttention | CompressedAttention
+    kind: AttentionKind
+    """One of the kinds of its layers."""
     params: int
     """The parameters of one layer, an indexer apart."""
     full: int
@@ -96,15 +100,12 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
     shares = [
         _attention_share(spec, parallel.tensor, count, softmax),
         _mlp_share(spec, parallel.tensor, count.dense),
-        _expert_share(spec, parallel, experts),
+        _expert_share(spec, parallel, experts, count.hashed),
         _mtp_share(spec) if spec.is_mtp else _Share([], 0.0),
         _ends_share(spec, parallel.tensor, first, last),
     ]
-    norms = (
-        sum(n * layers for n, layers in count.norms.items())
-        * spec.norm_params
-        * precision(spec.base_precision).weight_bytes
-    )
+    beside = sum(layers * (n * spec.norm_params + spec.hyper_params) for n, layers in count.norms.items())
+    norms = beside * precision(spec.base_precision).weight_bytes
     linears = [op for share in shares for op in share.linears]
     return StageWork(
         linears=tuple(linears),
@@ -129,6 +130,7 @@ def _counted(spec: ModelSpec, layers: Sequence[int]) -> _Layers:
         indexers=sum(spec.layer_has_indexer[i] for i in layers) if spec.layer_has_indexer else 0,
         dense=Counter(widths[i] for i in layers if widths[i]),
         moe=sum(spec.layer_is_moe[i] for i in layers),
+        hashed=sum(spec.layer_is_moe[i] and i < spec.experts.hash_layers for i in layers) if spec.experts else 0,
         norms=Counter(norms[i] for i in layers),
     )
 
@@ -136,12 +138,18 @@ def _counted(spec: ModelSpec, layers: Sequence[int]) -> _Layers:
 def _softmax(spec: ModelSpec, count: _Layers) -> tuple[_Softmax, ...]:
     full = count.attention.get("full", 0)
     local = sum(count.attention.get(kind, 0) for kind in LOCAL)
-    if spec.local_attention is None:
-        found = [_Softmax(spec.attention, spec.attention_params(), full, local)]
+    if isinstance(spec.attention, CompressedAttention):
+        kinds: tuple[AttentionKind, ...] = "window", "csa", "hca"
+        found = [
+            _Softmax(spec.attention, kind, spec.attention_params(kind), count.attention.get(kind, 0), 0)
+            for kind in kinds
+        ]
+    elif spec.local_attention is None:
+        found = [_Softmax(spec.attention, "full", spec.attention_params(), full, local)]
     else:
         found = [
-            _Softmax(spec.attention, spec.attention_params(), full, 0),
-            _Softmax(spec.local_attention, spec.attention_params("window"), 0, local),
+            _Softmax(spec.attention, "full", spec.attention_params(), full, 0),
+            _Softmax(spec.local_attention, "window", spec.attention_params("window"), 0, local),
         ]
     return tuple(each for each in found if each.layers)
 
@@ -159,12 +167,10 @@ def _attention_share(spec: ModelSpec, tensor: int, count: _Layers, softmax: Sequ
     fmt = spec.attention_precision
     linears: list[Linear] = []
     other = 0.0
-    for shape, params, full, local in softmax:
-        linears += [
-            replace(op, of_prompts=op.name == _EXPAND)
-            for op in _linears(_attention_matrices(shape, spec.hidden, tensor), fmt, full + local)
-        ]
-        other += _beside(_attention_matrices(shape, spec.hidden, 1), params, fmt, full + local)
+    for each in softmax:
+        split, whole = (_attention_matrices(each, spec.hidden, devices) for devices in (tensor, 1))
+        linears += [replace(op, of_prompts=op.name == _EXPAND) for op in _linears(split, fmt, each.layers)]
+        other += _beside(whole, each.params, fmt, each.layers)
     if count.indexers:
         linears += _linears(_indexer_matrices(spec), fmt, count.indexers)
         other += _beside(_indexer_matrices(spec), spec.indexer_params, fmt, count.indexers)
@@ -205,15 +211,15 @@ def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exper
     )
 
 
-def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp | None) -> _Share:
-    """Router, shared experts, and the weights of the routed ones, which are no `Linear`."""
+def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp | None, hashed: int) -> _Share:
+    """Router, shared experts, and the weights of the routed ones, which are no `Linear`; *hashed* layers have no router's bias."""
     e, h = spec.experts, spec.hidden
     if experts is None or e is None:
         return _Share([], 0.0)
     layers = experts.layers
     linears = _linears([("router", e.n_experts, h)], spec.base_precision, layers)
-    beside = e.n_experts * e.router_bias + e.router_scales
-    other = layers * beside * precision(spec.base_precision).weight_bytes
+    beside = (layers - hashed) * e.n_experts * e.router_bias + layers * e.router_scales
+    other = beside * precision(spec.base_precision).weight_bytes
     if e.shared_ffn:
         # Shared experts split over the devices of an attention group, like a dense MLP.
         width = -(-e.shared_ffn // parallel.tensor)
@@ -246,7 +252,7 @@ def _ends_share(spec: ModelSpec, tensor: int, first: bool, last: bool) -> _Share
     if first:
         other += (spec.extra_norms - 1) * spec.norm_params * base_bytes
     if last:
-        other += (spec.norm_params + spec.lm_head_params) * base_bytes
+        other += (spec.norm_params + spec.lm_head_params + spec.hyper_head_params) * base_bytes
         if spec.lm_head:
             head = Linear(name="lm_head", n=shard, k=h, precision=spec.base_precision, of_logits=True)
             linears.append(head)
@@ -262,6 +268,8 @@ def _attention_shapes(
     for each in softmax:
         if isinstance(each.shape, Attention):
             shape = _grouped(each.shape, tensor, element, spec.base_precision)
+        elif isinstance(each.shape, CompressedAttention):
+            shape = _compressed(spec, each.shape, each.kind, tensor)
         else:
             shape = _latent(each.shape, tensor, element, spec.base_precision)
         for layers, windowed in ((each.full, False), (each.local, True)):
@@ -283,6 +291,27 @@ def _grouped(a: Attention, tensor: int, element_bytes: float, fmt: str) -> Atten
         v_dim=a.v_dim,
         kv_bytes=kv_heads * (a.head_dim + a.v_dim) * element_bytes,
         precision=fmt,
+    )
+
+
+def _compressed(spec: ModelSpec, a: CompressedAttention, kind: AttentionKind, tensor: int) -> AttentionShape:
+    """Each device has the one key of all heads; the indexer is not split."""
+    choosing = kind == "csa"
+    return AttentionShape(
+        kind="compressed",
+        n_heads=a.n_heads // tensor,
+        n_kv_heads=1,
+        qk_dim=a.head_dim,
+        v_dim=a.head_dim,
+        kv_bytes=spec.compressed_bytes_per_token(kind),
+        precision=spec.base_precision,
+        compress=a.tokens_of(kind),
+        near=spec.compressed_window,
+        chosen=a.index_topk if choosing else 0,
+        index_flops=2.0 * a.index_heads * a.index_dim if choosing else 0.0,
+        entry_bytes=a.entry_bytes,
+        in_blocks=spec.attention_precision == "fp8_block",
+        hidden=spec.hidden,
     )
 
 
@@ -385,6 +414,13 @@ def _elementwise(
 ) -> Iterator[Elementwise]:
     h, act = spec.hidden, precision(spec.base_precision).element_bytes
     # Each norm reads the residual and the update, and writes both sum and result.
+    if spec.hyper_streams:
+        # At attention and at the MLP: the streams are read and give one input; they and the result are read, and they written.
+        n, places = spec.hyper_streams, 2 * sum(count.norms.values())
+        yield Elementwise(name="hyper_in", bytes_per_row=(n + 1.0) * h * act, launches=1, layers=places, op="mhc_pre")
+        yield Elementwise(
+            name="hyper_out", bytes_per_row=(2.0 * n + 1) * h * act, launches=1, layers=places, op="mhc_post"
+        )
     for norms, layers in count.norms.items():
         yield Elementwise(name="norms", bytes_per_row=4.0 * h * act * norms, launches=norms, layers=layers)
     for each in softmax:
@@ -428,7 +464,10 @@ def _recurrence(spec: ModelSpec, tensor: int, layers: int) -> Recurrence | None:
     )
 
 
-def _attention_matrices(a: Attention | LatentAttention, h: int, tensor: int) -> _Matrices:
+def _attention_matrices(softmax: _Softmax, h: int, tensor: int) -> _Matrices:
+    a = softmax.shape
+    if isinstance(a, CompressedAttention):
+        return a.matrices(h, softmax.kind, tensor)
     heads = a.n_heads // tensor
     if isinstance(a, Attention):
         kv = max(1, a.n_kv_heads // tensor)

@@ -133,6 +133,19 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
          "latency_us"),
         ("d_model",),
     ),
+    "compressed_prefill": (
+        rf"dsv4_(?P<layer>csa|hca)_module_prefill_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "num_heads", "batch_size", "seq_len", "kv_len", "latency_us"),
+        (),
+    ),
+    "compressed_decode": (
+        rf"dsv4_(?P<layer>csa|hca)_module_decode_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
+        (),
+    ),
+    "hyper_connections": (
+        rf"mhc_module_{_NODE}{DTYPE}_{_SOFTWARE}", ("op", "kernel", "hidden_size", "num_tokens", "latency_us"), ()
+    ),
     "tpu_attention": (r"tpu_(?P<device>[a-z0-9]+)_attention_(?P<model>[a-z0-9.-]+)", _PAGED, ()),
     "tpu_layers": (
         r"tpu_(?P<device>[a-z0-9]+)_layers_(?P<model>[a-z0-9.-]+)",

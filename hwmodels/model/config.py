@@ -10,6 +10,7 @@ from hwmodels.model.fields import (
     AFTER_DENSE,
     CLASS_DEFAULTS,
     COHERE,
+    COMPRESSED,
     GEMMA,
     HYBRID,
     LATENT,
@@ -25,7 +26,15 @@ from hwmodels.model.fields import (
     refuse_what_is_not_modelled,
 )
 from hwmodels.model.quantisation import quantised
-from hwmodels.model.spec import Attention, AttentionKind, Experts, LatentAttention, LinearAttention, ModelSpec
+from hwmodels.model.spec import (
+    Attention,
+    AttentionKind,
+    CompressedAttention,
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+)
 from hwmodels.precision import precision
 
 _KINDS: Mapping[str, AttentionKind] = {
@@ -473,6 +482,62 @@ def _pruned_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[st
     )
 
 
+_RATIOS: Mapping[int, AttentionKind] = {0: "window", 4: "csa", 128: "hca"}
+"""`compress_ratios` of DeepSeek-V4: tokens that a compressed vector stands for."""
+
+
+def _compressed_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str, ...]) -> ModelSpec:
+    """DeepSeek-V4: attention to compressed tokens, hyper-connections, experts in every layer, the first chosen by a hash."""
+    hidden, n_layers = c.integer("hidden_size"), c.integer("num_hidden_layers")
+    ratios = c.listed("compress_ratios", int) or []
+    if len(ratios) < n_layers or {*ratios} - {*_RATIOS}:
+        raise ValueError(f"{c.where}: compress_ratios must name {n_layers} layers with 0, 4 or 128, got {ratios!r}")
+    attention = CompressedAttention(
+        n_heads=c.integer("num_attention_heads"),
+        head_dim=c.integer("head_dim"),
+        rope_dim=c.integer("qk_rope_head_dim"),
+        q_lora_rank=c.integer("q_lora_rank"),
+        o_groups=c.integer("o_groups"),
+        o_lora_rank=c.integer("o_lora_rank"),
+        index_topk=c.integer("index_topk"),
+        index_heads=c.integer("index_n_heads"),
+        index_dim=c.integer("index_head_dim"),
+    )
+    kinds = tuple[AttentionKind, ...](_RATIOS[each] for each in ratios[:n_layers])
+    window, ffn = c.integer("sliding_window"), c.integer("moe_intermediate_size")
+    held = window * attention.entry_bytes * n_layers / 1e6
+    return ModelSpec(
+        **common,
+        hidden=hidden,
+        vocab=c.integer("vocab_size"),
+        attention=attention,
+        ffn=0,
+        layer_is_moe=(True,) * n_layers,
+        layer_attention=kinds,
+        window_tokens=None,
+        compressed_window=window,
+        experts=Experts(
+            n_experts=c.integer("n_routed_experts"),
+            per_token=c.integer("num_experts_per_tok"),
+            ffn=ffn,
+            shared_ffn=c.integer("n_shared_experts", 0, least=0) * ffn,
+            router_bias=True,
+            hash_layers=c.integer("num_hash_layers", 0, least=0),
+        ),
+        hyper_streams=c.integer("hc_mult"),
+        norm_params=hidden,
+        tied_embeddings=c.flag("tie_word_embeddings", False),
+        max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
+        mtp_layers=c.integer("num_nextn_predict_layers", 0, least=0),
+        notes=(
+            *notes,
+            f"Compressed attention: {kinds.count('csa')} of {n_layers} layers cache a vector for every 4 tokens and attend to "
+            f"{attention.index_topk} chosen ones, {kinds.count('hca')} one for every 128 and attend to all; the last {window} "
+            f"tokens beside them, {held:.1f} MB of each sequence, are not counted in its cache.",
+        ),
+    )
+
+
 _BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 _BLOCK_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
@@ -604,6 +669,7 @@ def _plain_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str
 _MAKERS = {
     **dict.fromkeys(PLAIN, _plain_spec),
     **dict.fromkeys(STATE_SPACE, _state_space_spec),
+    **dict.fromkeys(COMPRESSED, _compressed_spec),
     "nemotron-nas": _pruned_spec,
 }
 """Families that are no layers of one kind."""

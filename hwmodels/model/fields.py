@@ -65,6 +65,7 @@ READ_AS: Mapping[str, str] = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "step3p7": "step3p5",
+    "deepseek_ref": "deepseek_v4",
 }
 """Families whose language models have the layers of another: a name, a position embedding or scalars tell them apart."""
 _STEP = {
@@ -103,10 +104,11 @@ HYBRID = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 """Gated delta nets between layers of full attention."""
 STATE_SPACE = {"nemotron_h"}
 """Layers of Mamba-2, of attention, of experts and of plain MLPs, one of them each."""
-FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | STATE_SPACE | set(READ_AS)))
+COMPRESSED = {"deepseek_v4"}
+"""Attention to compressed tokens."""
+FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | STATE_SPACE | COMPRESSED | set(READ_AS)))
 NOT_MODELLED: Mapping[str, str] = {
     "kimi_linear": "layers of Kimi delta attention",
-    **dict.fromkeys(("deepseek_v4", "deepseek_ref"), "layers that attend to compressed tokens"),
     **dict.fromkeys(
         ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), "layers that attend to chosen blocks of tokens"
     ),
@@ -135,6 +137,10 @@ _DEEPSEEK = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "q
 STATED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(GATED - {"llama", "nemotron-nas", *GEMMA}, _HEADS[:1]),
     "gemma4_text": (*_HEADS, "layer_types", "global_head_dim", "enable_moe_block"),
+    "deepseek_v4": (
+        *("head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "index_topk", "index_n_heads"),
+        *("index_head_dim", "sliding_window", "compress_ratios", "hc_mult", "num_hash_layers", "n_shared_experts"),
+    ),
     "nemotron-nas": ("block_configs",),
     "nemotron_h": (*_HEADS, "ssm_state_size", "mamba_num_heads", "mamba_head_dim", "n_groups", "conv_kernel"),
     "mimo_v2_flash": (*_HEADS, "v_head_dim", "swa_num_key_value_heads", "hybrid_layer_pattern", "moe_layer_freq"),
@@ -173,7 +179,7 @@ def _refuse_attention(data: Mapping[str, Any], family: str, refuse: Callable[[st
         refuse(f"chunked attention (attention_chunk_size {data['attention_chunk_size']})")
     if family not in LATENT and data.get("kv_lora_rank"):
         refuse(f"latent attention (kv_lora_rank) in a {family} model")
-    if family not in SPARSE and data.get("index_topk"):
+    if READ_AS.get(family, family) not in SPARSE | COMPRESSED and data.get("index_topk"):
         refuse(f"sparse attention (index_topk) in a {family} model")
 
 
@@ -208,5 +214,5 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
         if data.get(key):
             refuse(f"a layer that takes its cache or part of its input from elsewhere ({key})")
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if READ_AS.get(family, family) not in EXPERTS | AFTER_DENSE | STATE_SPACE and data.get(key):
+        if READ_AS.get(family, family) not in EXPERTS | AFTER_DENSE | STATE_SPACE | COMPRESSED and data.get(key):
             refuse(f"a mixture of experts ({key}) in a {family} model")

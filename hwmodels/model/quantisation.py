@@ -42,11 +42,14 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "mlp": tuple(f"{block}.{name}" for block in ("mlp", "feed_forward", "mixer") for name in _MATRICES),
     "shared": tuple(
         f"{block}.{name}"
-        for block in ("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert", "mixer.shared_experts")
+        for block in (
+            *("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert"),
+            *("mixer.shared_experts", "ffn.shared_experts"),
+        )
         for name in _MATRICES
     ),
     "expert": (
-        *(f"{block}.experts.{which}{name}" for block in ("mlp", "feed_forward", "block_sparse_moe", "mixer")
+        *(f"{block}.experts.{which}{name}" for block in ("mlp", "feed_forward", "block_sparse_moe", "mixer", "ffn")
           for which in ("0.", "") for name in _MATRICES),
         *(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w2", "w3")),
     ),
@@ -60,6 +63,7 @@ _PREFIXES = (
     "model.language_model.layers.",
     "transformer.h.",
     "backbone.layers.",
+    "layers.",
 )
 _KNOWN = {word for modules in _MODULES.values() for name in modules for word in name.split(".")} | {
     "layers",
@@ -108,6 +112,8 @@ def quantised(
     (`precision`: of the weights, `kv_precision`).
     """
     quantised = object_of(data.get("quantization_config"), f"{where}: quantization_config")
+    if quantised and "expert_dtype" in data:
+        quantised = {"expert_dtype": data["expert_dtype"], **quantised}
     beside = object_of((side or {}).get("quantization"), f"{where}: quantization of hf_quant_config.json")
     found: dict[str, str] = {}
     notes: list[str] = []
@@ -117,6 +123,14 @@ def quantised(
             found |= _of_cache(quantised) | _of_cache(beside)
         setting = "precision"
         stated = None if "precision" in given else (_of_algorithm(beside) or _of_weights(quantised, spec))
+        if (
+            stated is not None
+            and quantised.get("quant_method") == "fp8"
+            and beside.get("quant_algo") == "MIXED_PRECISION"
+        ):
+            # What ModelOpt's list does not name stays in the FP8 of the checkpoint that it was made from.
+            rest = _of_weights({**quantised, "expert_dtype": None}, spec)
+            stated = stated if rest is None else _Stated([*stated.groups, *rest.groups], rest.kept)
         if stated is not None:
             for part, layers in _parts(spec):
                 found[_FIELDS[part]] = _format_of(stated, spec, part, layers, notes)
@@ -256,8 +270,7 @@ def _of_weights(table: Mapping[str, Any], spec: ModelSpec) -> _Stated | None:
     method = table.get("quant_method")
     kept = _selected(_texts(table, "modules_to_not_convert", "ignored_layers"))
     if method in ("fp8", "fbgemm_fp8"):
-        static = "fp8_static" if table.get("activation_scheme") == "static" else "fp8"
-        return _Stated([_Group("fp8_block" if table.get("weight_block_size") else static, _EVERYTHING)], kept)
+        return _of_fp8(table, kept)
     if method == "mxfp4":
         if spec.experts is None:
             raise _NotModelled("mxfp4 of a model without experts")
@@ -281,6 +294,16 @@ def _of_weights(table: Mapping[str, Any], spec: ModelSpec) -> _Stated | None:
             return stated
         raise _NotModelled(f"{method!r} without a quant_algo")
     raise _NotModelled(f"{method!r}")
+
+
+def _of_fp8(table: Mapping[str, Any], kept: _Selects) -> _Stated:
+    static = "fp8_static" if table.get("activation_scheme") == "static" else "fp8"
+    every = _Group("fp8_block" if table.get("weight_block_size") else static, _EVERYTHING)
+    if table.get("expert_dtype") not in (None, "fp8", "fp4"):
+        raise _NotModelled(f"of experts in {table['expert_dtype']}")
+    # DeepSeek-V4's own checkpoints: MXFP4 in blocks of 32, scaled by powers of two.
+    experts = [_Group("mxfp4", _selected(["experts"]))] if table.get("expert_dtype") == "fp4" else []
+    return _Stated([*experts, every], kept)
 
 
 def _of_compressed_tensors(table: Mapping[str, Any]) -> _Stated:

@@ -8,9 +8,10 @@ from typing import Literal
 
 from hwmodels.precision import precision
 
-AttentionKind = Literal["full", "window", "chunked", "linear", "none"]
+AttentionKind = Literal["full", "window", "chunked", "linear", "csa", "hca", "none"]
 """Tokens that a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
-(Llama 4), a state of constant size in place of tokens, or nothing: the layer has no attention."""
+(Llama 4), a state of constant size in place of tokens, the last `window_tokens` and chosen (csa) or all (hca) keys that stand for
+several of those before (DeepSeek-V4), or nothing: the layer has no attention."""
 LOCAL: tuple[AttentionKind, ...] = "window", "chunked"
 Rule = Literal["delta", "mamba2"]
 """How a layer of linear attention updates its state: the gated delta rule (Yang et al., arXiv 2412.06464), or Mamba-2's selective
@@ -76,6 +77,78 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttention:
+    """DeepSeek-V4's attention: one cached vector a token, key and value of all heads at once.
+
+    Layers see a window of them and, beyond it, vectors that stand for `csa_tokens` tokens, of which an indexer chooses
+    `index_topk`, or for `hca_tokens`, all of which are attended. Outputs leave through groups of heads.
+    """
+
+    n_heads: int
+    head_dim: int
+    rope_dim: int
+    """Of the `head_dim` numbers those that are rotated."""
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    index_topk: int
+    index_heads: int
+    index_dim: int
+    csa_tokens: int = 4
+    hca_tokens: int = 128
+
+    @property
+    def v_dim(self) -> int:
+        return self.head_dim
+
+    @property
+    def entry_bytes(self) -> float:
+        """One cached vector: fp8 with a scale for each 64 numbers, rotated ones in 16 bits (as engines keep it, from knowledge)."""
+        plain = self.head_dim - self.rope_dim
+        return plain + plain / 64 + 2.0 * self.rope_dim
+
+    @property
+    def index_bytes(self) -> float:
+        """One key of the indexer: fp8 and one fp32 scale."""
+        return self.index_dim + 4.0
+
+    def tokens_of(self, kind: AttentionKind) -> int:
+        """The tokens that a compressed vector stands for in layers of *kind*; 0: they have none."""
+        return {"csa": self.csa_tokens, "hca": self.hca_tokens}.get(kind, 0)
+
+    def matrices(self, hidden: int, kind: AttentionKind, tensor: int = 1) -> list[tuple[str, int, int]]:
+        """Name, columns n and inner size k of a layer's products on one of *tensor* devices: heads and groups are split."""
+        heads, groups = self.n_heads // tensor, max(1, self.o_groups // tensor)
+        found = [
+            ("qkv_down", self.q_lora_rank + self.head_dim, hidden),
+            ("q_up", heads * self.head_dim, self.q_lora_rank),
+            ("group_out", groups * self.o_lora_rank, heads // groups * self.head_dim),
+            ("attention_out", hidden, groups * self.o_lora_rank),
+        ]
+        if kind == "hca":
+            found.append(("compress", 2 * self.head_dim, hidden))
+        if kind == "csa":
+            found += [
+                # Of two overlapping runs of tokens a vector and its gate, of attention and of the indexer.
+                ("compress", 4 * self.head_dim, hidden),
+                ("index_compress", 4 * self.index_dim, hidden),
+                ("index_q", self.index_heads * self.index_dim, self.q_lora_rank),
+                ("index_weights", self.index_heads, hidden),
+            ]
+        return found
+
+    def params(self, hidden: int, kind: AttentionKind) -> int:
+        total = sum(n * k for _, n, k in self.matrices(hidden, kind))
+        # Norms of the latent query and of the vector, a sink for each head; of compressed ones a place's bias and a norm.
+        total += self.q_lora_rank + self.head_dim + self.n_heads
+        if kind == "hca":
+            total += (self.hca_tokens + 1) * self.head_dim
+        if kind == "csa":
+            total += (2 * self.csa_tokens + 1) * (self.head_dim + self.index_dim)
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention:
     """A layer with a fixed state (Qwen3-Next, Qwen3.5, Nemotron-H): no KV cache, one state a sequence.
 
@@ -126,6 +199,8 @@ class Experts:
     shared_gate: bool = False
     bias: bool = False
     router_bias: bool = False
+    hash_layers: int = 0
+    """Layers that choose by the token's id, without a bias (DeepSeek-V4)."""
     router_scales: int = 0
     """Parameters of a layer's router beside its matrix and bias."""
 
@@ -138,7 +213,7 @@ class ModelSpec:
     family: str
     hidden: int
     vocab: int
-    attention: Attention | LatentAttention
+    attention: Attention | LatentAttention | CompressedAttention
     local_attention: Attention | None = None
     """The attention of layers with a window or chunks, where its shape is another than `attention`."""
     ffn: int
@@ -155,6 +230,8 @@ class ModelSpec:
     linear_attention: LinearAttention | None = None
     gated_mlp: bool = True
     mlp_bias: bool = False
+    hyper_streams: int = 0
+    """Residual streams of hyper-connections (DeepSeek-V4), mixed before and after attention and MLP; 0: a plain residual."""
     norm_params: int
     """Parameters of one normalisation: hidden (RMS) or twice that (layer norm)."""
     norms_per_layer: int = 2
@@ -171,6 +248,8 @@ class ModelSpec:
     """Every token sees every token; nothing is decoded."""
     window_tokens: int | None = None
     """Windowed layers: tokens that a query sees, itself included; of chunked ones, the tokens of a chunk."""
+    compressed_window: int = 0
+    """Compressed attention: tokens that a query sees as they are, itself included."""
     max_positions: int | None = None
     attention_precision: str = "bf16"
     mlp_precision: str = "bf16"
@@ -217,7 +296,7 @@ class ModelSpec:
             for kind, ffn, is_moe in zip(self.layer_attention, self.dense_widths, self.layer_is_moe, strict=True)
         )
 
-    def attention_of(self, kind: AttentionKind) -> Attention | LatentAttention:
+    def attention_of(self, kind: AttentionKind) -> Attention | LatentAttention | CompressedAttention:
         """The attention of layers of *kind*."""
         return self.attention if self.local_attention is None or kind not in LOCAL else self.local_attention
 
@@ -233,6 +312,8 @@ class ModelSpec:
             columns = a.query_columns + a.n_kv_heads * a.kv_columns
             weights = h * columns + a.n_heads * a.v_dim * h
             return weights + columns * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
+        if isinstance(a, CompressedAttention):
+            return a.params(h, kind)
         q = a.n_heads * (a.nope_dim + a.rope_dim)
         query = h * a.q_lora_rank + a.q_lora_rank + a.q_lora_rank * q if a.q_lora_rank else h * q
         latent = h * (a.kv_lora_rank + a.rope_dim) + a.kv_lora_rank
@@ -293,6 +374,19 @@ class ModelSpec:
         return self.experts.n_experts * (self.hidden + self.experts.router_bias) + self.experts.router_scales
 
     @property
+    def hyper_params(self) -> int:
+        """Parameters of the two hyper-connections of one layer (0 without): gates in and out and the mixing of the streams, each
+        from all of them, with a base, and three scales."""
+        n = self.hyper_streams
+        return 2 * ((2 + n) * n * (n * self.hidden + 1) + 3) if n else 0
+
+    @property
+    def hyper_head_params(self) -> int:
+        """Parameters of the gates through which the head reads the streams (0 without)."""
+        n = self.hyper_streams
+        return n * (n * self.hidden + 1) + 1 if n else 0
+
+    @property
     def mtp_projection_params(self) -> int:
         """Parameters of the product in a layer for multi-token prediction that joins state and embedding."""
         return 2 * self.hidden * self.hidden
@@ -312,7 +406,10 @@ class ModelSpec:
         n_moe = sum(self.layer_is_moe)
         total = self._all_attention_params + sum(map(self.dense_mlp_params, self.dense_widths))
         total += n_moe * (experts_per_layer * self.expert_params + self.shared_expert_params + self.router_params)
-        total += (sum(self.layer_norms) + self.extra_norms) * self.norm_params
+        if self.experts is not None:
+            total -= min(self.experts.hash_layers, n_moe) * self.experts.n_experts * self.experts.router_bias
+        total += (sum(self.layer_norms) + self.extra_norms) * self.norm_params + self.n_layers * self.hyper_params
+        total += self.hyper_head_params
         if self.is_mtp:
             total += self.n_layers * self.mtp_projection_params
         else:
@@ -334,6 +431,8 @@ class ModelSpec:
         a = self.attention_of(kind)
         if isinstance(a, Attention):
             return a.n_kv_heads * (a.head_dim + a.v_dim)
+        if isinstance(a, CompressedAttention):
+            raise ValueError("compressed attention caches bytes, not elements of a format")
         return a.kv_lora_rank + a.rope_dim
 
     def index_bytes_per_layer(self) -> int:
@@ -345,7 +444,16 @@ class ModelSpec:
         """Cache of one token over all layers and GPUs, nothing replicated; the model's own precision by default."""
         element = precision(kv_precision or self.kv_precision or self.base_precision).element_bytes
         indexers = sum(self.layer_has_indexer) * self.index_bytes_per_layer()
+        if isinstance(self.attention, CompressedAttention):
+            return sum(map(self.compressed_bytes_per_token, self.softmax_kinds))
         return sum(map(self.kv_elements_per_layer, self.softmax_kinds)) * element + indexers
+
+    def compressed_bytes_per_token(self, kind: AttentionKind) -> float:
+        """Cache of one token in one layer of compressed attention, in the one format that there is; its window apart."""
+        a = self.attention
+        assert isinstance(a, CompressedAttention)
+        tokens = a.tokens_of(kind)
+        return (a.entry_bytes + (a.index_bytes if kind == "csa" else 0.0)) / tokens if tokens else 0.0
 
     @property
     def state_bytes_per_sequence(self) -> float:
@@ -392,6 +500,7 @@ class ModelSpec:
             layer_attention=(kind,) * n,
             layer_has_indexer=(True,) * n if self.layer_has_indexer else (),
             linear_attention=None,
+            experts=None if self.experts is None else dataclasses.replace(self.experts, hash_layers=0),
             # One for each input, and one before the head.
             norms_per_layer=self.norms_per_layer + 3,
             extra_norms=0,

@@ -379,18 +379,11 @@ def test_parameters_are_to_the_last_those_that_transformers_makes(name):
     assert load_model(name).params == IN_TRANSFORMERS[name]
 
 
-COMPRESSED = "layers that attend to compressed tokens"
 BLOCKS = "layers that attend to chosen blocks of tokens"
 REFUSED = {
     "MiniMaxAI--MiniMax-M3": BLOCKS,
-    "deepseek-ai--DeepSeek-V4-Flash": COMPRESSED,
-    "deepseek-ai--DeepSeek-V4-Pro": COMPRESSED,
     "moonshotai--Kimi-K3": "layers of Kimi delta attention",
-    "nvidia--DeepSeek-V4-Flash-NVFP4": COMPRESSED,
-    "nvidia--DeepSeek-V4-Pro-NVFP4": COMPRESSED,
     "nvidia--MiniMax-M3-NVFP4": BLOCKS,
-    "sgl-project--DeepSeek-V4-Flash-FP8": COMPRESSED,
-    "sgl-project--DeepSeek-V4-Pro-FP8": COMPRESSED,
 }
 """Folders of configs that do not load; every other one does."""
 

@@ -19,6 +19,9 @@ KINDS = {
     "mla_bmm_{}_sglang0.5.14": "mla_bmm",
     "linear_attention_{}_vllm0.24": "linear_attention",
     "mamba2_{}_bf16_trtllm1.3rc20": "mamba2",
+    "dsv4_csa_module_prefill_{}_vllm0.24": "compressed_prefill",
+    "dsv4_hca_module_decode_{}_sglang0.5.14": "compressed_decode",
+    "mhc_module_{}_bf16_vllm0.24": "hyper_connections",
 }
 
 
