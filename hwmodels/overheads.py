@@ -78,6 +78,12 @@ class Overheads:
         9.0,
         "the same of reading weights and cache: what an iteration of one token takes, and attention of decodes",
     )
+    prompt_excess: float = parameter(
+        0.0,
+        -0.9,
+        9.0,
+        "by what share of itself arithmetic takes longer still in iterations that compute prompts; negative where it takes less",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
