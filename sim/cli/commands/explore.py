@@ -1,0 +1,64 @@
+"""rooftrace explore: a page that answers while settings are moved."""
+
+from __future__ import annotations
+
+import webbrowser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sim.cli.exports import takes_export
+from sim.cli.options import ScenarioFile, set_option
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(takes_export(explore))
+
+
+def explore(
+    scenario: ScenarioFile = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting, e.g. --set replicas=2; VALUE is YAML.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8010,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; one that other machines reach needs the token that is printed.")
+    ] = "127.0.0.1",
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of finished runs, as of `rooftrace sweep`; default results/sweep-NAME.", show_default=False
+        ),
+    ] = None,
+    most_requests: Annotated[int, typer.Option(min=1, help="Requests of a run at most.")] = 20_000,
+) -> None:
+    """Open a page that answers while settings are moved: an estimate at once, then the exact run with its interval, and why."""
+    from sim.cli.given import read_scenario
+    from sim.errors import RooftraceError
+
+    for package in ("starlette", "uvicorn", "httptools"):
+        if find_spec(package) is None:
+            raise RooftraceError(f"rooftrace explore needs {package}: pip install -e '.[explore]'")
+    from sim.explore.workers import prepare
+
+    prepare()
+    from sim.explore.server import address, serve, token_for
+    from sim.explore.session import Limits
+    from sim.serve.server import listen
+
+    base = read_scenario(scenario, set_)
+    listening = listen(host, port)
+    folder = out if out is not None else Path("results") / f"sweep-{base.name}"
+    token = token_for(host)
+    url = address(host, listening.getsockname()[1], token)
+
+    def started(_stop: object) -> None:
+        typer.echo(f"{base.name} at {url}; Ctrl-C ends it")
+        if open_:
+            webbrowser.open(url)
+
+    serve(
+        base, folder / "points", listening, host=host, token=token, file=None if scenario is None else str(scenario),
+        limits=Limits(requests=most_requests), started=started,
+    )  # fmt: skip
