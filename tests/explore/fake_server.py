@@ -172,7 +172,7 @@ def document(data: dict[str, Any], *, alone: bool = False) -> str:
     """index.html with *data* in it; *alone* with every file of the page in it, as an export has."""
     html = (PAGE / "index.html").read_text(encoding="utf-8")
     inline = json.dumps(data).replace("<", "\\u003c")
-    html = html.replace("window.ROOFTRACE = null", f"window.ROOFTRACE = {inline}")
+    html = html.replace("<head>", f"<head>\n<script>window.ROOFTRACE = {inline};</script>", 1)
     if alone:
         css = (PAGE / "style.css").read_text(encoding="utf-8")
         html = html.replace('<link rel="stylesheet" href="/page/style.css">', f"<style>{css}</style>")
@@ -184,11 +184,11 @@ def document(data: dict[str, Any], *, alone: bool = False) -> str:
 
 def recorded(state: dict[str, Any]) -> dict[str, Any]:
     """The data of a frozen page."""
-    streams = {path: list(EVENTS[path](state)) for path in ("run", "curve", "candidates", "explain")}
-    theory = {view: [("lines", lines(view))] for view in ("speculation", "chunks", "bubbles", "placement")}
+    events: dict[str, Any] = {f"/api/{path}": list(EVENTS[path](state)) for path in ("run", "curve", "candidates", "explain")}
+    events["/api/theory"] = {view: [("lines", lines(view))] for view in ("speculation", "chunks", "bubbles", "placement")}
     return {
-        "scenario": "scenario.yaml", "controls": controls(), "answer": answer(state), "frozen": True, "state": state, "benches": [BENCH],
-        "recorded": {**streams, "theory": theory, "requests": requests()},
+        "name": "made up", "controls": controls(), "answer": answer(state), "frozen": True, "state": state, "benches": [BENCH],
+        "events": events, "requests": requests(),
     }  # fmt: skip
 
 
@@ -202,8 +202,9 @@ def _curve(state: dict[str, Any]) -> Iterator[Event]:
     rates = [devices * each for each in (2, 4, 6, 8, 10, 12, 14, 16, 18)]
     for kind in ("estimate", "exact"):
         for rate in rates:
-            yield "point", {"rate_per_s": rate, "kind": kind, "figures": figures(rate, devices)}
-    yield "done", {"knee_per_s": 13 * devices}
+            settings = {**state.get("set", {}), "workload.rate_per_s": rate}
+            yield "point", {"rate_per_s": rate, "kind": kind, "set": settings, "figures": figures(rate, devices)}
+    yield "done", {"knee_per_s": 13 * devices, "arrival_per_s": of_state(state)[0]}
 
 
 def _candidates(state: dict[str, Any]) -> Iterator[Event]:
@@ -279,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if path == "/":
-            data = {"scenario": "scenario.yaml", "controls": controls(), "answer": answer({}), **self.server_facts.data}
+            data = {"name": "made up", "controls": controls(), "answer": answer({}), **self.server_facts.data}
             self._send(document(data).encode(), TYPES[".html"])
         elif path.startswith("/page/"):
             file = PAGE / path.removeprefix("/page/")
@@ -299,6 +300,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         state = json.loads(body)
         facts.asked.append((path, state))
+        if path == "controls":
+            self._send(json.dumps(controls()).encode(), "application/json")
+            return
         if path == "export":
             self._send(document(recorded(state), alone=True).encode(), TYPES[".html"])
             return

@@ -29,8 +29,9 @@ export async function* events(body) {
   }
 }
 
+/** The events that a frozen page has of a path; of theory those of its view. */
 function recorded(path, body) {
-  const kept = window.ROOFTRACE.recorded?.[path];
+  const kept = window.ROOFTRACE.events?.[`/api/${path}`];
   const found = path === "theory" ? kept?.[body.view] : kept;
   return found ?? [["refused", { sentence: "This file was written without these figures; the page that `rooftrace explore` serves has them." }]];
 }
@@ -86,8 +87,14 @@ async function said(response) {
   }
 }
 
+/** The controls of a state: which there are depends on its traffic and its decoding. */
+export async function controlsOf(set) {
+  const response = await fetch("/api/controls", { method: "POST", headers: headers({ "Content-Type": "application/json", "X-Client": client }), body: JSON.stringify({ set }) });
+  return response.ok ? response.json() : null;
+}
+
 export async function requestsOf(key) {
-  if (frozen()) return window.ROOFTRACE.recorded?.requests ?? null;
+  if (frozen()) return window.ROOFTRACE.requests ?? null;
   const response = await fetch(`/api/requests?key=${encodeURIComponent(key)}`, { headers: headers({}) });
   if (!response.ok) throw new Error(await said(response));
   return response.json();

@@ -40,10 +40,10 @@ function View({ page, view }) {
   if (view === "why") return html`<${Why} explained=${page.explained} answer=${page.answer} waiting=${page.waiting} />`;
   if (view === "speedup") return html`<${SpeedUp} theory=${page.theory} waiting=${page.waiting} set=${page.set} />`;
   if (view === "yours") return html`<${Yours} benches=${page.benches} fit=${page.fit} />
-    ${page.benches.length > 0 && html`<${Load} curve=${page.curve} answer=${page.answer} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />`}`;
+    ${page.benches.length > 0 && html`<${Load} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />`}`;
   if (view === "compare") return html`<${Compare} held=${page.held} answer=${page.answer} set=${page.set} waiting=${page.waiting} />`;
   return html`
-    <${Load} curve=${page.curve} answer=${page.answer} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />
+    <${Load} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />
     <${Candidates} candidates=${page.candidates} over=${page.over} controls=${page.controls} brush=${page.brush} waiting=${page.waiting} answer=${page.answer} />
     <${Time} answer=${page.answer} brushes=${page.brush} requests=${page.requests} held=${page.held} />
     <${Distributions} answer=${page.answer} brushes=${page.brush} requests=${page.requests} held=${page.held} set=${page.set} />`;

@@ -1,7 +1,7 @@
 // The settings, by group: each as the scenario language allows it, with its help and, where it is refused, the sentence beside it.
 import { frozen } from "explore/api.js";
 import { number } from "explore/figures.js";
-import { change, page, valueOfControl } from "explore/session.js";
+import { change, ownValue, page, valueOfControl } from "explore/session.js";
 import { html, memo, useEffect, useRef, useState } from "explore/ui.js";
 import { valueText } from "explore/state.js";
 
@@ -12,7 +12,7 @@ export function slider({ minimum, maximum, scale, step, kind }) {
   const log = scale === "log" && minimum > 0;
   const round = (value) => {
     if (kind === "integer") return Math.round(value);
-    if (step && !log) return Number((Math.round((value - minimum) / step) * step + minimum).toPrecision(10));
+    if (typeof step === "number" && !log) return Number((Math.round((value - minimum) / step) * step + minimum).toPrecision(10));
     return Number(value.toPrecision(3));
   };
   return {
@@ -21,12 +21,13 @@ export function slider({ minimum, maximum, scale, step, kind }) {
   };
 }
 
-const choiceOf = (each) => (each !== null && typeof each === "object" && "value" in each ? each : { value: each, label: each === null ? "none" : String(each) });
+/** What a control may be, with the words for it. */
+export const choicesOf = (each) => each.choices.map((value, i) => ({ value, label: each.labels?.[i] ?? (value === null ? "none" : String(value)) }));
 
 function Choice({ id, each, value, described }) {
-  const choices = each.choices.map(choiceOf);
+  const choices = choicesOf(each);
   const at = choices.findIndex((choice) => JSON.stringify(choice.value) === JSON.stringify(value));
-  return html`<select id=${id} ...${described} onChange=${(event) => change(each.key, choices[event.currentTarget.value].value)}>
+  return html`<select id=${id} ...${described} onChange=${(event) => change(each, choices[event.currentTarget.value].value)}>
     ${at < 0 && html`<option value="-1" selected disabled>${value === null || value === undefined ? "not set" : valueText(value)}</option>`}
     ${choices.map((choice, i) => html`<option value=${i} selected=${i === at}>${choice.label}</option>`)}
   </select>`;
@@ -39,8 +40,8 @@ function Typed({ id, each, value, described }) {
   const numeric = ["number", "integer"].includes(each.kind);
   const take = () => {
     if (text.trim() === shown) return;
-    if (text.trim() === "") change(each.key, undefined);
-    else change(each.key, numeric && Number.isFinite(Number(text)) ? Number(text) : text.trim());
+    if (text.trim() === "") change(each, undefined);
+    else change(each, numeric && Number.isFinite(Number(text)) ? Number(text) : text.trim());
   };
   return html`<input id=${id} type="text" inputmode=${numeric ? "decimal" : "text"} autocomplete="off" spellcheck="false" placeholder="not set" value=${text} ...${described}
     onInput=${(event) => setText(event.currentTarget.value)} onBlur=${take} onKeyDown=${(event) => event.key === "Enter" && take()} />`;
@@ -50,7 +51,7 @@ function Slider({ id, each, value, described }) {
   const { place, value: at } = slider(each);
   return html`<input id=${`${id}-slider`} type="range" min="0" max=${STEPS} step="1" value=${typeof value === "number" ? place(value) : 0} aria-label=${each.label}
     aria-valuetext=${typeof value === "number" ? `${number(value)} ${each.unit ?? ""}` : "not set"} ...${described}
-    onInput=${(event) => change(each.key, at(Number(event.currentTarget.value)))} />`;
+    onInput=${(event) => change(each, at(Number(event.currentTarget.value)))} />`;
 }
 
 function Control({ each, value, own, refused }) {
@@ -65,11 +66,11 @@ function Control({ each, value, own, refused }) {
   return html`<div class=${`control ${set ? "set" : ""} ${refused ? "refused" : ""}`}>
     <div class="label">
       <label for=${id}>${each.label}${each.unit ? html` <span class="unit">(${each.unit})</span>` : ""}</label>
-      ${set && !frozen() && html`<button type="button" class="quiet" title="Back to the scenario's own value" aria-label=${`${each.label}: back to ${valueText(own)}`} onClick=${() => change(each.key, undefined)}>↺</button>`}
+      ${set && !frozen() && html`<button type="button" class="quiet" title="Back to the scenario's own value" aria-label=${`${each.label}: back to ${valueText(own)}`} onClick=${() => change(each, undefined)}>↺</button>`}
       ${each.help && html`<button type="button" class="quiet" aria-expanded=${help} aria-label=${`What ${each.label} is`} onClick=${() => setHelp(!help)}>?</button>`}
     </div>
     ${each.kind === "boolean"
-      ? html`<input id=${id} type="checkbox" role="switch" checked=${Boolean(value)} ...${described} onChange=${(event) => change(each.key, event.currentTarget.checked)} />`
+      ? html`<input id=${id} type="checkbox" role="switch" checked=${Boolean(value)} ...${described} onChange=${(event) => change(each, event.currentTarget.checked)} />`
       : each.kind === "choice" ? html`<${Choice} id=${id} each=${each} value=${value} described=${described} />`
       : html`<div class=${slides ? "sliding" : ""}>${slides && html`<${Slider} id=${id} each=${each} value=${value} described=${described} />`}<${Typed} id=${id} each=${each} value=${value} described=${described} /></div>`}
     ${help && html`<p class="help" id=${`${id}-help`}>${each.help} <code>${each.key}</code></p>`}
@@ -89,7 +90,7 @@ function Group({ group, set, refused, first }) {
   }, [has]);
   return html`<details ref=${ref} open=${open} onToggle=${(event) => setOpen(event.currentTarget.open)}>
     <summary><h3>${group.name}</h3>${changes > 0 && html`<span class="count" title="changed from the scenario">${changes}<span class="unseen"> changed</span></span>`}</summary>
-    ${group.controls.map((each) => html`<${Drawn} key=${each.key} each=${each} value=${valueOfControl(each, set)} own=${each.value} refused=${refused?.key === each.key ? refused.sentence : null} />`)}
+    ${group.controls.map((each) => html`<${Drawn} key=${each.key} each=${each} value=${valueOfControl(each, set)} own=${ownValue(each)} refused=${refused?.key === each.key ? refused.sentence : null} />`)}
   </details>`;
 }
 

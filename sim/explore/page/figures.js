@@ -23,7 +23,7 @@ export const FIGURES = {
 };
 /** Those that stand at the top, in this order, where the run has them. */
 export const MAIN = [
-  "ttft_p95_s", "tpot_mean_s", "e2e_p95_s", "slo_share", "goodput_per_s", "output_tokens_per_s_per_device",
+  "ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "e2e_p95_s", "slo_share", "goodput_per_s", "output_tokens_per_s_per_device",
   "output_tokens_per_s_per_user", "kv_used_share", "prefix_hit_share", "devices", "cost_per_hour", "cost_per_mtoken",
 ];
 export const MEANING = {
@@ -101,4 +101,4 @@ export function judged(name, change) {
   return "";
 }
 
-export const signed = (value, write) => `${value > 0 ? "+" : value < 0 ? "−" : "±"}${write(Math.abs(value))}`;
+export const signed = (value, write) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${write(Math.abs(value))}`;

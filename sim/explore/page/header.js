@@ -20,8 +20,12 @@ export function Bar({ page }) {
   </header>`;
 }
 
-const TIERS = { good: /fitted to your|your runs/i, fair: /measured/i, low: /datasheet|never/i };
+/** A tier is told in words; its colour repeats them. */
+const TIERS = { good: /your runs|as measured/, low: /no measurements|nothing held back|datasheet|not known/ };
 const tierClass = (tier) => Object.keys(TIERS).find((name) => TIERS[name].test(tier)) ?? "fair";
+
+/** The sentence of the trust where it does not begin with the tier, which stands before it. */
+const withoutTier = ({ tier, sentence }) => (sentence.startsWith(`${tier}; `) ? sentence.slice(tier.length + 2) : sentence);
 
 function Figure({ name, figure, estimate, held }) {
   const range = interval(figure);
@@ -49,7 +53,9 @@ export function Answer({ page }) {
     ${refused && html`<p class="sentence" role="alert">${placed(refused) ? html`<b>${refused.key}</b> ` : ""}${refused.sentence} ${answer ? "The figures are those of the state before." : ""}</p>`}
     ${failed && html`<p class="sentence" role="alert">${failed} <button type="button" class="quiet" aria-label="Dismiss" onClick=${() => update({ failed: null })}>✕</button></p>`}
     ${answer && html`<div class="trustline">
-      ${answer.trust && html`<span class=${`tier ${tierClass(answer.trust.tier)}`}>${answer.trust.tier}</span> <span>${answer.trust.sentence}</span>`}
+      ${answer.trust && html`<span class=${`tier ${tierClass(answer.trust.tier)}`}>${answer.trust.tier}</span> <span>${withoutTier(answer.trust)}</span>`}
+      ${answer.slo && html`<span class=${`tier ${answer.slo.kept ? "good" : "low"}`}>${answer.slo.kept ? "SLO holds" : `SLO missed: ${answer.slo.why}`}</span>`}
+      ${answer.saturated && html`<span class="tier low">saturated: the queue grows as long as requests come</span>`}
       <span class=${`state ${waiting ? "waiting" : ""}`}>${waiting ? (estimate ? "Estimate; the exact run is under way" : "Running") : "Exact"} · ${answer.how}</span>
     </div>`}
     <dl class=${`figures ${refused || (waiting && !estimate) ? "stale" : ""}`}>${names.map((name) => html`<${Figure} key=${name} name=${name} figure=${answer.figures[name]} estimate=${estimate} held=${held?.answer?.figures[name]} />`)}</dl>

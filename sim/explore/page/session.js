@@ -1,6 +1,6 @@
 // What the page knows and does: its state, the answers to it, and the actions that change them. Values are replaced, never changed in
 // place, so that a component sees by identity whether it is to be drawn again.
-import { exported, frozen, requestsOf, sendBench, stop, stream } from "explore/api.js";
+import { controlsOf, exported, frozen, requestsOf, sendBench, stop, stream } from "explore/api.js";
 import { MAIN, nameOf, text } from "explore/figures.js";
 import { changed, fromHash, toHash } from "explore/state.js";
 
@@ -11,7 +11,8 @@ const THEORIES = ["speculation", "chunks", "bubbles", "placement"];
 
 export const page = {
   scenario: "",
-  controls: { groups: [] },
+  controls: { groups: [] }, // those of the present state
+  own: {}, // values of the scenario itself, by key
   set: {},
   view: "answer",
   over: {},
@@ -45,7 +46,9 @@ export function update(patch) {
 }
 
 export const control = (key) => page.controls.groups.flatMap((group) => group.controls).find((each) => each.key === key);
-export const valueOfControl = (each, set = page.set) => (each.key in set ? set[each.key] : each.value);
+export const valueOfControl = (each, set = page.set) => (each.key in set ? set[each.key] : ownValue(each));
+/** The value that the scenario has for a control; of one that only the present traffic or decoding has, what comes with that. */
+export const ownValue = (each) => (each.key in page.own ? page.own[each.key] : each.value);
 const identity = (set = page.set) => JSON.stringify(Object.entries(set).sort());
 
 // ---- the URL
@@ -75,9 +78,11 @@ export function start() {
   const data = window.ROOFTRACE ?? {};
   const found = frozen() ? { set: data.state?.set ?? {}, view: "answer", held: null, over: {} } : fromHash(location.hash);
   Object.assign(page, {
-    scenario: data.scenario ?? "", controls: data.controls ?? { groups: [] }, benches: data.benches ?? [],
-    set: found.set, view: found.view, over: found.over, answer: data.answer ?? null,
+    scenario: data.name ?? "", controls: data.controls ?? { groups: [] }, benches: data.benches ?? [],
+    set: found.set, view: found.view, over: found.over, answer: data.answer ?? null, refused: data.refused ?? null,
   });
+  page.own = Object.fromEntries(page.controls.groups.flatMap((group) => group.controls.map((each) => [each.key, each.value])));
+  renewControls();
   if (data.explained && !Object.keys(found.set).length) page.explained = { of: identity(), explained: data.explained, whatIfs: [], done: false };
   if (found.held) hold(found.held);
   addEventListener("popstate", restore);
@@ -92,14 +97,27 @@ export function start() {
 let last = 0;
 let asking = 0;
 
-/** Change a setting; `undefined` puts the scenario's own value back. */
-export function change(key, value) {
-  changeAll(changed(page.set, key, value, control(key)?.value));
+/** Change the setting of a control; `undefined` puts the scenario's own value back. */
+export function change(each, value) {
+  changeAll(changed(page.set, each, value, ownValue(each)));
   writeSoon();
+}
+
+/** What the controls depend on: settings of whole sections. */
+const sections = (set) => JSON.stringify(Object.entries(set).filter(([key]) => !key.includes(".") && page.controls.groups.some((group) => group.controls.some((each) => each.key.startsWith(`${key}.`) || ["workload", "decoding"].includes(key)))));
+let controlsFor = "[]";
+
+async function renewControls() {
+  const wanted = sections(page.set);
+  if (wanted === controlsFor || frozen()) return;
+  controlsFor = wanted;
+  const found = await controlsOf(page.set);
+  if (found && controlsFor === wanted) update({ controls: found });
 }
 
 function changeAll(set) {
   update({ set, waiting: true });
+  renewControls();
   clearTimeout(asking);
   asking = setTimeout(ask, Math.max(0, last + BETWEEN_MS - performance.now()));
 }
@@ -110,13 +128,6 @@ export function open(set) {
   write("pushState");
 }
 
-export const openRate = (rate) => {
-  const key = rateKey();
-  if (key) open(changed(page.set, key, rate, control(key)?.value));
-};
-/** The control that sets how many requests a second arrive. */
-export const rateKey = () =>
-  page.controls.groups.flatMap((group) => group.controls).find((each) => /(^|[._])rate(_per_s)?$/.test(each.key))?.key;
 
 function ask() {
   clearTimeout(asking);
@@ -127,12 +138,16 @@ function ask() {
   stream("run", { set: page.set }, (name, data) => {
     if (name === "estimate") update({ answer: data, refused: null, failed: null });
     if (name === "exact") {
-      update({ answer: data, refused: null, failed: null });
+      update({ answer: withSeries(data, page.answer), refused: null, failed: null });
       if (of === identity()) settled();
     }
     if (name === "refused") update({ refused: data, waiting: false, said: `Refused: ${data.sentence}` });
   });
 }
+
+/** Figures that are known come before the course of their run: until then that of the estimate stands in, drawn as one. */
+const withSeries = (answer, before) =>
+  answer.series || before?.kind !== "estimate" ? answer : { ...answer, series: before.series, distributions: before.distributions, rough: true };
 
 /** The exact answer is there: say it, and ask for what the view shows beside it. */
 function settled() {
@@ -194,7 +209,7 @@ function askCurve() {
       const others = page.curve.points.filter((each) => each.rate_per_s !== data.rate_per_s);
       put({ points: [...others, data].sort((a, b) => a.rate_per_s - b.rate_per_s) });
     }
-    if (name === "done") put({ done: true, knee: data.knee_per_s ?? null, before: [] });
+    if (name === "done") put({ done: true, knee: data.knee_per_s ?? null, arrival: data.arrival_per_s ?? null, before: [] });
     if (name === "refused") put({ done: true, refused: data.sentence });
   }).then((whole) => {
     // Ended by a newer state: asked for again when the page comes back to this one.

@@ -51,9 +51,12 @@ export function fromHash(hash) {
   };
 }
 
-/** `set` with one more setting; none where the value is the scenario's own. */
-export function changed(set, key, value, own) {
-  const next = { ...set, [key]: value };
-  if (value === undefined || JSON.stringify(value) === JSON.stringify(own)) delete next[key];
-  return next;
+/**
+ * `set` with the setting of a control; none where the value is the scenario's *own*. Settings of a section go where the section is set
+ * anew, and a setting brings those that it needs beside it (`also`) where they are not there yet.
+ */
+export function changed(set, { key, also }, value, own) {
+  const next = Object.fromEntries(Object.entries(set).filter(([other]) => other !== key && !other.startsWith(`${key}.`)));
+  if (value === undefined || JSON.stringify(value) === JSON.stringify(own)) return next;
+  return { ...next, ...Object.fromEntries(Object.entries(also ?? {}).filter(([other]) => !(other in set))), [key]: value };
 }

@@ -66,38 +66,37 @@ function Mark({ mark, x, y, inside }) {
     return html`<path class=${`line ${mark.light ? "light" : ""} ${mark.thin ? "thin" : ""}`} style="--c:${colour(mark.colour)}" d=${path(xs, ys)} />`;
   }
   const shape = SHAPES[mark.shape ?? "circle"](mark.size ?? 4);
-  const labelled = mark.labels ? apart(xs, ys, mark.labels, inside) : [];
   return html`<g class=${`points ${mark.light ? "light" : ""} ${mark.hollow ? "hollow" : ""} ${mark.shape === "cross" ? "cross" : ""}`} style="--c:${colour(mark.colour)}">
     ${mark.low && xs.map((px, i) => Number.isFinite(px) && Number.isFinite(mark.low[i]) && html`<line class="error" x1=${px} x2=${px} y1=${y.at(mark.low[i])} y2=${y.at(mark.high[i])} />`)}
     ${xs.map((px, i) => Number.isFinite(px) && Number.isFinite(ys[i]) && html`<path transform=${`translate(${px.toFixed(1)},${ys[i].toFixed(1)})`} d=${shape} />`)}
-    ${labelled.map((each) => html`<text x=${each.x} y=${each.y} text-anchor=${each.anchor}>${each.text}</text>`)}
   </g>`;
 }
 
-/** Labels beside their points, without those that would lie over another. */
-function apart(xs, ys, labels, inside) {
+/** Labels beside their points, those of later marks first, without any that would lie over another or over a point. */
+function labels(all, inside) {
   const placed = [];
-  labels.forEach((text, i) => {
-    if (!text || !Number.isFinite(xs[i]) || !Number.isFinite(ys[i])) return;
-    const width = 6.1 * text.length;
+  for (const each of [...all].reverse()) {
+    const text = each.mark.labels?.[each.i];
+    if (!text || each.mark.unlabelled) continue;
+    const width = 6.3 * text.length;
     for (const [dx, dy] of [[8, -6], [-8, -6], [8, 14], [-8, 14]]) {
-      const left = dx > 0 ? xs[i] + dx : xs[i] + dx - width;
-      const box = { left, right: left + width, top: ys[i] + dy - 10, bottom: ys[i] + dy + 3 };
-      const free = box.left >= inside.left && box.right <= inside.right + 8 && box.top >= inside.top - 6 &&
+      const left = dx > 0 ? each.px + dx : each.px + dx - width;
+      const box = { left, right: left + width, top: each.py + dy - 10, bottom: each.py + dy + 3 };
+      const free = box.left >= inside.left && box.right <= inside.right + 8 && box.top >= inside.top - 6 && box.bottom <= inside.bottom &&
         placed.every((other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom) &&
-        xs.every((px, k) => k === i || px < box.left - 3 || px > box.right + 3 || ys[k] < box.top - 3 || ys[k] > box.bottom + 3);
+        all.every((other) => other === each || other.px < box.left - 3 || other.px > box.right + 3 || other.py < box.top - 3 || other.py > box.bottom + 3);
       if (free) {
-        placed.push({ ...box, x: xs[i] + dx, y: ys[i] + dy, anchor: dx > 0 ? "start" : "end", text });
-        return;
+        placed.push({ ...box, x: each.px + dx, y: each.py + dy, anchor: dx > 0 ? "start" : "end", text });
+        break;
       }
     }
-  });
+  }
   return placed;
 }
 
 function Axes({ x, y, inside, xAxis, xWritten, yWritten }) {
   const xTicks = x.ticks(Math.max(2, Math.floor((inside.right - inside.left) / 74)));
-  const yTicks = y.ticks(Math.max(2, Math.floor((inside.bottom - inside.top) / 38)));
+  const yTicks = y.ticks(Math.max(2, Math.floor((inside.bottom - inside.top) / (y.log ? 26 : 38))));
   return html`<g class="axes">
     ${yTicks.map((tick) => html`<g key=${`y${tick}`}>
       <line class="gridline" x1=${inside.left} x2=${inside.right} y1=${y.at(tick)} y2=${y.at(tick)} />
@@ -162,21 +161,31 @@ function laid(marks, xAxis, yAxis, width, height) {
   const space = { ...SPACE, ...(xAxis.bare ? { bottom: 20 } : {}) };
   const inside = { left: space.left, right: width - space.right, top: space.top, bottom: height - space.bottom };
   const drawn = marks.filter((mark) => mark.type === "rule" || mark.x?.length);
-  // A rule is within sight where it says so; any other shows only where the marks reach.
-  const over = (mark, name) => (mark.type !== "rule" ? mark[name] : mark.reach && mark[name] !== undefined ? [mark[name]] : []);
-  const xFound = xAxis.domain ?? extent(drawn.map((mark) => over(mark, "x")), xAxis.log);
-  const yFound = yAxis.domain ?? extent(drawn.flatMap((mark) => [over(mark, "y"), mark.low, mark.high]), yAxis.log);
+  const data = drawn.filter((mark) => mark.type !== "rule");
+  const xFound = xAxis.domain ?? reached(extent(data.map((mark) => mark.x), xAxis.log), drawn, "x", xAxis.log);
+  const yFound = yAxis.domain ?? reached(extent(data.flatMap((mark) => [mark.y, mark.low, mark.high]), yAxis.log), drawn, "y", yAxis.log);
   if (!xFound || !yFound || !drawn.some((mark) => mark.type !== "rule")) return { drawn };
   const x = scale({ log: xAxis.log, domain: padded(xFound, xAxis), from: inside.left, to: inside.right });
   const y = scale({ log: yAxis.log, domain: padded(yFound, yAxis), from: inside.bottom, to: inside.top });
+  const all = stops(drawn, x, y).sort((a, b) => a.px - b.px || a.py - b.py);
   return {
-    drawn, inside, x, y, xWritten: written(xAxis.unit, x.domain), yWritten: written(yAxis.unit, y.domain),
-    all: stops(drawn, x, y).sort((a, b) => a.px - b.px || a.py - b.py),
+    drawn, inside, x, y, all, labelled: labels(all, inside), xWritten: written(xAxis.unit, x.domain), yWritten: written(yAxis.unit, y.domain),
   };
 }
 
+const REACHED = 8;
+
+/** *found* widened to the rules that are near: of an axis in decades those within a factor of `REACHED`, else those above by half. */
+function reached(found, drawn, name, log) {
+  if (!found) return null;
+  const near = drawn.filter((mark) => mark.type === "rule" && mark[name] !== undefined).map((mark) => mark[name])
+    .filter((value) => (log ? value > found[0] / REACHED && value < found[1] * REACHED : value > 0 && value < 1.5 * found[1]));
+  return [Math.min(found[0], ...near), Math.max(found[1], ...near)];
+}
+
 function padded([low, high], axis) {
-  if (axis.domain || axis.tight) return [low, high];
+  if (axis.domain) return [low, high];
+  if (axis.afloat) return [Math.max(0, low - 0.12 * (high - low)), high + 0.12 * (high - low)];
   if (axis.log) return [low / 1.12, high * 1.12];
   const from = Math.min(0, low);
   return [from, high + 0.06 * (high - from)];
@@ -206,7 +215,8 @@ export function Plot({ title, note, marks, x: xAxis, y: yAxis, height = 250, bru
   const lay = useMemo(() => laid(marks, xAxis, yAxis, width, height), [marks, xAxis, yAxis, width, height]);
   const { drawn, inside, x, y, xWritten, yWritten, all } = lay;
   // Moving the pointer draws the readout again, not the marks.
-  const layer = useMemo(() => x && drawn.map((mark) => html`<${Mark} mark=${mark} x=${x} y=${y} inside=${inside} />`), [lay]);
+  const layer = useMemo(() => x && html`${drawn.map((mark) => html`<${Mark} mark=${mark} x=${x} y=${y} inside=${inside} />`)}
+    ${lay.labelled.map((each) => html`<text class="name" x=${each.x} y=${each.y} text-anchor=${each.anchor}>${each.text}</text>`)}`, [lay]);
   const head = html`<div class="charthead"><h3>${title}</h3>${note && html`<p>${note}</p>`}</div>`;
   if (!x) return html`<figure class="chart" ref=${ref}>${head}<p class="empty" style="height:${height}px">${empty}</p></figure>`;
 

@@ -14,7 +14,7 @@ export function linearTicks(low, high, count) {
 
 export function logTicks(low, high, count) {
   const decades = Math.log10(high / low);
-  const parts = decades * 3 <= count ? [1, 2, 5] : [1];
+  const parts = decades * 2.5 <= count ? [1, 2, 5] : [1];
   const every = Math.max(1, Math.ceil(decades / count));
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {

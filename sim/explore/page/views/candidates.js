@@ -1,14 +1,15 @@
 // Configurations: tokens a second per device against per user with the Pareto front, and a table by cost with the chance that the SLO holds.
 import { Plot } from "explore/charts/plot.js";
 import { frozen } from "explore/api.js";
+import { choicesOf } from "explore/controls.js";
 import { nameOf, number, share, text } from "explore/figures.js";
 import { brush, open, page, vary } from "explore/session.js";
 import { valueOf, valueText } from "explore/state.js";
 import { html, memo, useMemo, useState } from "explore/ui.js";
 
 const HOLDS = 0.95;
-const X = { label: "Output per user", unit: "tok/s" };
-const Y = { label: "Output per device", unit: "tok/s" };
+const X = { label: "Output per user", unit: "tok/s", afloat: true };
+const Y = { label: "Output per device", unit: "tok/s", afloat: true };
 const USER = "output_tokens_per_s_per_user";
 const DEVICE = "output_tokens_per_s_per_device";
 const COLUMNS = ["cost_per_hour", "cost_per_mtoken", "devices", "goodput_per_s", "ttft_p95_s", "tpot_mean_s", DEVICE, USER];
@@ -55,20 +56,22 @@ function Vary({ over, controls }) {
   const [typed, setTyped] = useState("");
   const all = controls.groups.flatMap((group) => group.controls.map((each) => ({ ...each, group: group.name })));
   const each = all.find((one) => one.key === key);
-  const choices = each?.kind === "boolean" ? [true, false] : each?.choices?.map((one) => (one !== null && typeof one === "object" && "value" in one ? one.value : one));
+  const choices = each?.kind === "boolean" ? [{ value: true, label: "on" }, { value: false, label: "off" }] : each?.choices && choicesOf(each);
   const label = (name) => all.find((one) => one.key === name)?.label ?? name;
   const add = () => {
     const values = typed.split(",").map((one) => one.trim()).filter(Boolean).map(valueOf);
     if (key && values.length) vary(key, values);
     setTyped("");
   };
-  const toggle = (one) => vary(key, (over[key] ?? []).some((other) => JSON.stringify(other) === JSON.stringify(one)) ? over[key].filter((other) => JSON.stringify(other) !== JSON.stringify(one)) : [...(over[key] ?? []), one]);
+  const chosen = over[key] ?? [];
+  const has = (one) => chosen.some((other) => JSON.stringify(other) === JSON.stringify(one));
+  const toggle = (one) => vary(key, has(one) ? chosen.filter((other) => JSON.stringify(other) !== JSON.stringify(one)) : [...chosen, one]);
   return html`<div class="vary">
     <label>Vary <select value=${key} onChange=${(event) => setKey(event.currentTarget.value)}>
       <option value="">layouts, counts and stacks that fit</option>
       ${controls.groups.map((group) => html`<optgroup label=${group.name}>${group.controls.map((one) => html`<option value=${one.key}>${one.label}</option>`)}</optgroup>`)}
     </select></label>
-    ${choices ? html`<fieldset><legend class="unseen">Values of ${each.label}</legend>${choices.map((one) => html`<label><input type="checkbox" checked=${(over[key] ?? []).some((other) => JSON.stringify(other) === JSON.stringify(one))} onChange=${() => toggle(one)} /> ${one === null ? "none" : String(one)}</label>`)}</fieldset>`
+    ${choices ? html`<fieldset><legend class="unseen">Values of ${each.label}</legend>${choices.map((one) => html`<label><input type="checkbox" checked=${has(one.value)} onChange=${() => toggle(one.value)} /> ${one.label}</label>`)}</fieldset>`
       : key && html`<label>Values <input type="text" value=${typed} placeholder="1, 2, 4" onInput=${(event) => setTyped(event.currentTarget.value)} onKeyDown=${(event) => event.key === "Enter" && add()} /></label> <button type="button" onClick=${add}>Add</button>`}
     ${Object.entries(over).map(([name, values]) => html`<span class="chip">${label(name)}: ${values.map(valueText).join(", ")} <button type="button" class="quiet" aria-label=${`Vary ${label(name)} no more`} onClick=${() => vary(name, [])}>✕</button></span>`)}
   </div>`;

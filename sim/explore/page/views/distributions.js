@@ -2,7 +2,7 @@
 import { Plot } from "explore/charts/plot.js";
 import { number } from "explore/figures.js";
 import { brush, chosenRows } from "explore/session.js";
-import { limits, rule } from "explore/slo.js";
+import { limits, rules } from "explore/slo.js";
 import { html, memo, useMemo } from "explore/ui.js";
 
 const MEASURES = [["ttft_s", "Time to first token", "TTFT"], ["tpot_s", "Time per output token", "TPOT"], ["e2e_s", "End-to-end latency", "E2EL"]];
@@ -23,9 +23,9 @@ function One({ name, title, label, answer, held, rows, columns, range, limit }) 
     const few = rows && columns?.[name] ? ecdf(rows.map((row) => columns[name][row])) : null;
     return [
       ...(other ? [{ type: "line", name: "A", colour: "orange", x: other.x, y: other.share }] : []),
-      ...(own ? [{ type: "line", name: other ? "this state" : "all requests", colour: few ? "faint" : "blue", light: answer.kind === "estimate", x: own.x, y: own.share }] : []),
+      ...(own ? [{ type: "line", name: other ? "this state" : "all requests", colour: few ? "faint" : "blue", light: answer.kind === "estimate" || answer.rough, x: own.x, y: own.share }] : []),
       ...(few?.x.length ? [{ type: "line", name: "chosen requests", colour: "blue", ...few }] : []),
-      ...rule(limit, "x").map((each) => ({ ...each, reach: false })),
+      ...rules(limit, name, "x"),
     ];
   }, [name, answer, held, rows, columns, limit]);
   const x = useMemo(() => ({ label, unit: "s", log: true }), [label]);
@@ -38,6 +38,6 @@ export const Distributions = memo(({ answer, brushes, requests, held, set }) => 
   if (!answer?.distributions) return null;
   return html`<section class="panel" aria-label="Distributions">
     <div class="panelhead"><h2>Distributions</h2><p>${rows ? `${number(rows.length)} of ${number(columns.arrival_s.length)} requests are chosen.` : "Drag over a range of latency to see when those requests came, and which they are."}</p></div>
-    <div class="grid">${MEASURES.map(([name, title, label]) => html`<${One} key=${name} name=${name} title=${title} label=${label} answer=${answer} held=${held} rows=${rows} columns=${columns} range=${brushes[name]} limit=${limits(set)[name]} />`)}</div>
+    <div class="grid three">${MEASURES.map(([name, title, label]) => html`<${One} key=${name} name=${name} title=${title} label=${label} answer=${answer} held=${held} rows=${rows} columns=${columns} range=${brushes[name]} limit=${limits(set)} />`)}</div>
   </section>`;
 });

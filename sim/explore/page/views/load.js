@@ -1,8 +1,8 @@
 // Latency and goodput against load, with the SLO, the knee, and measured points.
 import { Plot } from "explore/charts/plot.js";
 import { share, signed } from "explore/figures.js";
-import { brush, openRate, rateKey } from "explore/session.js";
-import { limits, rule } from "explore/slo.js";
+import { brush, open } from "explore/session.js";
+import { limits, rules } from "explore/slo.js";
 import { html, memo, useMemo } from "explore/ui.js";
 
 const CHARTS = [
@@ -17,7 +17,7 @@ const column = (points, name) => points.map((point) => point.figures?.[name]?.va
 const rates = (points) => points.map((point) => point.rate_per_s);
 
 /** Lines of one figure: what is exact in full, what is estimated or of the state before lighter. */
-function linesOf(curve, [name, label, colour], pick) {
+function linesOf(curve, [name, label, colour]) {
   const { points, before = [] } = curve;
   if (!points.some((point) => point.figures?.[name])) {
     const old = before.filter((point) => point.figures?.[name]);
@@ -26,7 +26,7 @@ function linesOf(curve, [name, label, colour], pick) {
   const exact = points.filter((point) => point.kind === "exact");
   const rough = points.filter((point) => point.kind !== "exact");
   const banded = points.filter((point) => point.figures?.[name]?.low !== undefined);
-  const dots = (some, more) => ({ type: "points", size: 3.2, colour, x: rates(some), y: column(some, name), picks: some.map((point) => () => pick(point.rate_per_s)), ...more });
+  const dots = (some, more) => ({ type: "points", size: 3.2, colour, x: rates(some), y: column(some, name), picks: some.map((point) => point.set && (() => open(point.set))), ...more });
   return [
     ...(banded.length > 1 ? [{ type: "band", name: `${label}, interval`, colour, x: rates(banded), silent: true,
       low: banded.map((point) => point.figures[name].low), high: banded.map((point) => point.figures[name].high) }] : []),
@@ -46,22 +46,20 @@ function measured(benches, [name, label, colour], k) {
   });
 }
 
-function marksOf(curve, chart, answer, benches, set) {
-  const key = rateKey();
-  const rate = answer?.figures?.arrival_per_s?.value ?? (key && typeof set[key] === "number" ? set[key] : null);
+function marksOf(curve, chart, benches, set) {
   return [
-    ...chart.lines.flatMap((line) => linesOf(curve, line, openRate)),
+    ...chart.lines.flatMap((line) => linesOf(curve, line)),
     ...(typeof curve.knee === "number" ? [{ type: "rule", x: curve.knee, label: "knee", colour: "grey" }] : []),
-    ...(typeof rate === "number" ? [{ type: "rule", x: rate, label: "now", colour: "ink" }] : []),
-    ...(chart.limit ? rule(limits(set)[chart.limit], "y").map((each) => ({ ...each, reach: false })) : []),
+    ...(typeof curve.arrival === "number" ? [{ type: "rule", x: curve.arrival, label: "this state", colour: "ink" }] : []),
+    ...(chart.limit ? rules(limits(set), chart.limit, "y") : []),
     ...chart.lines.flatMap((line, k) => measured(benches, line, k)),
   ];
 }
 
 const X = { label: "Load", unit: "req/s" };
 
-function One({ chart, curve, answer, benches, range, set }) {
-  const marks = useMemo(() => marksOf(curve, chart, answer, benches, set), [chart, curve, answer, benches, set]);
+function One({ chart, curve, benches, range, set }) {
+  const marks = useMemo(() => marksOf(curve, chart, benches, set), [chart, curve, benches, set]);
   const y = useMemo(() => ({ label: chart.y, unit: chart.unit, log: chart.log }), [chart]);
   return html`<${Plot} title=${chart.title} marks=${marks} x=${X} y=${y} height=${220} brush=${{ axes: "x", range, set: (to) => brush("rate", to) }}
     empty=${curve.refused ?? (curve.done ? "No point of the curve has this figure." : "The curve is being computed.")} />`;
@@ -69,13 +67,13 @@ function One({ chart, curve, answer, benches, range, set }) {
 
 const EMPTY = { points: [], before: [], done: false };
 
-export const Load = memo(({ curve, answer, benches, range, set, waiting }) => {
+export const Load = memo(({ curve, benches, range, set, waiting }) => {
   const shown = curve ?? EMPTY;
   const count = shown.points.length;
   return html`<section class="panel" aria-label="Latency against load">
     <div class="panelhead"><h2>Latency against load</h2>
       <p>${shown.refused ? html`<span class="sentence">${shown.refused}</span>` : waiting || !shown.done ? `Computing, ${count} points so far; lighter lines are estimates or of the state before.`
         : `${count} points.${typeof shown.knee === "number" ? ` The knee is at ${Number(shown.knee.toPrecision(3))} requests a second.` : ""} Click a point to open its run; drag to choose a range of load.`}</p></div>
-    <div class="grid">${CHARTS.map((chart) => html`<${One} key=${chart.title} chart=${chart} curve=${shown} answer=${answer} benches=${benches} range=${range} set=${set} />`)}</div>
+    <div class="grid">${CHARTS.map((chart) => html`<${One} key=${chart.title} chart=${chart} curve=${shown} benches=${benches} range=${range} set=${set} />`)}</div>
   </section>`;
 });

@@ -18,7 +18,7 @@ function One({ chart, series, light, range, times, x }) {
     ...chart.lines.filter(([name]) => series[name]?.some((value) => value !== null)).map(([name, label, colour]) => ({ type: "line", name: label, colour, light, x: series.time_s, y: series[name] })),
     ...(times ? [{ type: "points", shape: "cross", size: 2, colour: "ink", silent: true, name: "chosen requests", x: times, y: times.map(() => 0) }] : []),
   ], [chart, series, light, times]);
-  return html`<${Plot} title=${chart.title} marks=${marks} x=${x} y=${chart.y} height=${170} across=${true} brush=${{ axes: "x", range, set: (to) => brush("time", to) }} />`;
+  return html`<${Plot} title=${chart.title} marks=${marks} x=${x} y=${chart.y} height=${140} numbers=${false} across=${true} brush=${{ axes: "x", range, set: (to) => brush("time", to) }} />`;
 }
 
 export const Time = memo(({ answer, brushes, requests }) => {
@@ -33,6 +33,6 @@ export const Time = memo(({ answer, brushes, requests }) => {
   const charts = CHARTS.filter((chart) => chart.lines.some(([name]) => series[name]?.some((value) => value !== null) && varies(series, name)));
   return html`<section class="panel" aria-label="The run in time">
     <div class="panelhead"><h2>The run in time</h2><p>Drag over a stretch of time: distributions and requests show those that came then.${times ? ` Small crosses: when the ${times.length} chosen requests came.` : ""}</p></div>
-    <div class="grid">${charts.map((chart) => html`<${One} key=${chart.title} chart=${chart} series=${series} light=${answer.kind === "estimate"} range=${brushes.time} times=${times} x=${x} />`)}</div>
+    <div class="grid one">${charts.map((chart) => html`<${One} key=${chart.title} chart=${chart} series=${series} light=${answer.kind === "estimate" || answer.rough} range=${brushes.time} times=${times} x=${x} />`)}</div>
   </section>`;
 });

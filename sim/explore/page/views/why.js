@@ -37,14 +37,14 @@ function Shares({ explained }) {
       const part = bar.parts[cause.name] / bar.mean_s;
       return html`<i style="flex:${part};--c:var(--${cause.colour})" class=${`on-${cause.colour}`} title=${`${plain(cause.name)}: ${duration(bar.parts[cause.name])}, ${share(part)}`}>${part > 0.06 ? `${Math.round(100 * part)} %` : ""}</i>`;
     })}</div></div>`)}</div>
-    <div class="scroll" tabindex="0" role="region" aria-label="Shares of latency by cause"><table class="causes"><thead><tr><th scope="col">Cause</th>${all.map(([label]) => html`<th scope="col">${label}</th>`)}<th scope="col">What it is</th></tr></thead>
+    <div class="scroll" tabindex="0" role="region" aria-label="Shares of latency by cause"><table class="causes"><thead><tr><th scope="col">Cause</th>${all.map(([label]) => html`<th scope="col">${label}</th>`)}<th scope="col" class="words">What it is</th></tr></thead>
       <tbody>${causes.map((cause) => html`<tr><th scope="row"><i style="background:var(--${cause.colour})" />${plain(cause.name)}</th>${all.map(([, bar]) => html`<td>${bar.parts[cause.name] ? html`${duration(bar.parts[cause.name])} <span>${share(bar.parts[cause.name] / bar.mean_s)}</span>` : "–"}</td>`)}<td class="words">${cause.label}</td></tr>`)}</tbody>
       <tfoot><tr><th scope="row">Mean</th>${all.map(([, bar]) => html`<td>${duration(bar.mean_s)}</td>`)}<td /></tr></tfoot></table></div>`;
 }
 
 function WhatIfs({ rows, done }) {
   const most = Math.max(0.01, ...rows.flatMap((row) => [Math.abs(row.tpot_share ?? 0), Math.abs(row.ttft_share ?? 0)]));
-  const bar = (value) => (typeof value === "number" ? html`<span class="diverging"><i class=${value < 0 ? "less" : "more"} style="width:${(50 * Math.abs(value)) / most}%" /></span> ${signed(value, (each) => `${number(100 * each)} %`)}` : "–");
+  const bar = (value) => (typeof value === "number" ? html`<span class="diverging"><i class=${value < 0 ? "less" : "more"} style="width:${(50 * Math.abs(value)) / most}%" /></span> <b>${signed(value, share)}</b>` : "–");
   return html`<h3>A tenth more of one resource</h3>
     <p>${done ? "Each was found by running it." : `Runs are under way, ${rows.length} done.`} Less is better.</p>
     ${rows.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="What a tenth more would change"><table class="whatifs"><thead><tr><th scope="col">What</th><th scope="col">TPOT changes by</th><th scope="col">TTFT changes by</th></tr></thead>
@@ -60,7 +60,7 @@ function Sources({ sources }) {
   const value = (each) => (each.value === null || each.value === undefined || typeof each.value === "object" ? "" : typeof each.value === "number" && each.unit !== "s" ? scaled(each.value, each.unit) : text(each.value, each.unit));
   return html`<section class="panel" aria-label="Where the numbers come from"><div class="panelhead"><h2>Where the numbers come from</h2><p>${number(sources.length)} numbers went into the run.</p></div>
     <div class="chips" role="group" aria-label="Kinds of source"><button type="button" aria-pressed=${kind === null} onClick=${() => setKind(null)}>all</button>${kinds.map((name) => html`<button type="button" class=${`kind ${name}`} aria-pressed=${kind === name} onClick=${() => setKind(kind === name ? null : name)}>${KINDS[name]} ${sources.filter((each) => each.kind === name).length}</button>`)}</div>
-    <div class="scroll" tabindex="0" role="region" aria-label="Table of sources"><table class="sources"><thead><tr><th scope="col">Number</th><th scope="col">Value</th><th scope="col">Kind</th><th scope="col">Date</th><th scope="col">Source</th></tr></thead>
+    <div class="scroll" tabindex="0" role="region" aria-label="Table of sources"><table class="sources"><thead><tr><th scope="col">Number</th><th scope="col">Value</th><th scope="col">Kind</th><th scope="col">Date</th><th scope="col" class="words">Source</th></tr></thead>
       <tbody>${shown.map((each) => html`<tr><th scope="row">${each.name}</th><td>${value(each)}</td><td><span class=${`kind ${each.kind}`}>${each.kind}</span></td><td>${each.date ?? "–"}</td><td class="words">${each.source}</td></tr>`)}</tbody></table></div>
   </section>`;
 }
