@@ -49,7 +49,7 @@ def at(summary: Mapping[str, Any], name: str) -> Any:
 
 
 def figures(summary: Mapping[str, Any], devices: int) -> dict[str, dict[str, Any]]:
-    """The figures of a run on so many *devices* by their names on the page, those that it has, with the intervals of its summary."""
+    """Those figures of a run on so many *devices* that it has, by their names on the page, with the intervals of its summary."""
     around = summary.get("intervals", {}).get("figures", {})
     found: dict[str, dict[str, Any]] = {}
 
@@ -122,7 +122,7 @@ def _rounded(values: NDArray[Any]) -> list[float | None]:
 
 
 def trust(summary: Mapping[str, Any], manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """How far to trust a run: its tier, the sentences of its summary, and the sources of what went in where there is its manifest."""
+    """How far to trust a run: its tier, the sentences of its summary, and with its *manifest* the sources of what went in."""
     found = summary.get("trust") or {}
     several = {"": found} if "tier" in found else found
     tiers = dict.fromkeys(each["tier"] for each in several.values())

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import html
 import json
 import mimetypes
 from collections.abc import AsyncGenerator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,6 +21,7 @@ from starlette.routing import Route
 
 from sim.errors import RooftraceError
 from sim.explore.session import Session, Stream
+from sim.explore.standalone import inlined
 from sim.explore.state import Refused, refusal
 from sim.explore.workers import Event
 
@@ -45,6 +45,11 @@ class App:
         self._asked: dict[tuple[str, str], asyncio.Task[Any]] = {}
         streams = {
             "run": session.run,
+            "curve": session.curve,
+            "candidates": session.candidates,
+            "explain": session.explain,
+            "theory": session.theory,
+            "fit": session.fit,
         }
         routes = [
             Route("/", self._page),
@@ -54,6 +59,10 @@ class App:
                 Route(f"/api/{name}", functools.partial(self._stream, answers=answers), methods=["POST"])
                 for name, answers in streams.items()
             ),
+            Route("/api/bench", self._bench, methods=["POST"]),
+            Route("/api/requests", self._requests),
+            Route("/api/timeline", self._timeline),
+            Route("/api/export", self._export, methods=["POST"]),
         ]
         handlers: Any = {
             RooftraceError: self._on_refused, HTTPException: self._on_http, ClientDisconnect: self._on_gone,
@@ -74,7 +83,7 @@ class App:
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return "a page of another host cannot use this server"
-        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        if request.url.path != "/" and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return "a page of another host cannot use this server"
         given = (
             request.query_params.get("token") or request.headers.get("x-token") or request.cookies.get("token") or ""
@@ -105,6 +114,28 @@ class App:
     async def _controls(self, request: Request) -> Response:
         state = await self._state(request) if request.method == "POST" else {}
         return JSONResponse(self._session.controls(state))
+
+    async def _bench(self, request: Request) -> Response:
+        body = await self._body(request)
+        try:
+            state = json.loads(unquote(request.headers.get("x-state", "{}")))
+        except ValueError:
+            raise Refused("X-State is a state as JSON, with characters beyond ASCII quoted as in an address") from None
+        name = PurePath(unquote(request.headers.get("x-file", ""))).name
+        return JSONResponse(await self._session.bench(self._client(request), _mapping(state), name, body))
+
+    async def _requests(self, request: Request) -> Response:
+        return JSONResponse(await self._session.requests(request.query_params.get("key", "")))
+
+    async def _timeline(self, request: Request) -> Response:
+        content = await self._session.timeline(request.query_params.get("key", ""))
+        disposition = {"content-disposition": 'attachment; filename="timeline.json.gz"'}
+        return Response(content, media_type="application/gzip", headers=disposition)
+
+    async def _export(self, request: Request) -> Response:
+        frozen = await self._session.frozen(await self._state(request))
+        disposition = {"content-disposition": 'attachment; filename="rooftrace.html"'}
+        return HTMLResponse(standalone(frozen), headers=disposition)
 
     # Streams.
 
@@ -151,9 +182,7 @@ class App:
             found = json.loads(body or b"{}")
         except (ValueError, RecursionError):
             raise Refused("the body of the request is not JSON") from None
-        if not isinstance(found, dict):
-            raise Refused('a state is a mapping such as {"set": {"replicas": 2}}')
-        return found
+        return _mapping(found)
 
     async def _body(self, request: Request) -> bytes:
         most = self._session.limits.body_bytes
@@ -184,6 +213,12 @@ class App:
 
     async def _on_gone(self, _request: Request, _error: Exception) -> Response:
         return Response(status_code=400)
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    if not isinstance(found, dict):
+        raise Refused('a state is a mapping such as {"set": {"replicas": 2}}')
+    return found
 
 
 async def _refusals(events: AsyncGenerator[Event, None], state: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
@@ -218,3 +253,8 @@ def _inlined(value: Any) -> str:
         .replace("\u2028", "\\u2028")
         .replace("\u2029", "\\u2029")
     )
+
+
+def standalone(frozen: Mapping[str, Any]) -> str:
+    """The page as one file that needs no server: its style sheets and modules inside, and *frozen*, what it shows."""
+    return inlined(page({**frozen, "frozen": True}), PAGE)

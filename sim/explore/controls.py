@@ -89,8 +89,8 @@ def _groups() -> Mapping[str, tuple[Control, ...]]:
         ),
         "Stack": (
             Control(key="serving_stack", label="Serving stack"),
-            Control(key="scheduler.max_num_batched_tokens", label="Token budget", unit="tokens", minimum=256, maximum=32768, log=True,
-                    kind="integer"),
+            Control(key="scheduler.max_num_batched_tokens", label="Token budget", unit="tokens", minimum=256, maximum=32768,
+                    log=True, kind="integer"),
             Control(key="scheduler.max_num_seqs", label="Sequences at once", minimum=1, maximum=2048, log=True, kind="integer"),
             Control(key="memory.prefix_caching", label="Prefix caching"),
             Control(key="memory.gpu_memory_utilization", label="Memory of the GPU", unit="share", minimum=0.1, maximum=1.0),
@@ -100,16 +100,16 @@ def _groups() -> Mapping[str, tuple[Control, ...]]:
         "Workload": (
             Control(key="workload", label="Traffic", choices=_texts(_TRAFFIC), labels=_called(_TRAFFIC)),
             Control(key="workload.rate_scale", label="Rate", unit="times", minimum=0.1, maximum=20, log=True),
-            Control(key="workload.arrivals.rate_per_s", label="Requests a second", unit="requests/s", minimum=0.1, maximum=200, log=True,
-                    also=_POISSON, kind="number"),
+            Control(key="workload.arrivals.rate_per_s", label="Requests a second", unit="requests/s", minimum=0.1, maximum=200,
+                    log=True, also=_POISSON, kind="number"),
             Control(key="workload.prompt_tokens.tokens", label="Prompt", unit="tokens", minimum=1, maximum=32768, log=True,
                     kind="integer"),
             Control(key="workload.output_tokens.tokens", label="Answer", unit="tokens", minimum=1, maximum=8192, log=True,
                     kind="integer"),
             Control(key="workload.conversations.sessions", label="Sessions", minimum=1, maximum=5000, log=True),
-            Control(key="workload.conversations.system_prompt_tokens", label="System prompt", unit="tokens", minimum=0, maximum=8192),
+            Control(key="workload.conversations.system_prompt_tokens", label="System prompt", unit="tokens", maximum=8192),
             Control(key="workload.conversations.mean_think_s", label="Time to think", unit="s", minimum=0, maximum=120),
-            Control(key="workload.shared_prefix.system_prompt_len", label="Shared prefix", unit="tokens", minimum=0, maximum=8192),
+            Control(key="workload.shared_prefix.system_prompt_tokens", label="Shared prefix", unit="tokens", maximum=8192),
             Control(key="workload.requests", label="Requests", minimum=100, maximum=20_000, log=True),
             Control(key="workload.limit", label="First requests alone", minimum=100, maximum=20_000, log=True),
             Control(key="seed", label="Seed", maximum=100),
@@ -163,7 +163,7 @@ def _applies(control: Control, resolved: Mapping[str, Any]) -> bool:
     if first != "workload" or not rest:
         return True
     workload = resolved["workload"]
-    own, _, inner = rest.partition(".")
+    own = rest.partition(".")[0]
     if own == "arrivals":
         return "rate_per_s" in workload[own] if workload.get(own) else workload.get("trace") is not None
     if own == "rate_scale":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import sim.explore.answer as answers
+from sim.bench.intervals import intervals
 from sim.errors import RooftraceError
+from sim.report.timeline import write_timeline
 from sim.results import Result
 from sim.run import run_built
 from sim.scenario import Scenario
 from sim.scenario.assembly import Built, resolve
+from sim.study.explain import CAUSES, check_explained, explained
+from sim.study.rates import own_rate_per_s, target_of
 from sim.study.records import beginning, failed, finished
 from sim.study.store import Store
+from sim.study.what_if import bound, effects
 
 Events = Iterator[tuple[str, dict[str, Any]]]
 
@@ -118,7 +125,72 @@ def estimate(asked: Asked, n: int) -> Events:
 
 
 def rows(asked: Asked, most: int) -> Events:
+    """The requests of a run."""
     yield "rows", answers.rows(run_built(built(asked)), most)
+
+
+def timeline(asked: Asked) -> Events:
+    """The run as Perfetto opens it: JSON, compressed."""
+    result = run_built(built(asked))
+    columns: Any = result.columns  # the engine's own, since it has just run
+    with tempfile.TemporaryDirectory(prefix="rooftrace-explore-") as folder:
+        file = Path(folder) / "timeline.json"
+        try:
+            write_timeline(columns, file, pools=result.manifest.get("pools"))
+        except ValueError as error:
+            raise RooftraceError(str(error)) from None
+        yield "file", {"content": gzip.compress(file.read_bytes(), compresslevel=3)}
+
+
+def point(asked: Asked) -> Events:
+    """The figures of a run, from the store where it has them."""
+    record = stored(asked)
+    if record is None:
+        record, _ = ran(asked)
+    yield "point", {"figures": answers.figures(record["summary"], record["gpus"]), **_verdict(asked, record["summary"])}
+
+
+def _verdict(asked: Asked, summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {"slo": answers.kept(asked.scenario, summary), "saturated": summary["saturated"]}
+
+
+def own_rate(asked: Asked) -> Events:
+    """Requests a second that the workload brings by itself."""
+    yield "rate", {"rate_per_s": own_rate_per_s(asked.scenario)}
+
+
+def probability(asked: Asked, replays: int) -> Events:
+    """The share of replays, of deployments as they may be, that keep the SLO; none where nothing says how far off they may be."""
+    try:
+        target = target_of(asked.scenario)
+        found = intervals(asked.scenario, replays, ("slo_attainment",))
+    except RooftraceError as error:
+        yield "probability", {"why_not": str(error)}
+        return
+    yield "probability", {"value": found.kept(target.attainment), "replays": replays, "basis": found.basis}
+
+
+def explain(asked: Asked) -> Events:
+    """Where the time of tokens goes, what bounds the deployment, and what a tenth more of each resource would change."""
+    of = built(asked)
+    check_explained(of.experiment)
+    result = run_built(of)
+    found = explained(of.experiment, result.columns)
+    shares = {}
+    for name in ("tpot", "ttft"):
+        mean, slowest = found.means(f"{name}_s", result.in_window)
+        if mean:
+            shares[name] = {**_parts(mean), "slowest": _parts(slowest)}
+    causes = [{"name": name, "label": label} for name, label in CAUSES.items()]
+    yield "explained", {"sentence": bound(found), "causes": causes, **shares}
+    for each in effects(of.experiment, result.summary):
+        shared = {f"{name}_share": getattr(each, name) for name in ("tpot", "ttft", "e2el")}
+        yield "what_if", {"name": each.name, **shared}
+    yield "done", {}
+
+
+def _parts(parts: Mapping[str, float]) -> dict[str, Any]:
+    return {"mean_s": sum(parts.values()), "parts": dict(parts)}
 
 
 def _warm_up() -> None:
