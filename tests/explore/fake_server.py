@@ -6,7 +6,6 @@ Its figures follow from the state by simple formulas. `held_back` names paths wh
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import threading
@@ -15,7 +14,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+
+from sim.explore.standalone import inlined
 
 PAGE = Path(__file__).parents[2] / "sim" / "explore" / "page"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html; charset=utf-8"}
@@ -173,22 +174,18 @@ def document(data: dict[str, Any], *, alone: bool = False) -> str:
     html = (PAGE / "index.html").read_text(encoding="utf-8")
     inline = json.dumps(data).replace("<", "\\u003c")
     html = html.replace("<head>", f"<head>\n<script>window.ROOFTRACE = {inline};</script>", 1)
-    if alone:
-        css = (PAGE / "style.css").read_text(encoding="utf-8")
-        html = html.replace('<link rel="stylesheet" href="/page/style.css">', f"<style>{css}</style>")
-        files = {f"explore/{file.relative_to(PAGE)}": file.read_bytes() for file in sorted(PAGE.rglob("*.js"))}
-        urls = {name: f"data:text/javascript;base64,{base64.b64encode(text).decode()}" for name, text in files.items()}
-        html = html.replace('{"imports": {"explore/": "/page/"}}', json.dumps({"imports": urls}))
-    return html
+    return inlined(html, PAGE) if alone else html
 
 
 def recorded(state: dict[str, Any]) -> dict[str, Any]:
     """The data of a frozen page."""
     events: dict[str, Any] = {f"/api/{path}": list(EVENTS[path](state)) for path in ("run", "curve", "candidates", "explain")}
-    events["/api/theory"] = {view: [("lines", lines(view))] for view in ("speculation", "chunks", "bubbles", "placement")}
+    for view in ("speculation", "chunks", "bubbles", "placement"):
+        events[f"/api/theory?view={view}"] = [("lines", lines(view))]
+    events[f"/api/requests?key={answer(state)['key']}"] = requests()
     return {
-        "name": "made up", "controls": controls(), "answer": answer(state), "frozen": True, "state": state, "benches": [BENCH],
-        "events": events, "requests": requests(),
+        "name": "made up", "controls": controls(), "answer": answer(state), "frozen": True, "set": state.get("set", {}),
+        "benches": [BENCH], "events": events,
     }  # fmt: skip
 
 
@@ -203,8 +200,8 @@ def _curve(state: dict[str, Any]) -> Iterator[Event]:
     for kind in ("estimate", "exact"):
         for rate in rates:
             settings = {**state.get("set", {}), "workload.rate_per_s": rate}
-            yield "point", {"rate_per_s": rate, "kind": kind, "set": settings, "figures": figures(rate, devices)}
-    yield "done", {"knee_per_s": 13 * devices, "arrival_per_s": of_state(state)[0]}
+            yield "point", {"rate_per_s": rate, "kind": kind, "set": settings, "key": f"k-{float(rate)}-{devices}", "figures": figures(rate, devices)}
+    yield "done", {"knee_per_s": 13 * devices}
 
 
 def _candidates(state: dict[str, Any]) -> Iterator[Event]:
@@ -227,7 +224,8 @@ def _theory(state: dict[str, Any]) -> Iterator[Event]:
 
 
 def _fit(state: dict[str, Any]) -> Iterator[Event]:
-    yield "fitted", {"set": {"workload.rate_per_s": 7.0}, "before": {"ttft_p95_s": 0.13}, "after": {"ttft_p95_s": 0.02}}
+    errors = [{"run": f"run {k}", "error": {"ttft_s": -0.13, "tpot_s": -0.09}} for k in (1, 2)]
+    yield "fitted", {"set": {"workload.rate_per_s": 7.0}, "before": errors, "after": [{**each, "error": {"ttft_s": 0.02}} for each in errors]}
 
 
 EVENTS = {"run": _run, "curve": _curve, "candidates": _candidates, "explain": _explain, "theory": _theory, "fit": _fit}
@@ -295,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         path = urlsplit(self.path).path.removeprefix("/api/")
         if path == "bench":
-            facts.asked.append((path, {"file": self.headers["X-File"]}))
+            facts.asked.append((path, {"file": unquote(self.headers["X-File"]), **json.loads(unquote(self.headers["X-State"]))}))
             self._send(json.dumps(BENCH).encode(), "application/json")
             return
         state = json.loads(body)

@@ -29,11 +29,9 @@ export async function* events(body) {
   }
 }
 
-/** The events that a frozen page has of a path; of theory those of its view. */
+/** The events that a frozen page has of a path, and of theory those of its view. */
 function recorded(path, body) {
-  const kept = window.ROOFTRACE.events?.[`/api/${path}`];
-  const found = path === "theory" ? kept?.[body.view] : kept;
-  return found ?? [["refused", { sentence: "This file was written without these figures; the page that `rooftrace explore` serves has them." }]];
+  return window.ROOFTRACE.events?.[`/api/${path}${path === "theory" ? `?view=${body.view}` : ""}`] ?? [["refused", { sentence: "This file was written without these figures; the page that `rooftrace explore` serves has them." }]];
 }
 
 /**
@@ -94,22 +92,22 @@ export async function controlsOf(set) {
 }
 
 export async function requestsOf(key) {
-  if (frozen()) return window.ROOFTRACE.requests ?? null;
-  const response = await fetch(`/api/requests?key=${encodeURIComponent(key)}`, { headers: headers({}) });
+  const path = `/api/requests?key=${encodeURIComponent(key)}`;
+  if (frozen()) return window.ROOFTRACE.events?.[path] ?? null;
+  const response = await fetch(path, { headers: headers({}) });
   if (!response.ok) throw new Error(await said(response));
   return response.json();
 }
 
-export async function sendBench(file) {
+/** The measured runs in a file beside their simulation in the state *set*. */
+export async function sendBench(file, set) {
   const response = await fetch("/api/bench", {
     method: "POST",
-    headers: headers({ "X-Client": client, "X-File": encodeURIComponent(file.name) }),
+    headers: headers({ "X-Client": client, "X-File": encodeURIComponent(file.name), "X-State": encodeURIComponent(JSON.stringify({ set })) }),
     body: file,
   });
   if (!response.ok) throw new Error(await said(response));
-  const found = await response.json();
-  if (found.sentence && !found.points) throw new Error(found.sentence);
-  return found;
+  return response.json();
 }
 
 export async function exported(body) {

@@ -1,18 +1,18 @@
 // The whole page: the bar, the settings, the answer, and one of the views.
-import { frozen } from "explore/api.js";
-import { Controls } from "explore/controls.js";
-import { Answer, Bar } from "explore/header.js";
-import { addBench, brushed, clearBrushes, open, page as now, show } from "explore/session.js";
-import { html, useEffect, useRef, useState } from "explore/ui.js";
-import { Candidates } from "explore/views/candidates.js";
-import { Compare } from "explore/views/compare.js";
-import { Distributions } from "explore/views/distributions.js";
-import { Load } from "explore/views/load.js";
-import { Requests } from "explore/views/requests.js";
-import { SpeedUp } from "explore/views/speedup.js";
-import { Time } from "explore/views/time.js";
-import { Why } from "explore/views/why.js";
-import { Yours } from "explore/views/yours.js";
+import { frozen } from "./api.js";
+import { Controls } from "./controls.js";
+import { Answer, Bar } from "./header.js";
+import { addBench, brushed, clearBrushes, open, page as now, show } from "./session.js";
+import { html, useEffect, useRef, useState } from "./ui.js";
+import { Candidates } from "./views/candidates.js";
+import { Compare } from "./views/compare.js";
+import { Distributions } from "./views/distributions.js";
+import { Load } from "./views/load.js";
+import { Requests } from "./views/requests.js";
+import { SpeedUp } from "./views/speedup.js";
+import { Time } from "./views/time.js";
+import { Why } from "./views/why.js";
+import { Yours } from "./views/yours.js";
 
 const VIEWS = {
   answer: "Answer",
@@ -40,10 +40,10 @@ function View({ page, view }) {
   if (view === "why") return html`<${Why} explained=${page.explained} answer=${page.answer} waiting=${page.waiting} />`;
   if (view === "speedup") return html`<${SpeedUp} theory=${page.theory} waiting=${page.waiting} set=${page.set} />`;
   if (view === "yours") return html`<${Yours} benches=${page.benches} fit=${page.fit} />
-    ${page.benches.length > 0 && html`<${Load} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />`}`;
+    ${page.benches.length > 0 && html`<${Load} at=${page.answer?.key} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />`}`;
   if (view === "compare") return html`<${Compare} held=${page.held} answer=${page.answer} set=${page.set} waiting=${page.waiting} />`;
   return html`
-    <${Load} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />
+    <${Load} at=${page.answer?.key} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />
     <${Candidates} candidates=${page.candidates} over=${page.over} controls=${page.controls} brush=${page.brush} waiting=${page.waiting} answer=${page.answer} />
     <${Time} answer=${page.answer} brushes=${page.brush} requests=${page.requests} held=${page.held} />
     <${Distributions} answer=${page.answer} brushes=${page.brush} requests=${page.requests} held=${page.held} set=${page.set} />`;

@@ -1,8 +1,8 @@
 // What the page knows and does: its state, the answers to it, and the actions that change them. Values are replaced, never changed in
 // place, so that a component sees by identity whether it is to be drawn again.
-import { controlsOf, exported, frozen, requestsOf, sendBench, stop, stream } from "explore/api.js";
-import { MAIN, nameOf, text } from "explore/figures.js";
-import { changed, fromHash, toHash } from "explore/state.js";
+import { controlsOf, exported, frozen, requestsOf, sendBench, stop, stream } from "./api.js";
+import { MAIN, nameOf, text } from "./figures.js";
+import { changed, fromHash, toHash } from "./state.js";
 
 /** The least time between two requests for a run while a slider moves. */
 const BETWEEN_MS = 60;
@@ -76,7 +76,7 @@ function restore() {
 
 export function start() {
   const data = window.ROOFTRACE ?? {};
-  const found = frozen() ? { set: data.state?.set ?? {}, view: "answer", held: null, over: {} } : fromHash(location.hash);
+  const found = frozen() ? { set: data.set ?? {}, view: "answer", held: null, over: {} } : fromHash(location.hash);
   Object.assign(page, {
     scenario: data.name ?? "", controls: data.controls ?? { groups: [] }, benches: data.benches ?? [],
     set: found.set, view: found.view, over: found.over, answer: data.answer ?? null, refused: data.refused ?? null,
@@ -166,6 +166,7 @@ export function follow() {
   if (page.view === "answer" || page.view === "yours") askCurve();
   if (page.view === "answer") askCandidates();
   if (page.view === "requests") loadRequests();
+  if (page.view === "yours") renewBenches();
 }
 
 export function show(view) {
@@ -209,7 +210,7 @@ function askCurve() {
       const others = page.curve.points.filter((each) => each.rate_per_s !== data.rate_per_s);
       put({ points: [...others, data].sort((a, b) => a.rate_per_s - b.rate_per_s) });
     }
-    if (name === "done") put({ done: true, knee: data.knee_per_s ?? null, arrival: data.arrival_per_s ?? null, before: [] });
+    if (name === "done") put({ done: true, knee: data.knee_per_s ?? null, before: [] });
     if (name === "refused") put({ done: true, refused: data.sentence });
   }).then((whole) => {
     // Ended by a newer state: asked for again when the page comes back to this one.
@@ -309,11 +310,26 @@ export function release() {
 export async function addBench(file) {
   update({ failed: null });
   try {
-    const bench = await sendBench(file);
+    const of = identity();
+    const bench = { ...(await sendBench(file, page.set)), of, file };
     update({ benches: [...page.benches.filter((each) => each.name !== bench.name), bench], said: `${bench.name}: ${bench.points.length} measured points lie over the curves.` });
     askCurve();
   } catch (error) {
     update({ failed: `${file.name}: ${error.message}` });
+  }
+}
+
+/** Simulate the measured runs in the present state, where they were in another. */
+async function renewBenches() {
+  for (const bench of page.benches.filter((each) => each.file && each.of !== identity())) {
+    const of = identity();
+    const replaced = (by) => update({ benches: page.benches.map((each) => (each.name === bench.name ? by : each)) });
+    try {
+      const found = await sendBench(bench.file, page.set);
+      if (of === identity()) replaced({ ...found, of, file: bench.file });
+    } catch (error) {
+      replaced({ ...bench, of, notes: [error.message] });
+    }
   }
 }
 
@@ -325,7 +341,7 @@ export function fit(file) {
   update({ fit: { file, running: true } });
   stream("fit", { set: page.set, file }, (name, data) => {
     if (name === "fitted") {
-      update({ fit: { file, running: false, before: data.before, after: data.after }, said: `Fitted to ${file}.` });
+      update({ fit: { file, running: false, ...data }, said: `Fitted to ${file}.` });
       open({ ...page.set, ...data.set });
     }
     if (name === "refused") update({ fit: { file, running: false, refused: data.sentence } });

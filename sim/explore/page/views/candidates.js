@@ -1,11 +1,11 @@
 // Configurations: tokens a second per device against per user with the Pareto front, and a table by cost with the chance that the SLO holds.
-import { Plot } from "explore/charts/plot.js";
-import { frozen } from "explore/api.js";
-import { choicesOf } from "explore/controls.js";
-import { nameOf, number, share, text } from "explore/figures.js";
-import { brush, open, page, vary } from "explore/session.js";
-import { valueOf, valueText } from "explore/state.js";
-import { html, memo, useMemo, useState } from "explore/ui.js";
+import { Plot } from "../charts/plot.js";
+import { frozen } from "../api.js";
+import { choicesOf } from "../controls.js";
+import { nameOf, number, share, text } from "../figures.js";
+import { brush, open, page, vary } from "../session.js";
+import { valueOf, valueText } from "../state.js";
+import { html, memo, useMemo, useState } from "../ui.js";
 
 const HOLDS = 0.95;
 const X = { label: "Output per user", unit: "tok/s", afloat: true };
@@ -18,10 +18,13 @@ const value = (row, name) => row.figures?.[name]?.value ?? null;
 const within = (one, range) => !range || (one !== null && one >= range[0] && one <= range[1]);
 export const cost = (row) => value(row, "cost_per_hour") ?? value(row, "devices") ?? Infinity;
 
+/** How probably a candidate holds the SLO: from replays, and where there are none yet whether its one run does. */
+const holds = (row) => row.slo_probability ?? (row.slo ? Number(row.slo.kept) : 1);
+
 /** Those that hold the SLO first, the cheapest on top; then the others by the probability that they hold it; refused ones last. */
 export function ranked(rows) {
-  const rank = (row) => (row.refused ? 2 : (row.slo_probability ?? 1) >= HOLDS ? 0 : 1);
-  return [...rows].sort((a, b) => rank(a) - rank(b) || (rank(a) === 1 ? b.slo_probability - a.slo_probability : 0) || cost(a) - cost(b)
+  const rank = (row) => (row.refused ? 2 : holds(row) >= HOLDS ? 0 : 1);
+  return [...rows].sort((a, b) => rank(a) - rank(b) || (rank(a) === 1 ? holds(b) - holds(a) : 0) || cost(a) - cost(b)
     || (value(b, "goodput_per_s") ?? 0) - (value(a, "goodput_per_s") ?? 0));
 }
 
@@ -81,7 +84,8 @@ function Row({ row, columns }) {
   if (row.refused) return html`<tr class="out"><th scope="row">${row.name}</th><td colspan=${columns.length + 2}>${row.refused}</td></tr>`;
   return html`<tr>
     <th scope="row">${row.on_front ? html`<span class="front" role="img" aria-label="on the Pareto front">◆</span> ` : ""}${row.name}</th>
-    <td>${typeof row.slo_probability === "number" ? html`<span class="meter"><i style="width:${100 * row.slo_probability}%" /></span>${share(row.slo_probability)}` : "–"}</td>
+    <td title=${row.slo_probability_from ?? row.slo_probability_why_not ?? row.slo?.why}>${typeof row.slo_probability === "number" ? html`<span class="meter"><i style="width:${100 * row.slo_probability}%" /></span>${share(row.slo_probability)}`
+      : row.slo ? html`<span class="was">${row.slo.kept ? "in its one run" : "not in its run"}</span>` : "–"}</td>
     ${columns.map((name) => html`<td>${row.figures[name] ? text(row.figures[name].value, row.figures[name].unit) : "–"}</td>`)}
     <td>${!frozen() && html`<button type="button" aria-label=${`Open ${row.name}`} onClick=${() => choose(row)}>Open</button>`}</td>
   </tr>`;
@@ -99,7 +103,7 @@ export const Candidates = memo(({ candidates, over, controls, brush: brushes, wa
   const table = useMemo(() => {
     const some = rows.filter((row) => chosen.has(row));
     if (!sort) return ranked(some);
-    return [...some].sort((a, b) => sort.way * ((sort.name === "slo" ? a.slo_probability : value(a, sort.name)) ?? Infinity) - sort.way * ((sort.name === "slo" ? b.slo_probability : value(b, sort.name)) ?? Infinity));
+    return [...some].sort((a, b) => sort.way * ((sort.name === "slo" ? holds(a) : value(a, sort.name)) ?? Infinity) - sort.way * ((sort.name === "slo" ? holds(b) : value(b, sort.name)) ?? Infinity));
   }, [rows, chosen, sort]);
   const columns = COLUMNS.filter((name) => rows.some((row) => row.figures?.[name]));
   const head = (name, label) => html`<th scope="col" aria-sort=${sort?.name === name ? (sort.way > 0 ? "ascending" : "descending") : undefined}><button type="button" class="quiet" onClick=${() => setSort(sort?.name === name ? (sort.way > 0 ? { name, way: -1 } : null) : { name, way: 1 })}>${label}${sort?.name === name ? (sort.way > 0 ? " ↑" : " ↓") : ""}</button></th>`;

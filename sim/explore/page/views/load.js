@@ -1,16 +1,25 @@
 // Latency and goodput against load, with the SLO, the knee, and measured points.
-import { Plot } from "explore/charts/plot.js";
-import { share, signed } from "explore/figures.js";
-import { brush, open } from "explore/session.js";
-import { limits, rules } from "explore/slo.js";
-import { html, memo, useMemo } from "explore/ui.js";
+import { Plot } from "../charts/plot.js";
+import { share, signed } from "../figures.js";
+import { brush, open } from "../session.js";
+import { limits, rules } from "../slo.js";
+import { html, memo, useMemo } from "../ui.js";
 
 const CHARTS = [
-  { title: "Time to first token", limit: "ttft_s", unit: "s", log: true, y: "TTFT", lines: [["ttft_p50_s", "p50", "sky"], ["ttft_p95_s", "p95", "blue"]] },
-  { title: "Time per output token", limit: "tpot_s", unit: "s", log: true, y: "TPOT", lines: [["tpot_mean_s", "mean", "green"], ["tpot_p95_s", "p95", "blue"]] },
-  { title: "End-to-end latency", limit: "e2e_s", unit: "s", log: true, y: "E2EL", lines: [["e2e_mean_s", "mean", "green"], ["e2e_p95_s", "p95", "blue"]] },
+  { title: "Time to first token", of: "ttft", shown: ["p50", "p95"], unit: "s", log: true, y: "TTFT" },
+  { title: "Time per output token", of: "tpot", shown: ["mean", "p95"], unit: "s", log: true, y: "TPOT" },
+  { title: "End-to-end latency", of: "e2e", shown: ["mean", "p95"], unit: "s", log: true, y: "E2EL" },
   { title: "Goodput", unit: "req/s", y: "Requests", lines: [["requests_per_s", "served", "sky"], ["goodput_per_s", "within SLO", "blue"]] },
 ];
+const STATISTICS = { mean: "green", p50: "sky", p90: "orange", p95: "blue", p99: "purple" };
+
+/** The lines of a chart: the usual statistics, and those that a measured file has. */
+function linesFor(chart, benches) {
+  if (chart.lines) return chart.lines;
+  const has = (name) => benches.some((bench) => bench.points.some((point) => typeof point.measured?.[name] === "number"));
+  return Object.entries(STATISTICS).filter(([statistic]) => chart.shown.includes(statistic) || has(`${chart.of}_${statistic}_s`))
+    .map(([statistic, colour]) => [`${chart.of}_${statistic}_s`, statistic, colour]);
+}
 const SHAPES = ["cross", "square", "triangle", "diamond"];
 
 const column = (points, name) => points.map((point) => point.figures?.[name]?.value ?? null);
@@ -35,31 +44,35 @@ function linesOf(curve, [name, label, colour]) {
   ];
 }
 
-function measured(benches, [name, label, colour], k) {
+/** Measured points, each with a line to what is simulated in its place. */
+function measured(benches, [name, label, colour]) {
   return benches.flatMap((bench, b) => {
     const points = bench.points.filter((point) => typeof point.rate_per_s === "number" && typeof point.measured?.[name] === "number");
+    const ends = (pick) => points.map((point) => pick(point.measured[name], point.simulated?.[name] ?? point.measured[name]));
     return points.length ? [{
-      type: "points", shape: SHAPES[b % SHAPES.length], size: 4.5, colour: k ? "vermillion" : "orange", name: `${label}, ${bench.name}`, x: rates(points),
+      type: "points", shape: SHAPES[b % SHAPES.length], size: 4.5, colour, low: ends(Math.min), high: ends(Math.max), name: `${label}, ${bench.name}`, x: rates(points),
       y: points.map((point) => point.measured[name]),
       notes: points.map((point) => (typeof point.error?.[name] === "number" ? `simulated ${signed(point.error[name], share)}` : "")),
     }] : [];
   });
 }
 
-function marksOf(curve, chart, benches, set) {
+function marksOf(curve, chart, benches, set, key) {
+  const here = curve.points.find((point) => point.key && point.key === key)?.rate_per_s;
+  const lines = linesFor(chart, benches);
   return [
-    ...chart.lines.flatMap((line) => linesOf(curve, line)),
+    ...lines.flatMap((line) => linesOf(curve, line)),
     ...(typeof curve.knee === "number" ? [{ type: "rule", x: curve.knee, label: "knee", colour: "grey" }] : []),
-    ...(typeof curve.arrival === "number" ? [{ type: "rule", x: curve.arrival, label: "this state", colour: "ink" }] : []),
-    ...(chart.limit ? rules(limits(set), chart.limit, "y") : []),
-    ...chart.lines.flatMap((line, k) => measured(benches, line, k)),
+    ...(typeof here === "number" ? [{ type: "rule", x: here, label: "this state", colour: "ink" }] : []),
+    ...(chart.of ? rules(limits(set), `${chart.of}_s`, "y") : []),
+    ...lines.flatMap((line) => measured(benches, line)),
   ];
 }
 
 const X = { label: "Load", unit: "req/s" };
 
-function One({ chart, curve, benches, range, set }) {
-  const marks = useMemo(() => marksOf(curve, chart, benches, set), [chart, curve, benches, set]);
+function One({ chart, curve, benches, range, set, at }) {
+  const marks = useMemo(() => marksOf(curve, chart, benches, set, at), [chart, curve, benches, set, at]);
   const y = useMemo(() => ({ label: chart.y, unit: chart.unit, log: chart.log }), [chart]);
   return html`<${Plot} title=${chart.title} marks=${marks} x=${X} y=${y} height=${220} brush=${{ axes: "x", range, set: (to) => brush("rate", to) }}
     empty=${curve.refused ?? (curve.done ? "No point of the curve has this figure." : "The curve is being computed.")} />`;
@@ -67,13 +80,13 @@ function One({ chart, curve, benches, range, set }) {
 
 const EMPTY = { points: [], before: [], done: false };
 
-export const Load = memo(({ curve, benches, range, set, waiting }) => {
+export const Load = memo(({ curve, benches, range, set, at, waiting }) => {
   const shown = curve ?? EMPTY;
   const count = shown.points.length;
   return html`<section class="panel" aria-label="Latency against load">
     <div class="panelhead"><h2>Latency against load</h2>
       <p>${shown.refused ? html`<span class="sentence">${shown.refused}</span>` : waiting || !shown.done ? `Computing, ${count} points so far; lighter lines are estimates or of the state before.`
         : `${count} points.${typeof shown.knee === "number" ? ` The knee is at ${Number(shown.knee.toPrecision(3))} requests a second.` : ""} Click a point to open its run; drag to choose a range of load.`}</p></div>
-    <div class="grid">${CHARTS.map((chart) => html`<${One} key=${chart.title} chart=${chart} curve=${shown} benches=${benches} range=${range} set=${set} />`)}</div>
+    <div class="grid">${CHARTS.map((chart) => html`<${One} key=${chart.title} chart=${chart} curve=${shown} benches=${benches} range=${range} set=${set} at=${at} />`)}</div>
   </section>`;
 });

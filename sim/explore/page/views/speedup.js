@@ -1,7 +1,7 @@
 // Speed-up against theory: the closed form as a line, the event loop as points over it.
-import { Plot } from "explore/charts/plot.js";
-import { askTheory } from "explore/session.js";
-import { html, memo, useEffect, useMemo, useState } from "explore/ui.js";
+import { Plot } from "../charts/plot.js";
+import { askTheory } from "../session.js";
+import { html, memo, useEffect, useMemo, useState } from "../ui.js";
 
 const VIEWS = { speculation: "Speculative decoding", chunks: "Chunk size", bubbles: "Pipeline bubbles", placement: "Placement" };
 const COLOURS = ["blue", "vermillion", "green", "purple", "orange", "sky", "gold"];

@@ -1,6 +1,6 @@
 // Where a token's time goes, what more of each resource would change, and where every number comes from.
-import { duration, number, share, signed, text } from "explore/figures.js";
-import { html, memo, useState } from "explore/ui.js";
+import { duration, number, share, signed, text } from "../figures.js";
+import { html, memo, useState } from "../ui.js";
 
 const COLOURS = {
   weights: "blue", kv: "sky", arithmetic: "vermillion", prompt_attention: "orange", experts: "green", collectives: "purple", host: "ink",
@@ -42,13 +42,16 @@ function Shares({ explained }) {
       <tfoot><tr><th scope="row">Mean</th>${all.map(([, bar]) => html`<td>${duration(bar.mean_s)}</td>`)}<td /></tr></tfoot></table></div>`;
 }
 
+const WAYS = [["tpot_share", "TPOT"], ["ttft_share", "TTFT"], ["e2el_share", "E2EL"]];
+
 function WhatIfs({ rows, done }) {
-  const most = Math.max(0.01, ...rows.flatMap((row) => [Math.abs(row.tpot_share ?? 0), Math.abs(row.ttft_share ?? 0)]));
+  const most = Math.max(0.01, ...rows.flatMap((row) => WAYS.map(([name]) => Math.abs(row[name] ?? 0))));
+  const ways = WAYS.filter(([name]) => rows.some((row) => name in row));
   const bar = (value) => (typeof value === "number" ? html`<span class="diverging"><i class=${value < 0 ? "less" : "more"} style="width:${(50 * Math.abs(value)) / most}%" /></span> <b>${signed(value, share)}</b>` : "–");
   return html`<h3>A tenth more of one resource</h3>
     <p>${done ? "Each was found by running it." : `Runs are under way, ${rows.length} done.`} Less is better.</p>
-    ${rows.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="What a tenth more would change"><table class="whatifs"><thead><tr><th scope="col">What</th><th scope="col">TPOT changes by</th><th scope="col">TTFT changes by</th></tr></thead>
-      <tbody>${rows.map((row) => html`<tr><th scope="row">${row.name}</th><td>${bar(row.tpot_share)}</td><td>${bar(row.ttft_share)}</td></tr>`)}</tbody></table></div>`}`;
+    ${rows.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="What a tenth more would change"><table class="whatifs"><thead><tr><th scope="col">What</th>${ways.map(([, label]) => html`<th scope="col">${label} changes by</th>`)}</tr></thead>
+      <tbody>${rows.map((row) => html`<tr><th scope="row">${row.name}</th>${ways.map(([name]) => html`<td>${bar(row[name])}</td>`)}</tr>`)}</tbody></table></div>`}`;
 }
 
 const KINDS = { measured: "measured", fitted: "fitted", borrowed: "borrowed from another device", datasheet: "datasheet", assumed: "assumed" };

@@ -1,8 +1,8 @@
 // Measured runs beside the simulated ones: a dropped file, its points with their errors, and a fit to them.
-import { frozen } from "explore/api.js";
-import { nameOf, number, share, signed, text } from "explore/figures.js";
-import { addBench, dropBench, fit } from "explore/session.js";
-import { html, memo } from "explore/ui.js";
+import { frozen } from "../api.js";
+import { nameOf, number, share, signed, text } from "../figures.js";
+import { addBench, dropBench, fit } from "../session.js";
+import { html, memo } from "../ui.js";
 
 const SECONDS = /_s$/;
 const PER = /_per_/;
@@ -18,9 +18,24 @@ function Drop() {
     <span>Any file that <code>rooftrace bench</code> reads: results of vllm bench, SGLang's bench_serving, GuideLLM, AIPerf and others. It stays on this machine.</span></label>`;
 }
 
+/** Errors of each run before and after a fit. */
+function Fitted({ fitted: { before, after, set_aside: aside, notes } }) {
+  const names = [...new Set(after.flatMap((each) => Object.keys(each.error)))];
+  const label = (name) => ({ tpot_s: "TPOT", ttft_s: "TTFT" })[name] ?? nameOf(name);
+  const error = (rows, run, name) => {
+    const found = rows.find((each) => each.run === run)?.error[name];
+    return typeof found === "number" ? signed(found, share) : "–";
+  };
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Errors before and after the fit"><table class="fitted"><caption>Errors before and after the fit</caption>
+      <thead><tr><th scope="col">Run</th>${names.map((name) => html`<th scope="col">${label(name)}, before</th><th scope="col">after</th>`)}</tr></thead>
+      <tbody>${after.map(({ run }) => html`<tr><th scope="row">${run}</th>${names.map((name) => html`<td>${error(before, run, name)}</td><td>${error(after, run, name)}</td>`)}</tr>`)}</tbody></table></div>
+    ${aside?.length > 0 && html`<p class="foot">Set aside, since they contradict the others: ${aside.join(", ")}.</p>`}
+    ${notes?.map((note) => html`<p class="foot">${note}</p>`)}`;
+}
+
 function Bench({ bench, fitted }) {
   const names = [...new Set(bench.points.flatMap((point) => Object.keys(point.measured ?? {})))].filter((name) => bench.points.some((point) => typeof point.measured?.[name] === "number"));
-  const load = (point) => (typeof point.rate_per_s === "number" ? `${number(point.rate_per_s)} req/s` : typeof point.concurrency === "number" ? `${number(point.concurrency)} at once` : "–");
+  const load = (point) => point.load ?? (typeof point.rate_per_s === "number" ? `${number(point.rate_per_s)} req/s` : typeof point.concurrency === "number" ? `${number(point.concurrency)} at once` : "–");
   const size = (error) => (Math.abs(error) <= 0.1 ? "near" : Math.abs(error) <= 0.25 ? "" : "far");
   return html`<article class="bench"><h3>${bench.name} ${!frozen() && html`<button type="button" class="quiet" aria-label=${`Put ${bench.name} away`} onClick=${() => dropBench(bench.name)}>✕</button>`}</h3>
     <div class="scroll" tabindex="0" role="region" aria-label=${`Points of ${bench.name}`}><table><thead><tr><th scope="col">Load</th>${names.map((name) => html`<th scope="col">${nameOf(name)}</th>`)}</tr></thead>
@@ -31,7 +46,7 @@ function Bench({ bench, fitted }) {
     ${bench.notes?.map((note) => html`<p class="foot">${note}</p>`)}
     ${!frozen() && html`<p><button type="button" disabled=${fitted?.running} onClick=${() => fit(bench.name)}>${fitted?.running && fitted.file === bench.name ? "Fitting" : "Fit to these points"}</button> The serving stack's own times are fitted; the curves then move.</p>`}
     ${fitted?.file === bench.name && fitted.refused && html`<p class="sentence">${fitted.refused}</p>`}
-    ${fitted?.file === bench.name && fitted.after && html`<table class="fitted"><caption>Mean absolute error</caption><thead><tr><th scope="col">Figure</th><th scope="col">Before</th><th scope="col">After</th></tr></thead><tbody>${Object.keys(fitted.after).map((name) => html`<tr><th scope="row">${nameOf(name)}</th><td>${typeof fitted.before?.[name] === "number" ? share(fitted.before[name]) : "–"}</td><td>${share(fitted.after[name])}</td></tr>`)}</tbody></table>`}
+    ${fitted?.file === bench.name && fitted.after && html`<${Fitted} fitted=${fitted} />`}
   </article>`;
 }
 
