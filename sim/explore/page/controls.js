@@ -49,7 +49,7 @@ function Typed({ id, each, value, described }) {
 
 function Slider({ id, each, value, described }) {
   const { place, value: at } = slider(each);
-  return html`<input id=${`${id}-slider`} type="range" min="0" max=${STEPS} step="1" value=${typeof value === "number" ? place(value) : 0} aria-label=${each.label}
+  return html`<input id=${`${id}-slider`} type="range" min="0" max=${STEPS} step="1" class=${typeof value === "number" ? "" : "unset"} value=${typeof value === "number" ? place(value) : 0} aria-label=${each.label}
     aria-valuetext=${typeof value === "number" ? `${number(value)} ${each.unit ?? ""}` : "not set"} ...${described}
     onInput=${(event) => change(each, at(Number(event.currentTarget.value)))} />`;
 }

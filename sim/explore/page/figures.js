@@ -13,7 +13,7 @@ export const FIGURES = {
   output_tokens_per_s: "Output tokens",
   output_tokens_per_s_per_device: "Output per device",
   output_tokens_per_s_per_user: "Output per user",
-  slo_share: "Requests within SLO",
+  slo_share: "Within SLO",
   goodput_per_s: "Goodput",
   devices: "Devices",
   cost_per_hour: "Cost",
@@ -59,7 +59,8 @@ export function duration(seconds, like = seconds) {
   return size < 600 ? `${number(seconds)} s` : `${number(seconds / 60)} min`;
 }
 
-export const share = (value) => (Number.isFinite(value) ? `${number(100 * value)} %` : "–");
+/** Per cent with one decimal, and below one per cent with two digits. */
+export const share = (value) => (Number.isFinite(value) ? `${Number(Math.abs(value) < 0.01 ? (100 * value).toPrecision(2) : (100 * value).toFixed(1))} %` : "–");
 
 /** *value* with its unit, for people. */
 export function text(value, unit, like = value) {

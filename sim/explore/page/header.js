@@ -45,6 +45,11 @@ export function changeText(change, figure) {
   return signed(change.value, (value) => text(value, figure.unit));
 }
 
+function said({ kind, how }, waiting) {
+  if (kind === "estimate") return `${how}${waiting ? " The exact run is under way." : ""}`;
+  return waiting ? "Running; the figures are those of the state before." : how;
+}
+
 export function Answer({ page }) {
   const { answer, refused, failed, held, waiting } = page;
   const estimate = answer?.kind === "estimate";
@@ -53,10 +58,11 @@ export function Answer({ page }) {
     ${refused && html`<p class="sentence" role="alert">${placed(refused) ? html`<b>${refused.key}</b> ` : ""}${refused.sentence} ${answer ? "The figures are those of the state before." : ""}</p>`}
     ${failed && html`<p class="sentence" role="alert">${failed} <button type="button" class="quiet" aria-label="Dismiss" onClick=${() => update({ failed: null })}>✕</button></p>`}
     ${answer && html`<div class="trustline">
-      ${answer.trust && html`<span class=${`tier ${tierClass(answer.trust.tier)}`}>${answer.trust.tier}</span> <span>${withoutTier(answer.trust)}</span>`}
+      ${answer.trust && html`<span class=${`tier ${tierClass(answer.trust.tier)}`}><span class="unseen">Trust: </span>${answer.trust.tier}</span>`}
       ${answer.slo && html`<span class=${`tier ${answer.slo.kept ? "good" : "low"}`}>${answer.slo.kept ? "SLO holds" : `SLO missed: ${answer.slo.why}`}</span>`}
       ${answer.saturated && html`<span class="tier low">saturated: the queue grows as long as requests come</span>`}
-      <span class=${`state ${waiting ? "waiting" : ""}`}>${waiting ? (estimate ? "Estimate; the exact run is under way" : "Running") : "Exact"} · ${answer.how}</span>
+      ${answer.trust && html`<span class="trust">${withoutTier(answer.trust)}</span>`}
+      <span class=${`state ${waiting ? "waiting" : ""}`}>${said(answer, waiting)}</span>
     </div>`}
     <dl class=${`figures ${refused || (waiting && !estimate) ? "stale" : ""}`}>${names.map((name) => html`<${Figure} key=${name} name=${name} figure=${answer.figures[name]} estimate=${estimate} held=${held?.answer?.figures[name]} />`)}</dl>
     <p class="bounds">${page.explained?.explained ? page.explained.explained.sentence : page.explained?.refused ?? " "}</p>

@@ -95,7 +95,7 @@ function labels(all, inside) {
 }
 
 function Axes({ x, y, inside, xAxis, xWritten, yWritten }) {
-  const xTicks = x.ticks(Math.max(2, Math.floor((inside.right - inside.left) / 74)));
+  const xTicks = x.ticks(Math.max(2, Math.floor((inside.right - inside.left) / 62)));
   const yTicks = y.ticks(Math.max(2, Math.floor((inside.bottom - inside.top) / (y.log ? 26 : 38))));
   return html`<g class="axes">
     ${yTicks.map((tick) => html`<g key=${`y${tick}`}>

@@ -7,7 +7,6 @@ import { brush, open, page, vary } from "../session.js";
 import { valueOf, valueText } from "../state.js";
 import { html, memo, useMemo, useState } from "../ui.js";
 
-const HOLDS = 0.95;
 const X = { label: "Output per user", unit: "tok/s", afloat: true };
 const Y = { label: "Output per device", unit: "tok/s", afloat: true };
 const USER = "output_tokens_per_s_per_user";
@@ -18,14 +17,13 @@ const value = (row, name) => row.figures?.[name]?.value ?? null;
 const within = (one, range) => !range || (one !== null && one >= range[0] && one <= range[1]);
 export const cost = (row) => value(row, "cost_per_hour") ?? value(row, "devices") ?? Infinity;
 
-/** How probably a candidate holds the SLO: from replays, and where there are none yet whether its one run does. */
+/** How probably a candidate holds the SLO: from replays, and where there are none whether its one run does. */
 const holds = (row) => row.slo_probability ?? (row.slo ? Number(row.slo.kept) : 1);
 
-/** Those that hold the SLO first, the cheapest on top; then the others by the probability that they hold it; refused ones last. */
+/** Those whose run holds the SLO first, the cheapest on top; then the others, the cheapest on top; refused ones last. */
 export function ranked(rows) {
-  const rank = (row) => (row.refused ? 2 : holds(row) >= HOLDS ? 0 : 1);
-  return [...rows].sort((a, b) => rank(a) - rank(b) || (rank(a) === 1 ? holds(b) - holds(a) : 0) || cost(a) - cost(b)
-    || (value(b, "goodput_per_s") ?? 0) - (value(a, "goodput_per_s") ?? 0));
+  const rank = (row) => (row.refused ? 2 : (row.slo?.kept ?? holds(row) >= 0.5) ? 0 : 1);
+  return [...rows].sort((a, b) => rank(a) - rank(b) || cost(a) - cost(b) || holds(b) - holds(a) || (value(a, "cost_per_mtoken") ?? 0) - (value(b, "cost_per_mtoken") ?? 0));
 }
 
 /** Whether a candidate lies in the ranges that are chosen: its own figures, and its goodput in the range of load. */
@@ -85,7 +83,7 @@ function Row({ row, columns }) {
   return html`<tr>
     <th scope="row">${row.on_front ? html`<span class="front" role="img" aria-label="on the Pareto front">◆</span> ` : ""}${row.name}</th>
     <td title=${row.slo_probability_from ?? row.slo_probability_why_not ?? row.slo?.why}>${typeof row.slo_probability === "number" ? html`<span class="meter"><i style="width:${100 * row.slo_probability}%" /></span>${share(row.slo_probability)}`
-      : row.slo ? html`<span class="was">${row.slo.kept ? "in its one run" : "not in its run"}</span>` : "–"}</td>
+      : row.slo ? html`<span class="was">${row.slo.kept ? "in its run" : "not in its run"}</span>` : "–"}</td>
     ${columns.map((name) => html`<td>${row.figures[name] ? text(row.figures[name].value, row.figures[name].unit) : "–"}</td>`)}
     <td>${!frozen() && html`<button type="button" aria-label=${`Open ${row.name}`} onClick=${() => choose(row)}>Open</button>`}</td>
   </tr>`;
@@ -109,7 +107,7 @@ export const Candidates = memo(({ candidates, over, controls, brush: brushes, wa
   const head = (name, label) => html`<th scope="col" aria-sort=${sort?.name === name ? (sort.way > 0 ? "ascending" : "descending") : undefined}><button type="button" class="quiet" onClick=${() => setSort(sort?.name === name ? (sort.way > 0 ? { name, way: -1 } : null) : { name, way: 1 })}>${label}${sort?.name === name ? (sort.way > 0 ? " ↑" : " ↓") : ""}</button></th>`;
   return html`<section class="panel" aria-label="Candidates">
     <div class="panelhead"><h2>Candidates</h2>
-      <p>${candidates?.refused ? html`<span class="sentence">${candidates.refused}</span>` : light ? `Computing, ${number(candidates?.rows.length ?? 0)} so far.` : `${number(rows.length)} configurations. Those that hold the SLO with at least ${share(HOLDS)} come first, the cheapest on top.`}</p></div>
+      <p>${candidates?.refused ? html`<span class="sentence">${candidates.refused}</span>` : light ? `Computing, ${number(candidates?.rows.length ?? 0)} so far.` : `${number(rows.length)} configurations. Those whose run holds the SLO come first, the cheapest on top; beside them the share of replays that hold it.`}</p></div>
     ${!frozen() && html`<${Vary} over=${over} controls=${controls} />`}
     <${Plot} title="Throughput against speed for a user" marks=${marks} x=${X} y=${Y} height=${340} numbers=${false} stale=${waiting}
       brush=${{ axes: "xy", range: brushes.front, set: (to) => brush("front", to) }} empty=${candidates?.refused ?? "Candidates are being computed."} />

@@ -1,9 +1,12 @@
 // Speed-up against theory: the closed form as a line, the event loop as points over it.
 import { Plot } from "../charts/plot.js";
+import { extent } from "../charts/scale.js";
 import { askTheory } from "../session.js";
 import { html, memo, useEffect, useMemo, useState } from "../ui.js";
 
 const VIEWS = { speculation: "Speculative decoding", chunks: "Chunk size", bubbles: "Pipeline bubbles", placement: "Placement" };
+/** An axis that goes over as much is drawn in decades. */
+const DECADES = 50;
 const COLOURS = ["blue", "vermillion", "green", "purple", "orange", "sky", "gold"];
 const SHAPES = ["circle", "square", "triangle", "diamond"];
 
@@ -21,8 +24,8 @@ function Lines({ found }) {
       const points = { type: "points", name, colour, shape: SHAPES[k % SHAPES.length], size: 3.6, x: line.x, y: line.y, low: line.low, high: line.high };
       return [...(both ? [] : [{ type: "line", colour, silent: true, x: line.x, y: line.y }]), points];
     });
-    const log = (axis, name) => axis.scale === "log" || (axis.scale === undefined && name === "x" && found.lines[0]?.x.length > 4 && found.lines.every((line) => line.x.every((value, i) => value > 0 && (!i || value / line.x[i - 1] > 1.6))));
-    return [drawn, { ...found.x, log: log(found.x, "x") }, { ...found.y, log: log(found.y, "y") }];
+    const [low, high] = extent(found.lines.map((line) => line.x)) ?? [0, 1];
+    return [drawn, { ...found.x, log: low > 0 && high / low >= DECADES }, found.y];
   }, [found]);
   return html`<${Plot} title=${found.title} note=${found.note} marks=${marks} x=${x} y=${y} height=${300} />`;
 }

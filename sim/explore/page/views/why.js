@@ -37,7 +37,7 @@ function Shares({ explained }) {
       const part = bar.parts[cause.name] / bar.mean_s;
       return html`<i style="flex:${part};--c:var(--${cause.colour})" class=${`on-${cause.colour}`} title=${`${plain(cause.name)}: ${duration(bar.parts[cause.name])}, ${share(part)}`}>${part > 0.06 ? `${Math.round(100 * part)} %` : ""}</i>`;
     })}</div></div>`)}</div>
-    <div class="scroll" tabindex="0" role="region" aria-label="Shares of latency by cause"><table class="causes"><thead><tr><th scope="col">Cause</th>${all.map(([label]) => html`<th scope="col">${label}</th>`)}<th scope="col" class="words">What it is</th></tr></thead>
+    <div class="scroll flat" tabindex="0" role="region" aria-label="Shares of latency by cause"><table class="causes"><thead><tr><th scope="col">Cause</th>${all.map(([label]) => html`<th scope="col">${label}</th>`)}<th scope="col" class="words">What it is</th></tr></thead>
       <tbody>${causes.map((cause) => html`<tr><th scope="row"><i style="background:var(--${cause.colour})" />${plain(cause.name)}</th>${all.map(([, bar]) => html`<td>${bar.parts[cause.name] ? html`${duration(bar.parts[cause.name])} <span>${share(bar.parts[cause.name] / bar.mean_s)}</span>` : "–"}</td>`)}<td class="words">${cause.label}</td></tr>`)}</tbody>
       <tfoot><tr><th scope="row">Mean</th>${all.map(([, bar]) => html`<td>${duration(bar.mean_s)}</td>`)}<td /></tr></tfoot></table></div>`;
 }
@@ -48,7 +48,7 @@ function WhatIfs({ rows, done }) {
   const most = Math.max(0.01, ...rows.flatMap((row) => WAYS.map(([name]) => Math.abs(row[name] ?? 0))));
   const ways = WAYS.filter(([name]) => rows.some((row) => name in row));
   const bar = (value) => (typeof value === "number" ? html`<span class="diverging"><i class=${value < 0 ? "less" : "more"} style="width:${(50 * Math.abs(value)) / most}%" /></span> <b>${signed(value, share)}</b>` : "–");
-  return html`<h3>A tenth more of one resource</h3>
+  return html`<h3 class="later">A tenth more of one resource</h3>
     <p>${done ? "Each was found by running it." : `Runs are under way, ${rows.length} done.`} Less is better.</p>
     ${rows.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="What a tenth more would change"><table class="whatifs"><thead><tr><th scope="col">What</th>${ways.map(([, label]) => html`<th scope="col">${label} changes by</th>`)}</tr></thead>
       <tbody>${rows.map((row) => html`<tr><th scope="row">${row.name}</th>${ways.map(([name]) => html`<td>${bar(row[name])}</td>`)}</tr>`)}</tbody></table></div>`}`;
@@ -72,7 +72,7 @@ function Sources({ sources }) {
 export function scaled(value, unit = "") {
   const size = Math.abs(value);
   const [factor, letter] = size >= 1e15 ? [1e15, "P"] : size >= 1e12 ? [1e12, "T"] : size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : [1, ""];
-  return `${number(value / factor)} ${letter}${unit.replace(/^bytes/, "B")}`.trimEnd();
+  return `${number(value / factor)} ${letter}${letter && /^[a-z]{3}/.test(unit.replace(/^bytes/, "B")) ? " " : ""}${unit.replace(/^bytes/, "B")}`.trimEnd();
 }
 
 export const Why = memo(({ explained, answer, waiting }) => {
