@@ -201,10 +201,13 @@ def _source(name: str, value: Any, unit: str, source: str) -> dict[str, Any]:
     }
 
 
-def commands(scenario: Scenario, file: str | None, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What starts the same elsewhere: the scenario as a file, the command that runs it, and the commands of its servers. *file* is
-    what the page was opened with, over which *settings* were changed."""
-    found = {"scenario": scenario.to_yaml(), "run": command(file or "", assignments(settings))}
+def commands(
+    scenario: Scenario, opened: tuple[str | None, Sequence[str]], settings: Mapping[str, Any]
+) -> dict[str, str]:
+    """What starts the same elsewhere: the scenario as a file, the command that runs it, and the commands of its servers. *opened*:
+    the file and the settings that the page was opened with, over which *settings* were changed."""
+    file, given = opened
+    found = {"scenario": scenario.to_yaml(), "run": command(file or "", [*given, *assignments(settings)])}
     for name, target in (("server", scenario.stack_name), ("manifest", "kubernetes")):
         try:
             written = export(Chosen(scenario=scenario, reasons=()), target)
@@ -259,9 +262,19 @@ def rows(result: Result, most: int) -> dict[str, Any]:
         "arrival_s": _rounded((requests["arrival_ns"][chosen] - begin) * 1e-9),
         "prompt_tokens": requests["prompt_tokens"][chosen].tolist(),
         "output_tokens": requests["output_tokens"][chosen].tolist(),
-        "replica": requests["replica"][chosen].tolist(),
+        "machine": requests["replica"][chosen].tolist(),
         "preemptions": requests["preemptions"][chosen].tolist(),
         "status": [metrics.STATUS_NAMES[code] for code in requests["status"][chosen].tolist()],
     }
-    measures = {"ttft_s": metrics.ttft_s, "tpot_s": metrics.tpot_s, "e2e_s": metrics.e2el_s, "queue_s": metrics.queue_s}
+    measures = {
+        "ttft_s": metrics.ttft_s,
+        "tpot_s": metrics.tpot_s,
+        "e2e_s": metrics.e2el_s,
+        "queued_s": metrics.queue_s,
+    }
+    if "prefix_hit_tokens" in requests:
+        found["cached_tokens"] = requests["prefix_hit_tokens"][chosen].tolist()
+    limits = {f"{name}_limit_s": result.slo.get(f"{name}_s") for name in ("ttft", "tpot", "e2el")}
+    if any(limits.values()) and not result.manifest.get("classes"):
+        found["slo_met"] = metrics.slo_met(requests, **limits)[chosen].tolist()
     return {"of": n, "columns": {**found, **{name: _rounded(of(requests)[chosen]) for name, of in measures.items()}}}

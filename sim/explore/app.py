@@ -140,6 +140,8 @@ class App:
     # Streams.
 
     async def _stream(self, request: Request, answers: Stream) -> Response:
+        if len(self._asked) >= self._session.limits.streams:
+            raise Refused("there are as many questions under way as this server takes; close other pages of it")
         state = await self._state(request)
         client = self._client(request)
         events = _refusals(answers(client, state), state)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sim.bench.cases import cases_of, priors_of
 from sim.bench.compare import compared, load_text, strange_model
+from sim.bench.fitting import Case
 from sim.bench.fitting import fit as fitted
 from sim.bench.load import shortened
 from sim.bench.measured import BenchRun
@@ -64,7 +65,7 @@ def _point(found: Replayed) -> dict[str, Any]:
 
 
 def _named(values: Mapping[str, float]) -> dict[str, float]:
-    return {_name(name): float(value) for name, value in values.items() if np.isfinite(value)}
+    return {_name(name): float(value) for name, value in values.items() if math.isfinite(value)}
 
 
 def _name(name: str) -> str:
@@ -100,22 +101,19 @@ def fit(asked: Asked, name: str, data: bytes, folder: str) -> Events:
             "set": {"serving_stack": str(file.resolve())},
             "before": _errors(cases, found.before),
             "after": _errors(cases, found.figures),
+            "runs": len(cases),
             "set_aside": [found.cases[i].name for i in found.contradicting],
             "notes": problems,
         },
     )
 
 
-def _errors(cases: Sequence[Any], figures: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Relative errors of each run's figures."""
-    return [
-        {
-            "run": case.name,
-            "error": {
-                quantity: of[quantity] / value - 1.0
-                for quantity, value in case.measured_s.items()
-                if np.isfinite(of.get(quantity, np.nan))
-            },
-        }
-        for case, of in zip(cases, figures, strict=True)
-    ]
+def _errors(cases: Sequence[Case], figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean size of the relative errors of each figure over the runs."""
+    found: dict[str, list[float]] = {}
+    for case, of in zip(cases, figures, strict=True):
+        for quantity, measured_s in case.measured_s.items():
+            error = of.get(quantity, math.nan) / measured_s - 1.0
+            if math.isfinite(error):
+                found.setdefault(f"{quantity.removesuffix('_s')}_mean_s", []).append(abs(error))
+    return {name: statistics.fmean(errors) for name, errors in found.items()}

@@ -10,12 +10,13 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 
-from sim.explore.app import App
+from sim.explore.app import App, standalone
 from sim.explore.session import Limits, Session
 from sim.explore.workers import Workers
 from sim.scenario import Scenario
@@ -93,25 +94,57 @@ def processes() -> int:
     return max(2, available)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What a page is opened with."""
+
+    base: Scenario
+    store: Path
+    """The folder of finished runs."""
+    file: str | None = None
+    """Where the scenario is from; None for the default."""
+    settings: tuple[str, ...] = ()
+    """Those that were changed over the file, as `--set` takes them."""
+    measured: Sequence[tuple[str, bytes]] = ()
+    """Names and contents of files of measured runs."""
+    limits: Limits = field(default_factory=Limits)
+
+    def session(self, workers: Workers) -> Session:
+        return Session(
+            self.base, self.store, workers, file=self.file, settings=self.settings, given=self.measured, limits=self.limits
+        )  # fmt: skip
+
+
+def frozen_page(opened: Opened) -> str:
+    """The page over what is *opened* as one file, with all that it would answer at its beginning."""
+
+    async def run() -> str:
+        workers = Workers(processes())
+        try:
+            await workers.start()
+            return standalone(await opened.session(workers).frozen({}))
+        finally:
+            await workers.close()
+
+    return asyncio.run(run())
+
+
 def serve(
-    base: Scenario,
-    store: Path,
+    opened: Opened,
     listening: socket.socket,
     *,
     host: str,
     token: str | None,
-    file: str | None,
-    limits: Limits | None = None,
     started: Callable[[Callable[[], None]], None],
 ) -> None:
-    """Serve the page over *base* until SIGINT or SIGTERM, or until what *started* is told when clients may come is called, from any
-    thread."""
+    """Serve the page over what is *opened* until SIGINT, SIGTERM, or what *started* is told when clients may come is called,
+    from any thread."""
     port = listening.getsockname()[1]
     hosts = hosts_of(host, port)
 
     async def run() -> None:
         workers = Workers(processes())
-        session = Session(base, store, workers, file=file, limits=limits or Limits())
+        session = opened.session(workers)
         config = uvicorn.Config(
             App(session, hosts=hosts, token=token), log_level="warning", access_log=False, lifespan="off", ws="none",
             timeout_graceful_shutdown=_GRACE_S,

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,12 @@ _POINTS, _CANDIDATES = 10, 24
 _FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
 """Multiples of the scenario's rate that a curve begins with."""
 _LEAST_FACTOR = 1 / 64
-_PROBABLE = 5
+_PROBABLE = 3
 """Candidates that keep the SLO whose probability is worked out."""
-_REPLAYS = 10
+_REPLAYS, _REPLAYED = 10, 1000
+"""Replays for it, and requests of each."""
 _FILES = 8
-"""Clients whose measured files are kept."""
+"""Measured files that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class Limits:
     body_bytes: int = 16 << 20
     job_s: float = 300.0
     """The time of one job."""
+    streams: int = 64
+    """Questions under way at once."""
     kept: int = 200
     """Answers that are kept in memory."""
     rows: int = 2500
@@ -64,14 +67,19 @@ class Limits:
 class Session:
     """Answers about states over one scenario."""
 
-    def __init__(self, base: Scenario, store: Path, workers: Workers, *, file: str | None, limits: Limits) -> None:
-        """*file*: where *base* is from; None for the default scenario."""
-        self.base, self.limits = base, limits
-        self._store, self._workers, self._file = store, workers, file
+    def __init__(
+        self, base: Scenario, store: Path, workers: Workers, *, file: str | None = None, settings: Sequence[str] = (),
+        given: Sequence[tuple[str, bytes]] = (), limits: Limits | None = None,
+    ) -> None:  # fmt: skip
+        """*file*: where *base* is from, with *settings* changed as `--set` takes them; None for the default scenario. *given*:
+        names and contents of files of measured runs."""
+        self.base, self.limits = base, limits or Limits()
+        self._store, self._workers, self._given = store, workers, given
+        self._from = (file, tuple(settings))
         self._answers: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         self._asked: OrderedDict[str, Asked] = OrderedDict()
-        self._files: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
-        """The latest measured file of each client."""
+        self._files: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        """The latest measured files, by client and name."""
         self._s_per_request = 1e-4
         """Of the latest run, from which the length of the next estimate follows."""
         self._start: asyncio.Task[Mapping[str, Any]] | None = None
@@ -90,9 +98,16 @@ class Session:
         return await asyncio.shield(self._start)
 
     async def _begin(self) -> Mapping[str, Any]:
-        start = {"scenario": self.base.settings(), "name": self.base.name, "controls": controls(self.base)}
+        start = {
+            "scenario": self.base.settings(),
+            "name": self.base.name,
+            "controls": controls(self.base),
+        }
         try:
-            return {**start, "answer": await self._exact({})}
+            answer, *benches = await asyncio.gather(
+                self._exact({}), *(self.bench("", {}, name, data) for name, data in self._given)
+            )
+            return {**start, "answer": answer, "benches": benches}
         except RooftraceError as error:
             return {**start, "answer": None, "refused": {"sentence": str(error)}}
 
@@ -108,7 +123,7 @@ class Session:
         except (RooftraceError, OSError) as error:
             raise Refused(str(error)) from None
         asked = Asked(
-            key=key, scenario=scenario, settings=settings_in(state), file=self._file, store=str(self._store),
+            key=key, scenario=scenario, settings=settings_in(state), opened=self._from, store=str(self._store),
             most_requests=max(self.limits.requests, 0),
         )  # fmt: skip
         _keep(self._asked, key, asked, 5 * self.limits.kept)
@@ -184,7 +199,7 @@ class Session:
                     yield Event("point", {**facts, **event.data})
             factors = [factor for factor in [_next_factor(kept)] if factor is not None and left > 0]
         best = max((factor for factor, keeps in kept.items() if keeps), default=None)
-        yield Event("done", {} if best is None else {"knee_per_s": own_per_s * best})
+        yield Event("done", {"arrival_per_s": own_per_s, **({} if best is None else {"knee_per_s": own_per_s * best})})
 
     async def candidates(self, _client: str, state: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
         """Deployments with their figures, ranked by cost, and how probably those that matter keep the SLO."""
@@ -239,18 +254,16 @@ class Session:
         ranked = list(by_cost([(name, each.facts["figures"], each.keeps) for name, each in found.items()]))
         first_missed = next((i for i, name in enumerate(ranked) if not found[name].keeps), len(ranked))
         names = [*ranked[: min(first_missed, _PROBABLE)], *ranked[first_missed : first_missed + 1]]
+        about = [self._with(state, found[name].candidate.settings) for name in names]
         jobs = [
-            self._events("behind", functools.partial(work.probability, self._with(state, found[name].candidate.settings), _REPLAYS))
-            for name in names
-        ]  # fmt: skip
+            self._events("behind", functools.partial(work.probability, each, _REPLAYS, _REPLAYED)) for each in about
+        ]
         async with contextlib.aclosing(merged(*jobs)) as events:
             async for i, event in events:
                 told = self._told(found, names[i])
                 if event.name == "probability" and "value" in event.data:
                     told["slo_probability"] = event.data["value"]
-                    told["slo_probability_from"] = (
-                        f"share of {event.data['replays']} replays, from {event.data['basis']}"
-                    )
+                    told["slo_probability_from"] = event.data["how"]
                 else:
                     told["slo_probability_why_not"] = event.data.get("why_not", event.data.get("sentence"))
                 yield Event("candidate", told)
@@ -273,16 +286,17 @@ class Session:
     async def bench(self, client: str, state: Mapping[str, Any], name: str, data: bytes) -> Mapping[str, Any]:
         """The measured runs in *data*, a file that *client* gives, beside their simulation."""
         found = await self._last("exact", functools.partial(measured.bench, self._about(state), name, data))
-        _keep(self._files, client, (name, data), _FILES)
+        _keep(self._files, (client, name), data, _FILES)
         return found
 
     async def fit(self, client: str, state: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
-        """A stack fitted to the file that *client* gave last."""
-        if client not in self._files:
-            raise Refused("there is no measured file to fit to; drop one on the page first")
-        name, data = self._files[client]
+        """A stack fitted to a file that *client* has given, or that the page was opened with; *state* has its name in `file`."""
+        name = state.get("file")
+        data = dict(self._given).get(str(name), self._files.get((client, str(name))))
+        if data is None:
+            raise Refused(f"there is no measured file {shown(name)} here; drop it on the page again")
         folder = self._store.parent.parent / "fits"
-        job = functools.partial(measured.fit, self._about(state), name, data, str(folder))
+        job = functools.partial(measured.fit, self._about(state), str(name), data, str(folder))
         async with contextlib.aclosing(self._events("exact", job)) as events:
             async for event in events:
                 yield event
@@ -302,22 +316,23 @@ class Session:
             "/api/curve": (self.curve, state),
             "/api/candidates": (self.candidates, state),
             "/api/explain": (self.explain, state),
-            **{f"/api/theory?view={view}": (self.theory, {**state, "view": view}) for view in VIEWS},
+            **{view: (self.theory, {**state, "view": view}) for view in VIEWS},
         }
         answer = await self._exact(state)
         told = await asyncio.gather(*(_all(answers("export", asked)) for answers, asked in asks.values()))
-        events = {"/api/run": [["exact", answer]], **dict(zip(asks, told, strict=True))}
+        events: dict[str, Any] = {"/api/run": [["exact", answer]], **dict(zip(asks, told, strict=True))}
+        events["/api/theory"] = {view: events.pop(view) for view in VIEWS}
         explained = next((data for name, data in events["/api/explain"] if name == "explained"), None)
-        with contextlib.suppress(RooftraceError):
-            events[f"/api/requests?key={answer['key']}"] = await self.requests(answer["key"])
         return {
             "scenario": scenario.settings(),
             "name": scenario.name,
-            "set": dict(state.get("set", {})),
+            "state": {"set": settings_in(state)},
             "controls": controls(scenario),
             "answer": answer,
             "explained": explained,
             "events": events,
+            "requests": await self.requests(answer["key"]),
+            "benches": (await self.started()).get("benches", []),
         }
 
     # Helpers.
@@ -406,7 +421,7 @@ async def _all(events: AsyncGenerator[Event, None]) -> list[list[Any]]:
     return found
 
 
-def _keep(kept: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
     kept[key] = value
     kept.move_to_end(key)
     while len(kept) > most:

@@ -37,15 +37,15 @@ class Asked:
     scenario: Scenario
     settings: Mapping[str, Any]
     """Those changed over the scenario that the page was opened with."""
-    file: str | None
-    """The file of that scenario; None for the default."""
+    opened: tuple[str | None, tuple[str, ...]]
+    """The file of that scenario, None for the default, and the settings that the command changed in it."""
     store: str
     """The folder of finished runs."""
     most_requests: int
 
     @property
     def said(self) -> dict[str, Any]:
-        return {"commands": answers.commands(self.scenario, self.file, self.settings)}
+        return {"commands": answers.commands(self.scenario, self.opened, self.settings)}
 
 
 def built(asked: Asked) -> Built:
@@ -159,15 +159,21 @@ def own_rate(asked: Asked) -> Events:
     yield "rate", {"rate_per_s": own_rate_per_s(asked.scenario)}
 
 
-def probability(asked: Asked, replays: int) -> Events:
-    """The share of replays, of deployments as they may be, that keep the SLO; none where nothing says how far off they may be."""
+def probability(asked: Asked, replays: int, n: int) -> Events:
+    """The share of replays of the first *n* requests, on deployments as they may be, that keep the SLO; none where nothing says how
+    far off they may be."""
+    workload = asked.scenario.workload
+    cut = workload.protocol is None and (workload.limit is None or workload.limit > n)
     try:
         target = target_of(asked.scenario)
-        found = intervals(asked.scenario, replays, ("slo_attainment",))
+        short = asked.scenario.with_value("workload.limit", n) if cut else asked.scenario
+        found = intervals(short, replays, ("slo_attainment",))
     except RooftraceError as error:
         yield "probability", {"why_not": str(error)}
         return
-    yield "probability", {"value": found.kept(target.attainment), "replays": replays, "basis": found.basis}
+    of = f" of the first {n:,} requests" if cut else ""
+    how = f"share of {replays} replays{of} that keep the SLO, from {found.basis}"
+    yield "probability", {"value": found.kept(target.attainment), "how": how}
 
 
 def explain(asked: Asked) -> Events:
@@ -191,13 +197,3 @@ def explain(asked: Asked) -> Events:
 
 def _parts(parts: Mapping[str, float]) -> dict[str, Any]:
     return {"mean_s": sum(parts.values()), "parts": dict(parts)}
-
-
-def _warm_up() -> None:
-    """Catalogues are read and first runs compiled before a process is forked of this one."""
-    result = run_built(resolve(Scenario.default().with_value("workload.limit", 20))).kept()
-    answers.course(result)
-    answers.commands(Scenario.default(), None, {})
-
-
-_warm_up()

@@ -22,7 +22,7 @@ from sim.errors import RooftraceError
 
 Lane = Literal["quick", "exact", "behind"]
 """What has to answer at once; what somebody waits for; the rest, which leaves one process to the others."""
-_WORK = "sim.explore.work"
+_WARM = "sim.explore.warm"
 _MOST_JOBS = 400
 """Jobs after which a process makes room for a fresh one, so that its memory stays bounded."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -53,7 +53,7 @@ def prepare() -> None:
     for name in _THREADS:
         os.environ.setdefault(name, "1")
     if "forkserver" in mp.get_all_start_methods():
-        _context().set_forkserver_preload([_WORK])
+        _context().set_forkserver_preload([_WARM])
         forkserver.ensure_running()
 
 
