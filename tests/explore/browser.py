@@ -41,13 +41,18 @@ class Opened:
         self.errors: list[str] = []
         self.loaded: list[str] = []
 
-    def __call__(self, hash_: str = "", *, url: str | None = None, width: int = 1280, height: int = 900, **context: Any) -> Page:
+    def __call__(
+        self, hash_: str = "", *, url: str | None = None, width: int = 1280, height: int = 900, **context: Any
+    ) -> Page:
         """The page with *hash_* behind its address, once its exact answer and what stands beside it are there."""
         made = self._browser.new_context(viewport={"width": width, "height": height}, **context)
-        made.set_default_timeout(10_000)
+        made.set_default_timeout(30_000)
         self._contexts.append(made)
         page = made.new_page()
-        page.on("console", lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self.loaded.append(request.url))
         page.goto((url or self._url) + hash_)

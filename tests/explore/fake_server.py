@@ -25,16 +25,45 @@ Event = tuple[str, dict[str, Any]]
 
 
 def controls() -> dict[str, Any]:
-    def number(key: str, label: str, value: float | None, low: float, high: float, unit: str, **more: Any) -> dict[str, Any]:
-        each = {"key": key, "label": label, "kind": "number", "minimum": low, "maximum": high, "unit": unit, "value": value}
+    def number(
+        key: str, label: str, value: float | None, low: float, high: float, unit: str, **more: Any
+    ) -> dict[str, Any]:
+        each = {
+            "key": key,
+            "label": label,
+            "kind": "number",
+            "minimum": low,
+            "maximum": high,
+            "unit": unit,
+            "value": value,
+        }
         return {**each, "help": f"The {label.lower()} of the run.", **more}
 
     def choice(key: str, label: str, value: Any, *choices: Any) -> dict[str, Any]:
-        return {"key": key, "label": label, "kind": "choice", "choices": list(choices), "value": value, "help": f"The {label.lower()}."}
+        return {
+            "key": key,
+            "label": label,
+            "kind": "choice",
+            "choices": list(choices),
+            "value": value,
+            "help": f"The {label.lower()}.",
+        }
 
     layout = number("deployment.tensor_parallel", "Tensor parallel", 1, 1, 8, "devices", kind="integer")
-    flag = {"key": "kv.prefix_cache", "label": "Prefix cache", "kind": "boolean", "value": True, "help": "Reuse of KV blocks."}
-    free = {"key": "workload.prompt_tokens", "label": "Prompt lengths", "kind": "text", "value": "lognormal(512, 1.2)", "help": "A distribution."}
+    flag = {
+        "key": "kv.prefix_cache",
+        "label": "Prefix cache",
+        "kind": "boolean",
+        "value": True,
+        "help": "Reuse of KV blocks.",
+    }
+    free = {
+        "key": "workload.prompt_tokens",
+        "label": "Prompt lengths",
+        "kind": "text",
+        "value": "lognormal(512, 1.2)",
+        "help": "A distribution.",
+    }
     groups = {
         "Model": [choice("model", "Model", "llama-3.1-8b", "llama-3.1-8b", "qwen3-32b", "deepseek-v3")],
         "Device": [choice("hardware", "Device", "h100-sxm", "h100-sxm", "h200-sxm", "a100-80g")],
@@ -45,7 +74,7 @@ def controls() -> dict[str, Any]:
             number("slo.tpot_s", "TPOT", 0.03, 0.005, 0.2, "s", scale="log"),
         ],
         "Serving stack": [flag],
-    }  # fmt: skip
+    }
     return {"groups": [{"name": name, "controls": each} for name, each in groups.items()]}
 
 
@@ -62,15 +91,25 @@ def figures(rate: float, devices: float = 1, spread: float = 0.08) -> dict[str, 
 
     share = 1 / (1 + math.exp((rate - 16 * devices) / 2))
     return {
-        "ttft_mean_s": of(0.8 * ttft, "s"), "ttft_p50_s": of(0.7 * ttft, "s", 0), "ttft_p95_s": of(2 * ttft, "s"),
-        "tpot_mean_s": of(tpot, "s"), "tpot_p95_s": of(1.3 * tpot, "s", 0), "e2e_mean_s": of(ttft + 200 * tpot, "s", 0),
-        "e2e_p95_s": of(ttft + 500 * tpot, "s"), "requests_per_s": of(rate, "requests/s", 0),
-        "goodput_per_s": of(rate * share, "requests/s"), "slo_share": of(share, "share", 0),
-        "output_tokens_per_s": of(rate * 210, "tokens/s", 0), "output_tokens_per_s_per_device": of(rate * 210 / devices, "tokens/s per device", 0),
-        "output_tokens_per_s_per_user": of(1 / tpot, "tokens/s per user", 0), "kv_used_share": of(min(0.98, 0.05 * rate / devices), "share", 0),
-        "prefix_hit_share": of(0.31, "share", 0), "devices": of(devices, "devices", 0), "cost_per_hour": of(2.99 * devices, "$/h", 0),
+        "ttft_mean_s": of(0.8 * ttft, "s"),
+        "ttft_p50_s": of(0.7 * ttft, "s", 0),
+        "ttft_p95_s": of(2 * ttft, "s"),
+        "tpot_mean_s": of(tpot, "s"),
+        "tpot_p95_s": of(1.3 * tpot, "s", 0),
+        "e2e_mean_s": of(ttft + 200 * tpot, "s", 0),
+        "e2e_p95_s": of(ttft + 500 * tpot, "s"),
+        "requests_per_s": of(rate, "requests/s", 0),
+        "goodput_per_s": of(rate * share, "requests/s"),
+        "slo_share": of(share, "share", 0),
+        "output_tokens_per_s": of(rate * 210, "tokens/s", 0),
+        "output_tokens_per_s_per_device": of(rate * 210 / devices, "tokens/s per device", 0),
+        "output_tokens_per_s_per_user": of(1 / tpot, "tokens/s per user", 0),
+        "kv_used_share": of(min(0.98, 0.05 * rate / devices), "share", 0),
+        "prefix_hit_share": of(0.31, "share", 0),
+        "devices": of(devices, "devices", 0),
+        "cost_per_hour": of(2.99 * devices, "$/h", 0),
         "cost_per_mtoken": of(2.99e6 * devices / (3600 * 210 * rate), "$ per M output tokens", 0),
-    }  # fmt: skip
+    }
 
 
 def of_state(state: dict[str, Any]) -> tuple[float, float]:
@@ -84,40 +123,94 @@ def answer(state: dict[str, Any], kind: str = "exact") -> dict[str, Any]:
     ttft, tpot = latency_s(rate, devices), 0.007 + 0.0006 * rate / devices
     shares = [each / 100 for each in range(1, 101)]
     spread = {"ttft_s": (ttft, 0.6), "tpot_s": (tpot, 0.2), "e2e_s": (ttft + 200 * tpot, 0.7)}
-    source = {"name": "h100-sxm hbm_bytes_per_s", "value": 3.35e12, "unit": "bytes/s", "source": "NVIDIA's datasheet", "kind": "datasheet"}
-    step = {"name": "vllm step_s", "value": 0.0011, "unit": "s", "source": "fitted to runs of vLLM 0.11, 2025-10-02", "kind": "fitted", "date": "2025-10-02"}
-    kernels = {"name": "kernels", "value": 4, "unit": "sets", "source": "measured kernels of profile h100-sxm", "kind": "measured", "date": "2025-11"}
+    source = {
+        "name": "h100-sxm hbm_bytes_per_s",
+        "value": 3.35e12,
+        "unit": "bytes/s",
+        "source": "NVIDIA's datasheet",
+        "kind": "datasheet",
+    }
+    step = {
+        "name": "vllm step_s",
+        "value": 0.0011,
+        "unit": "s",
+        "source": "fitted to runs of vLLM 0.11, 2025-10-02",
+        "kind": "fitted",
+        "date": "2025-10-02",
+    }
+    kernels = {
+        "name": "kernels",
+        "value": 4,
+        "unit": "sets",
+        "source": "measured kernels of profile h100-sxm",
+        "kind": "measured",
+        "date": "2025-11",
+    }
     return {
-        "key": f"k-{rate}-{devices}", "kind": kind, "requests": 2500, "how": "2,500 requests" if kind == "exact" else "a run of 200 requests",
+        "key": f"k-{rate}-{devices}",
+        "kind": kind,
+        "requests": 2500,
+        "how": "2,500 requests" if kind == "exact" else "a run of 200 requests",
         "figures": figures(rate, devices, 0.08 if kind == "exact" else 0.2),
-        "trust": {"tier": "stack and device measured", "sentence": "Nine of ten means lie in the intervals.", "sources": [source, step, kernels]},
-        "series": {
-            "time_s": times, "queued": [max(0.0, rate - 10 + 6 * math.sin(each / 30)) for each in times],
-            "running": [rate * 3 + 4 * math.sin(each / 20) for each in times], "kv_used_share": [min(0.98, 0.05 * rate * (1 - math.exp(-each / 40))) for each in times],
-            "prefix_hit_share": [0.3 + 0.1 * math.sin(each / 50) for each in times], "machines": [devices + (each > 200) for each in times],
+        "trust": {
+            "tier": "stack and device measured",
+            "sentence": "Nine of ten means lie in the intervals.",
+            "sources": [source, step, kernels],
         },
-        "distributions": {name: {"x": [middle * math.exp(width * math.log(share / (1.005 - share)) / 2) for share in shares], "share": shares} for name, (middle, width) in spread.items()},
+        "series": {
+            "time_s": times,
+            "queued": [max(0.0, rate - 10 + 6 * math.sin(each / 30)) for each in times],
+            "running": [rate * 3 + 4 * math.sin(each / 20) for each in times],
+            "kv_used_share": [min(0.98, 0.05 * rate * (1 - math.exp(-each / 40))) for each in times],
+            "prefix_hit_share": [0.3 + 0.1 * math.sin(each / 50) for each in times],
+            "machines": [devices + (each > 200) for each in times],
+        },
+        "distributions": {
+            name: {
+                "x": [middle * math.exp(width * math.log(share / (1.005 - share)) / 2) for share in shares],
+                "share": shares,
+            }
+            for name, (middle, width) in spread.items()
+        },
         "notes": ["A note about the run."],
-        "commands": {"scenario": "model: llama-3.1-8b\n", "run": "rooftrace run --set workload.rate_per_s=6", "server": "vllm serve llama", "manifest": "{}"},
-    }  # fmt: skip
+        "commands": {
+            "scenario": "model: llama-3.1-8b\n",
+            "run": "rooftrace run --set workload.rate_per_s=6",
+            "server": "vllm serve llama",
+            "manifest": "{}",
+        },
+    }
 
 
 def refusal(state: dict[str, Any]) -> dict[str, Any] | None:
     layout = state.get("set", {}).get("deployment.tensor_parallel", 1)
     if layout in (1, 2, 4, 8):
         return None
-    return {"sentence": f"tensor_parallel divides the 32 attention heads of llama-3.1-8b; got {layout}", "key": "deployment.tensor_parallel"}
+    return {
+        "sentence": f"tensor_parallel divides the 32 attention heads of llama-3.1-8b; got {layout}",
+        "key": "deployment.tensor_parallel",
+    }
 
 
 def explained(state: dict[str, Any]) -> dict[str, Any]:
     rate, devices = of_state(state)
     tpot = 0.007 + 0.0006 * rate / devices
-    parts = {"weights": 0.6 * tpot, "kv": 0.2 * tpot, "host": 0.12 * tpot, "arithmetic": 0.05 * tpot, "prompts": 0.03 * tpot}
+    parts = {
+        "weights": 0.6 * tpot,
+        "kv": 0.2 * tpot,
+        "host": 0.12 * tpot,
+        "arithmetic": 0.05 * tpot,
+        "prompts": 0.03 * tpot,
+    }
     first = {"arithmetic": 0.03, "queue": 0.02, "weights": 0.01}
     return {
         "sentence": "Memory bandwidth bounds it: of the time that its machines are busy, 60% goes to reading weights.",
         "causes": [{"name": name, "label": f"what {name} takes"} for name in {**parts, **first}],
-        "tpot": {"mean_s": tpot, "parts": parts, "slowest": {"mean_s": 2 * tpot, "parts": {**parts, "prompts": 0.03 * tpot + tpot}}},
+        "tpot": {
+            "mean_s": tpot,
+            "parts": parts,
+            "slowest": {"mean_s": 2 * tpot, "parts": {**parts, "prompts": 0.03 * tpot + tpot}},
+        },
         "ttft": {"mean_s": 0.06, "parts": first, "slowest": {"mean_s": 0.16, "parts": {**first, "queue": 0.12}}},
     }
 
@@ -134,7 +227,14 @@ def candidates(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 continue
             found = figures(rate, devices * (0.6 if hardware.startswith("a100") else 1))
             found["cost_per_hour"]["value"] = devices * (1.8 if hardware.startswith("a100") else 2.99)
-            yield {"name": name, "set": settings, "figures": found, "slo_probability": min(1.0, found["slo_share"]["value"]), "on_front": hardware.startswith("h100")}
+            yield {
+                "name": name,
+                "set": settings,
+                "figures": found,
+                "slo": {"kept": found["slo_share"]["value"] > 0.9, "why": "of its one run"},
+                "slo_probability": min(1.0, found["slo_share"]["value"]),
+                "on_front": hardware.startswith("h100"),
+            }
 
 
 def lines(view: str) -> dict[str, Any]:
@@ -142,7 +242,12 @@ def lines(view: str) -> dict[str, Any]:
     theory = {"name": "K = 3", "kind": "theory", "x": xs, "y": [2.6 - 0.02 * x for x in xs]}
     run = {"name": "K = 3", "kind": "simulated", "x": xs, "y": [2.5 - 0.02 * x for x in xs]}
     run.update(low=[y - 0.1 for y in run["y"]], high=[y + 0.1 for y in run["y"]])
-    return {"title": f"{view} over the batch", "x": {"label": "Batch", "unit": "sequences"}, "y": {"label": "Speed-up", "unit": ""}, "lines": [theory, run]}
+    return {
+        "title": f"{view} over the batch",
+        "x": {"label": "Batch", "unit": "sequences"},
+        "y": {"label": "Speed-up", "unit": ""},
+        "lines": [theory, run],
+    }
 
 
 def requests(count: int = 300) -> dict[str, Any]:
@@ -151,22 +256,32 @@ def requests(count: int = 300) -> dict[str, Any]:
     return {
         "of": count,
         "columns": {
-            "request": list(rows), "arrival_s": [400 * row / count for row in rows], "queued_s": [each / 4 for each in ttft], "ttft_s": ttft,
-            "tpot_s": [0.008 + 0.004 * ((row * 17) % 29) / 29 for row in rows], "e2e_s": [each + 2 for each in ttft],
-            "prompt_tokens": [100 + row for row in rows], "output_tokens": [200] * count, "slo_met": [each < 0.4 for each in ttft],
+            "request": list(rows),
+            "arrival_s": [400 * row / count for row in rows],
+            "queued_s": [each / 4 for each in ttft],
+            "ttft_s": ttft,
+            "tpot_s": [0.008 + 0.004 * ((row * 17) % 29) / 29 for row in rows],
+            "e2e_s": [each + 2 for each in ttft],
+            "prompt_tokens": [100 + row for row in rows],
+            "output_tokens": [200] * count,
+            "slo_met": [each < 0.4 for each in ttft],
         },
-    }  # fmt: skip
+    }
 
 
 BENCH = {
     "name": "mine.json",
     "points": [
-        {"rate_per_s": rate, "measured": {"ttft_p95_s": 2.3 * latency_s(rate, 1), "tpot_mean_s": 0.008 + 0.0006 * rate},
-         "simulated": {"ttft_p95_s": 2 * latency_s(rate, 1), "tpot_mean_s": 0.007 + 0.0006 * rate}, "error": {"ttft_p95_s": -0.13, "tpot_mean_s": -0.09}}
+        {
+            "rate_per_s": rate,
+            "measured": {"ttft_p95_s": 2.3 * latency_s(rate, 1), "tpot_mean_s": 0.008 + 0.0006 * rate},
+            "simulated": {"ttft_p95_s": 2 * latency_s(rate, 1), "tpot_mean_s": 0.007 + 0.0006 * rate},
+            "error": {"ttft_p95_s": -0.13, "tpot_mean_s": -0.09},
+        }
         for rate in (2.0, 6.0, 12.0)
     ],
     "notes": ["Lengths are those of the file."],
-}  # fmt: skip
+}
 
 
 def document(data: dict[str, Any], *, alone: bool = False) -> str:
@@ -179,14 +294,22 @@ def document(data: dict[str, Any], *, alone: bool = False) -> str:
 
 def recorded(state: dict[str, Any]) -> dict[str, Any]:
     """The data of a frozen page."""
-    events: dict[str, Any] = {f"/api/{path}": list(EVENTS[path](state)) for path in ("run", "curve", "candidates", "explain")}
-    for view in ("speculation", "chunks", "bubbles", "placement"):
-        events[f"/api/theory?view={view}"] = [("lines", lines(view))]
-    events[f"/api/requests?key={answer(state)['key']}"] = requests()
+    events: dict[str, Any] = {
+        f"/api/{path}": list(EVENTS[path](state)) for path in ("run", "curve", "candidates", "explain")
+    }
+    events["/api/theory"] = {
+        view: [("lines", lines(view))] for view in ("speculation", "chunks", "bubbles", "placement")
+    }
     return {
-        "name": "made up", "controls": controls(), "answer": answer(state), "frozen": True, "set": state.get("set", {}),
-        "benches": [BENCH], "events": events,
-    }  # fmt: skip
+        "name": "made up",
+        "controls": controls(),
+        "answer": answer(state),
+        "frozen": True,
+        "state": state,
+        "benches": [BENCH],
+        "events": events,
+        "requests": requests(),
+    }
 
 
 def _run(state: dict[str, Any]) -> Iterator[Event]:
@@ -200,7 +323,16 @@ def _curve(state: dict[str, Any]) -> Iterator[Event]:
     for kind in ("estimate", "exact"):
         for rate in rates:
             settings = {**state.get("set", {}), "workload.rate_per_s": rate}
-            yield "point", {"rate_per_s": rate, "kind": kind, "set": settings, "key": f"k-{float(rate)}-{devices}", "figures": figures(rate, devices)}
+            yield (
+                "point",
+                {
+                    "rate_per_s": rate,
+                    "kind": kind,
+                    "set": settings,
+                    "key": f"k-{float(rate)}-{devices}",
+                    "figures": figures(rate, devices),
+                },
+            )
     yield "done", {"knee_per_s": 13 * devices}
 
 
@@ -213,7 +345,11 @@ def _candidates(state: dict[str, Any]) -> Iterator[Event]:
 
 def _explain(state: dict[str, Any]) -> Iterator[Event]:
     yield "explained", explained(state)
-    for name, tpot, ttft in (("a tenth more bandwidth", -0.06, -0.01), ("a tenth more arithmetic", -0.005, -0.05), ("a tenth less host time", -0.012, 0.0)):
+    for name, tpot, ttft in (
+        ("a tenth more bandwidth", -0.06, -0.01),
+        ("a tenth more arithmetic", -0.005, -0.05),
+        ("a tenth less host time", -0.012, 0.0),
+    ):
         yield "what_if", {"name": name, "tpot_share": tpot, "ttft_share": ttft}
     yield "done", {}
 
@@ -224,8 +360,15 @@ def _theory(state: dict[str, Any]) -> Iterator[Event]:
 
 
 def _fit(state: dict[str, Any]) -> Iterator[Event]:
-    errors = [{"run": f"run {k}", "error": {"ttft_s": -0.13, "tpot_s": -0.09}} for k in (1, 2)]
-    yield "fitted", {"set": {"workload.rate_per_s": 7.0}, "before": errors, "after": [{**each, "error": {"ttft_s": 0.02}} for each in errors]}
+    yield (
+        "fitted",
+        {
+            "set": {"workload.rate_per_s": 7.0},
+            "before": {"ttft_mean_s": 0.13},
+            "after": {"ttft_mean_s": 0.02},
+            "runs": 3,
+        },
+    )
 
 
 EVENTS = {"run": _run, "curve": _curve, "candidates": _candidates, "explain": _explain, "theory": _theory, "fit": _fit}
@@ -293,7 +436,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         path = urlsplit(self.path).path.removeprefix("/api/")
         if path == "bench":
-            facts.asked.append((path, {"file": unquote(self.headers["X-File"]), **json.loads(unquote(self.headers["X-State"]))}))
+            facts.asked.append(
+                (path, {"file": unquote(self.headers["X-File"]), **json.loads(unquote(self.headers["X-State"]))})
+            )
             self._send(json.dumps(BENCH).encode(), "application/json")
             return
         state = json.loads(body)

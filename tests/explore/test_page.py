@@ -14,7 +14,6 @@ from tests.explore.fake_server import Fake, answer, document, recorded
 
 RATE = "workload.rate_per_s"
 LAYOUT = "deployment.tensor_parallel"
-VIEWS = ("answer", "requests", "why", "speedup", "yours", "compare")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +77,10 @@ def test_a_newer_state_ends_the_run_of_the_one_before(opened: Opened, fake: Fake
     let_go.set()
     settle(page)
     last = fake.states_asked("run")[-1]
-    assert f"{1e3 * answer({'set': last})['figures']['ttft_p95_s']['value']:.0f} ms" in figure(page, "TTFT, p95").inner_text()
+    assert (
+        f"{1e3 * answer({'set': last})['figures']['ttft_p95_s']['value']:.0f} ms"
+        in figure(page, "TTFT, p95").inner_text()
+    )
 
 
 @pytest.mark.slow
@@ -87,7 +89,9 @@ def test_a_slider_that_moves_on_and_on_asks_for_few_runs(opened: Opened, fake: F
     slider = page.get_by_role("slider", name="Rate")
     page.evaluate(
         """() => { const slider = document.querySelector('input[type=range][aria-label="Rate"]');
-        for (let place = 100; place < 200; place++) { slider.value = place; slider.dispatchEvent(new Event('input', {bubbles: true})); } }"""
+        for (let place = 100; place < 200; place++) {
+            slider.value = place; slider.dispatchEvent(new Event('input', {bubbles: true}));
+        } }"""
     )
     _until(page, lambda: len(fake.states_asked("run")) > 0)
     settle(page)
@@ -121,9 +125,9 @@ def test_the_state_is_in_the_url_and_comes_back_from_it(opened: Opened, fake: Fa
     page.get_by_role("tab", name="Why").click()
     settle(page)
     page.wait_for_url(re.compile(r"#set=hardware.*view=why"))
-    again = opened(page.url.partition("/#")[2] and f"#{page.url.partition('#')[2]}")
+    again = opened(f"#{page.url.partition('#')[2]}")
     settle(again)
-    assert fake.states_asked("run")[-1] == fake.states_asked("run")[0] | fake.states_asked("run")[-1]
+    assert fake.states_asked("run")[-1].keys() == {"hardware", RATE}
     assert again.get_by_label("Device", exact=True).locator("option:checked").inner_text() == "a100-80g"
     assert again.get_by_label("Rate (requests/s)").input_value() == page.get_by_label("Rate (requests/s)").input_value()
     assert again.get_by_role("tab", name="Why").get_attribute("aria-selected") == "true"
@@ -147,11 +151,12 @@ def test_a_range_of_time_filters_the_distributions_and_the_requests(opened: Open
     drag_over(page, chart(page, "Requests").locator(".sheet"), (0.3, 0.5), (0.55, 0.5))
     page.wait_for_selector("text=chosen requests")
     of = re.search(r"(\d+) of 300 requests are chosen", page.get_by_label("Distributions").inner_text())
-    assert of and 0 < int(of[1]) < 150
+    assert of is not None
+    assert 0 < int(of[1]) < 150
     page.get_by_role("tab", name="Requests").click()
     assert f"{of[1]} of 300 requests" in page.get_by_role("region", name="Requests", exact=True).inner_text()
     page.get_by_role("button", name="Show all").click()
-    assert "300 of 300 requests" in page.get_by_role("region", name="Requests", exact=True).inner_text()
+    page.wait_for_selector("text=300 of 300 requests")
 
 
 @pytest.mark.slow
@@ -170,7 +175,8 @@ def test_ranges_of_throughput_and_of_load_filter_the_candidates(opened: Opened) 
     drag_over(page, chart(page, "Throughput against speed for a user").locator(".sheet"), (0.5, 0.05), (0.98, 0.85))
     page.wait_for_function("() => !document.body.innerText.includes('10 of 10 shown')")
     few = re.search(r"(\d+) of 10 shown", table.inner_text())
-    assert few and 0 < int(few[1]) < 8
+    assert few is not None
+    assert 0 < int(few[1]) < 8
     page.get_by_role("button", name="Show all").click()
     page.wait_for_selector("text=10 of 10 shown")
     drag_over(page, chart(page, "Goodput").locator(".sheet"), (0.12, 0.5), (0.3, 0.5))
@@ -178,7 +184,7 @@ def test_ranges_of_throughput_and_of_load_filter_the_candidates(opened: Opened) 
 
 
 @pytest.mark.slow
-def test_candidates_that_hold_the_slo_come_first_and_the_cheapest_on_top(opened: Opened) -> None:
+def test_candidates_whose_run_holds_the_slo_come_first_and_the_cheapest_on_top(opened: Opened) -> None:
     page = opened()
     page.wait_for_selector("text=10 of 10 shown")
     names = page.locator(".ranking tbody th").all_inner_texts()
@@ -186,6 +192,7 @@ def test_candidates_that_hold_the_slo_come_first_and_the_cheapest_on_top(opened:
     assert [name for name in names if name.endswith("tp3")] == names[-2:]
     assert names.index("a100-80g tp1") == len(names) - 3
     page.get_by_role("button", name="Cost", exact=True).click()
+    page.wait_for_selector("th[aria-sort=ascending]")
     assert page.locator(".ranking tbody th").first.inner_text() == "a100-80g tp1"
 
 
@@ -193,10 +200,12 @@ def test_candidates_that_hold_the_slo_come_first_and_the_cheapest_on_top(opened:
 def test_what_candidates_vary_is_chosen_from_the_settings(opened: Opened, fake: Fake) -> None:
     page = opened()
     page.get_by_role("combobox", name="Vary").select_option(label="Device")
-    page.get_by_label("h200-sxm").check()
-    page.get_by_label("a100-80g").check()
+    page.get_by_role("checkbox", name="h200-sxm").check()
+    page.get_by_role("checkbox", name="a100-80g").check()
     page.wait_for_selector("text=2 of 2 shown")
-    assert [state["over"] for path, state in fake.asked if path == "candidates"][-1] == {"hardware": ["h200-sxm", "a100-80g"]}
+    assert [state["over"] for path, state in fake.asked if path == "candidates"][-1] == {
+        "hardware": ["h200-sxm", "a100-80g"]
+    }
 
 
 @pytest.mark.slow
@@ -211,7 +220,7 @@ def test_a_dropped_benchmark_lies_over_the_curves_and_a_fit_moves_them(opened: O
     page.get_by_role("tab", name="Yours over ours").click()
     assert "−13 %" in page.get_by_label("Points of mine.json").inner_text()
     page.get_by_role("button", name="Fit to these points").click()
-    page.wait_for_selector("text=Errors before and after the fit")
+    page.wait_for_selector("text=Mean absolute error over 3 runs")
     settle(page)
     assert fake.states_asked("run")[-1] == {RATE: 7.0}
     assert [state["file"] for path, state in fake.asked if path == "fit"] == ["mine.json"]
@@ -228,7 +237,9 @@ def test_a_held_state_stands_beside_the_later_one_with_the_difference(opened: Op
     assert "+100 %" in figure(page, "Devices").inner_text()
     page.get_by_role("tab", name="Two states").click()
     row = page.get_by_role("row", name="TTFT, p95")
-    assert re.search(r"378 ms\s+348 to 409 ms\s+240 ms\s+221 to 259 ms\s+−36\.6 %\s+−174 ms to −102 ms", row.inner_text())
+    assert re.search(
+        r"378 ms\s+348 to 409 ms\s+240 ms\s+221 to 259 ms\s+−36\.6 %\s+−174 ms to −102 ms", row.inner_text()
+    )
     assert page.get_by_text("Tensor parallel: A 1, now 2").is_visible()
     again = opened(f"#{page.url.partition('#')[2]}")
     again.wait_for_selector("text=Tensor parallel: A 1, now 2")
@@ -320,7 +331,12 @@ def test_screen_readers_hear_exact_answers_alone(opened: Opened, fake: Fake) -> 
 def test_the_state_is_copied_as_a_scenario_a_command_the_servers_command_and_a_manifest(opened: Opened) -> None:
     page = opened("", permissions=["clipboard-read", "clipboard-write"])
     wanted = answer({})["commands"]
-    for label, name in {"Scenario (YAML)": "scenario", "Command of rooftrace": "run", "Command of the server": "server", "Manifest": "manifest"}.items():
+    for label, name in {
+        "Scenario (YAML)": "scenario",
+        "Command of rooftrace": "run",
+        "Command of the server": "server",
+        "Manifest": "manifest",
+    }.items():
         page.get_by_role("button", name="Copy as …").click()
         page.get_by_role("button", name=label, exact=True).click()
         page.wait_for_function(f"() => document.body.innerText.includes({label!r} + ' copied.')")
@@ -340,7 +356,11 @@ def test_an_export_opens_from_disk_without_a_server(browser: Any, opened: Opened
     assert "378 ms" in figure(alone, "TTFT, p95").inner_text()
     assert alone.get_by_label("Device", exact=True).is_disabled()
     alone.wait_for_selector("text=9 points.")
-    for name, text in {"Why": "Each was found by running it", "Speed-up against theory": "speculation over the batch", "Requests": "300 of 300 requests"}.items():
+    for name, text in {
+        "Why": "Each was found by running it",
+        "Speed-up against theory": "speculation over the batch",
+        "Requests": "300 of 300 requests",
+    }.items():
         alone.get_by_role("tab", name=name).click()
         alone.wait_for_selector(f"text={text}")
     assert len(fake.asked) == asked
@@ -375,27 +395,32 @@ def test_colours_follow_the_system_until_the_button_is_pressed(opened: Opened) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_a_phone(opened: Opened, fake: Fake, view: str) -> None:
-    page = opened(f"#view={view}&held=", width=390, height=844)
+def test_nothing_is_wider_than_a_phone(opened: Opened, fake: Fake) -> None:
+    fake.data["benches"] = recorded({})["benches"]
+    page = opened("#held=", width=390, height=844)
     settle(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator("aside summary").first.click()
     assert page.get_by_label("Rate (requests/s)").is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, tab.inner_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", VIEWS)
-def test_axe_finds_nothing(opened: Opened, fake: Fake, view: str, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed (pip install -e '.[test]')")
+def test_axe_finds_nothing(opened: Opened, fake: Fake, scheme: str) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is not installed (pip install -e '.[test]')"
+    )
     fake.data["benches"] = recorded({})["benches"]
-    page = opened(f"#view={view}&held=&set={LAYOUT}%3D2", color_scheme=scheme)
+    page = opened(f"#held=&set={LAYOUT}%3D2", color_scheme=scheme)
     settle(page)
-    page.wait_for_timeout(200)
-    found = axe.Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        page.wait_for_timeout(200)
+        found = axe.Axe().run(page)
+        assert found.violations_count == 0, f"{tab.inner_text()}: {found.generate_report()}"
 
 
 def _until(page: Any, holds: Any) -> None:

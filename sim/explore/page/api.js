@@ -31,7 +31,8 @@ export async function* events(body) {
 
 /** The events that a frozen page has of a path, and of theory those of its view. */
 function recorded(path, body) {
-  return window.ROOFTRACE.events?.[`/api/${path}${path === "theory" ? `?view=${body.view}` : ""}`] ?? [["refused", { sentence: "This file was written without these figures; the page that `rooftrace explore` serves has them." }]];
+  const kept = window.ROOFTRACE.events?.[`/api/${path}`];
+  return (path === "theory" ? kept?.[body.view] : kept) ?? [["refused", { sentence: "This file was written without these figures; the page that `rooftrace explore` serves has them." }]];
 }
 
 /**
@@ -92,9 +93,8 @@ export async function controlsOf(set) {
 }
 
 export async function requestsOf(key) {
-  const path = `/api/requests?key=${encodeURIComponent(key)}`;
-  if (frozen()) return window.ROOFTRACE.events?.[path] ?? null;
-  const response = await fetch(path, { headers: headers({}) });
+  if (frozen()) return window.ROOFTRACE.requests ?? null;
+  const response = await fetch(`/api/requests?key=${encodeURIComponent(key)}`, { headers: headers({}) });
   if (!response.ok) throw new Error(await said(response));
   return response.json();
 }

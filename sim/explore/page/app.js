@@ -1,18 +1,18 @@
 // The whole page: the bar, the settings, the answer, and one of the views.
-import { frozen } from "./api.js";
-import { Controls } from "./controls.js";
-import { Answer, Bar } from "./header.js";
-import { addBench, brushed, clearBrushes, open, page as now, show } from "./session.js";
-import { html, useEffect, useRef, useState } from "./ui.js";
-import { Candidates } from "./views/candidates.js";
-import { Compare } from "./views/compare.js";
-import { Distributions } from "./views/distributions.js";
-import { Load } from "./views/load.js";
-import { Requests } from "./views/requests.js";
-import { SpeedUp } from "./views/speedup.js";
-import { Time } from "./views/time.js";
-import { Why } from "./views/why.js";
-import { Yours } from "./views/yours.js";
+import { frozen } from "explore/api.js";
+import { Controls } from "explore/controls.js";
+import { Answer, Bar } from "explore/header.js";
+import { addBench, brushed, clearBrushes, open, page as now, show } from "explore/session.js";
+import { html, useEffect, useRef, useState } from "explore/ui.js";
+import { Candidates } from "explore/views/candidates.js";
+import { Compare } from "explore/views/compare.js";
+import { Distributions } from "explore/views/distributions.js";
+import { Load } from "explore/views/load.js";
+import { Requests } from "explore/views/requests.js";
+import { SpeedUp } from "explore/views/speedup.js";
+import { Time } from "explore/views/time.js";
+import { Why } from "explore/views/why.js";
+import { Yours } from "explore/views/yours.js";
 
 const VIEWS = {
   answer: "Answer",

@@ -1,9 +1,9 @@
 // The settings, by group: each as the scenario language allows it, with its help and, where it is refused, the sentence beside it.
-import { frozen } from "./api.js";
-import { number } from "./figures.js";
-import { change, ownValue, page, valueOfControl } from "./session.js";
-import { html, memo, useEffect, useRef, useState } from "./ui.js";
-import { valueText } from "./state.js";
+import { frozen } from "explore/api.js";
+import { number } from "explore/figures.js";
+import { change, ownValue, page, valueOfControl } from "explore/session.js";
+import { html, memo, useEffect, useRef, useState } from "explore/ui.js";
+import { valueText } from "explore/state.js";
 
 const STEPS = 240;
 

@@ -1,11 +1,11 @@
 // What stands above every view: how far to trust the answer, its main figures with their intervals, and what bounds the deployment.
-import { frozen } from "./api.js";
-import { difference, interval, judged, MAIN, nameOf, share, signed, text } from "./figures.js";
-import { CopyMenu } from "./menu.js";
-import { placed } from "./controls.js";
-import { download, hold, release, update } from "./session.js";
-import { html } from "./ui.js";
-import { nextTheme, themeName } from "./theme.js";
+import { frozen } from "explore/api.js";
+import { difference, interval, judged, MAIN, nameOf, share, signed, text } from "explore/figures.js";
+import { CopyMenu } from "explore/menu.js";
+import { placed } from "explore/controls.js";
+import { download, hold, release, update } from "explore/session.js";
+import { html } from "explore/ui.js";
+import { nextTheme, themeName } from "explore/theme.js";
 
 export function Bar({ page }) {
   return html`<header class="bar">

@@ -1,6 +1,6 @@
 // Copy the state as a scenario, a command, the server's command, a manifest or a link.
-import { update } from "./session.js";
-import { html, useEffect, useRef, useState } from "./ui.js";
+import { update } from "explore/session.js";
+import { html, useEffect, useRef, useState } from "explore/ui.js";
 
 const WHAT = { scenario: "Scenario (YAML)", run: "Command of rooftrace", server: "Command of the server", manifest: "Manifest" };
 

@@ -1,8 +1,8 @@
 // What the page knows and does: its state, the answers to it, and the actions that change them. Values are replaced, never changed in
 // place, so that a component sees by identity whether it is to be drawn again.
-import { controlsOf, exported, frozen, requestsOf, sendBench, stop, stream } from "./api.js";
-import { MAIN, nameOf, text } from "./figures.js";
-import { changed, fromHash, toHash } from "./state.js";
+import { controlsOf, exported, frozen, requestsOf, sendBench, stop, stream } from "explore/api.js";
+import { MAIN, nameOf, text } from "explore/figures.js";
+import { changed, fromHash, toHash } from "explore/state.js";
 
 /** The least time between two requests for a run while a slider moves. */
 const BETWEEN_MS = 60;
@@ -76,7 +76,7 @@ function restore() {
 
 export function start() {
   const data = window.ROOFTRACE ?? {};
-  const found = frozen() ? { set: data.set ?? {}, view: "answer", held: null, over: {} } : fromHash(location.hash);
+  const found = frozen() ? { set: data.state?.set ?? {}, view: "answer", held: null, over: {} } : fromHash(location.hash);
   Object.assign(page, {
     scenario: data.name ?? "", controls: data.controls ?? { groups: [] }, benches: data.benches ?? [],
     set: found.set, view: found.view, over: found.over, answer: data.answer ?? null, refused: data.refused ?? null,

@@ -1,5 +1,5 @@
 // The limits of the SLO that is set, by latency.
-import { page, valueOfControl } from "./session.js";
+import { page, valueOfControl } from "explore/session.js";
 
 /** `{ttft_s: [["each", 1], ["p95", 0.5]], …}`: limits in seconds by latency, those that are set. */
 export function limits(set) {

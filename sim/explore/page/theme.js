@@ -1,5 +1,5 @@
 // Dark or light: as the system says, or as the button was last pressed.
-import { update } from "./session.js";
+import { update } from "explore/session.js";
 
 const NAMES = { auto: "Colours: system", dark: "Colours: dark", light: "Colours: light" };
 let theme = "auto";

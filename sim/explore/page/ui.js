@@ -1,5 +1,5 @@
 // What every module draws with: Preact and htm (vendored), and a component that is drawn again only where what it is given changed.
-import { Component, h, html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact.js";
+import { Component, h, html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "explore/vendor/preact.js";
 
 export { h, html, render, useEffect, useLayoutEffect, useMemo, useRef, useState };
 

@@ -3,9 +3,9 @@
 // A mark is {type, name, colour, x, y, …}:
 //   line    dash, light (an estimate), thin, step      points  shape, hollow, low, high (errors), labels, picks (what a click gives)
 //   band    low, high over x                           rule    x or y alone: a line across, with its label
-import { extent, scale } from "./scale.js";
-import { number } from "../figures.js";
-import { html, useMemo, useRef, useState, useWidth } from "../ui.js";
+import { extent, scale } from "explore/charts/scale.js";
+import { number } from "explore/figures.js";
+import { html, useMemo, useRef, useState, useWidth } from "explore/ui.js";
 
 const SPACE = { top: 10, right: 14, bottom: 38, left: 54 };
 const CLICK_PX = 4;

@@ -1,11 +1,11 @@
 // Configurations: tokens a second per device against per user with the Pareto front, and a table by cost with the chance that the SLO holds.
-import { Plot } from "../charts/plot.js";
-import { frozen } from "../api.js";
-import { choicesOf } from "../controls.js";
-import { nameOf, number, share, text } from "../figures.js";
-import { brush, open, page, vary } from "../session.js";
-import { valueOf, valueText } from "../state.js";
-import { html, memo, useMemo, useState } from "../ui.js";
+import { Plot } from "explore/charts/plot.js";
+import { frozen } from "explore/api.js";
+import { choicesOf } from "explore/controls.js";
+import { nameOf, number, share, text } from "explore/figures.js";
+import { brush, open, page, vary } from "explore/session.js";
+import { valueOf, valueText } from "explore/state.js";
+import { html, memo, useMemo, useState } from "explore/ui.js";
 
 const X = { label: "Output per user", unit: "tok/s", afloat: true };
 const Y = { label: "Output per device", unit: "tok/s", afloat: true };

@@ -1,9 +1,9 @@
 // Two states side by side: every figure of each, and the difference with its interval.
-import { difference, FIGURES, interval, judged, nameOf, number, signed, text } from "../figures.js";
-import { changeText } from "../header.js";
-import { hold, open, page, release } from "../session.js";
-import { valueText } from "../state.js";
-import { html, memo } from "../ui.js";
+import { difference, FIGURES, interval, judged, nameOf, number, signed, text } from "explore/figures.js";
+import { changeText } from "explore/header.js";
+import { hold, open, page, release } from "explore/session.js";
+import { valueText } from "explore/state.js";
+import { html, memo } from "explore/ui.js";
 
 const own = (key) => page.controls.groups.flatMap((group) => group.controls).find((each) => each.key === key);
 

@@ -1,9 +1,9 @@
 // The distribution of each latency over the requests of the run, and over those that are chosen.
-import { Plot } from "../charts/plot.js";
-import { number } from "../figures.js";
-import { brush, chosenRows } from "../session.js";
-import { limits, rules } from "../slo.js";
-import { html, memo, useMemo } from "../ui.js";
+import { Plot } from "explore/charts/plot.js";
+import { number } from "explore/figures.js";
+import { brush, chosenRows } from "explore/session.js";
+import { limits, rules } from "explore/slo.js";
+import { html, memo, useMemo } from "explore/ui.js";
 
 const MEASURES = [["ttft_s", "Time to first token", "TTFT"], ["tpot_s", "Time per output token", "TPOT"], ["e2e_s", "End-to-end latency", "E2EL"]];
 const Y = { label: "Requests at or below", unit: "share", domain: [0, 1] };

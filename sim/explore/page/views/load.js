@@ -1,9 +1,9 @@
 // Latency and goodput against load, with the SLO, the knee, and measured points.
-import { Plot } from "../charts/plot.js";
-import { share, signed } from "../figures.js";
-import { brush, open } from "../session.js";
-import { limits, rules } from "../slo.js";
-import { html, memo, useMemo } from "../ui.js";
+import { Plot } from "explore/charts/plot.js";
+import { share, signed } from "explore/figures.js";
+import { brush, open } from "explore/session.js";
+import { limits, rules } from "explore/slo.js";
+import { html, memo, useMemo } from "explore/ui.js";
 
 const CHARTS = [
   { title: "Time to first token", of: "ttft", shown: ["p50", "p95"], unit: "s", log: true, y: "TTFT" },

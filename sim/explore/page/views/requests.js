@@ -1,9 +1,9 @@
 // The requests of the run: when each came and how long it took, a table, and one request in detail.
-import { frozen, timelineUrl } from "../api.js";
-import { Plot } from "../charts/plot.js";
-import { duration, number, share } from "../figures.js";
-import { brush, chosenRows, page, update } from "../session.js";
-import { html, memo, useMemo, useState } from "../ui.js";
+import { frozen, timelineUrl } from "explore/api.js";
+import { Plot } from "explore/charts/plot.js";
+import { duration, number, share } from "explore/figures.js";
+import { brush, chosenRows, page, update } from "explore/session.js";
+import { html, memo, useMemo, useState } from "explore/ui.js";
 
 const COLUMNS = [
   ["request", "Request", String], ["arrival_s", "Arrival", duration], ["queued_s", "Queued", duration], ["ttft_s", "TTFT", duration], ["tpot_s", "TPOT", duration], ["e2e_s", "E2EL", duration],

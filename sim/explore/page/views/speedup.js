@@ -1,8 +1,8 @@
 // Speed-up against theory: the closed form as a line, the event loop as points over it.
-import { Plot } from "../charts/plot.js";
-import { extent } from "../charts/scale.js";
-import { askTheory } from "../session.js";
-import { html, memo, useEffect, useMemo, useState } from "../ui.js";
+import { Plot } from "explore/charts/plot.js";
+import { extent } from "explore/charts/scale.js";
+import { askTheory } from "explore/session.js";
+import { html, memo, useEffect, useMemo, useState } from "explore/ui.js";
 
 const VIEWS = { speculation: "Speculative decoding", chunks: "Chunk size", bubbles: "Pipeline bubbles", placement: "Placement" };
 /** An axis that goes over as much is drawn in decades. */

@@ -1,7 +1,7 @@
 // The run in time: queue, batch, KV, prefix hits and machines, with one axis of time.
-import { Plot } from "../charts/plot.js";
-import { brush, chosenRows } from "../session.js";
-import { html, memo, useMemo } from "../ui.js";
+import { Plot } from "explore/charts/plot.js";
+import { brush, chosenRows } from "explore/session.js";
+import { html, memo, useMemo } from "explore/ui.js";
 
 const CHARTS = [
   { title: "Requests", y: { label: "Requests", unit: "" }, lines: [["running", "running", "blue"], ["queued", "queued", "vermillion"]] },

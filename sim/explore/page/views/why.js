@@ -1,6 +1,6 @@
 // Where a token's time goes, what more of each resource would change, and where every number comes from.
-import { duration, number, share, signed, text } from "../figures.js";
-import { html, memo, useState } from "../ui.js";
+import { duration, number, share, signed, text } from "explore/figures.js";
+import { html, memo, useState } from "explore/ui.js";
 
 const COLOURS = {
   weights: "blue", kv: "sky", arithmetic: "vermillion", prompt_attention: "orange", experts: "green", collectives: "purple", host: "ink",

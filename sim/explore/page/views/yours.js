@@ -1,8 +1,8 @@
 // Measured runs beside the simulated ones: a dropped file, its points with their errors, and a fit to them.
-import { frozen } from "../api.js";
-import { nameOf, number, share, signed, text } from "../figures.js";
-import { addBench, dropBench, fit } from "../session.js";
-import { html, memo } from "../ui.js";
+import { frozen } from "explore/api.js";
+import { nameOf, number, share, signed, text } from "explore/figures.js";
+import { addBench, dropBench, fit } from "explore/session.js";
+import { html, memo } from "explore/ui.js";
 
 const SECONDS = /_s$/;
 const PER = /_per_/;
@@ -18,17 +18,10 @@ function Drop() {
     <span>Any file that <code>rooftrace bench</code> reads: results of vllm bench, SGLang's bench_serving, GuideLLM, AIPerf and others. It stays on this machine.</span></label>`;
 }
 
-/** Errors of each run before and after a fit. */
-function Fitted({ fitted: { before, after, set_aside: aside, notes } }) {
-  const names = [...new Set(after.flatMap((each) => Object.keys(each.error)))];
-  const label = (name) => ({ tpot_s: "TPOT", ttft_s: "TTFT" })[name] ?? nameOf(name);
-  const error = (rows, run, name) => {
-    const found = rows.find((each) => each.run === run)?.error[name];
-    return typeof found === "number" ? signed(found, share) : "–";
-  };
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Errors before and after the fit"><table class="fitted"><caption>Errors before and after the fit</caption>
-      <thead><tr><th scope="col">Run</th>${names.map((name) => html`<th scope="col">${label(name)}, before</th><th scope="col">after</th>`)}</tr></thead>
-      <tbody>${after.map(({ run }) => html`<tr><th scope="row">${run}</th>${names.map((name) => html`<td>${error(before, run, name)}</td><td>${error(after, run, name)}</td>`)}</tr>`)}</tbody></table></div>
+function Fitted({ fitted: { before, after, runs, set_aside: aside, notes } }) {
+  return html`<table class="fitted"><caption>Mean absolute error over ${runs} ${runs === 1 ? "run" : "runs"}</caption>
+      <thead><tr><th scope="col">Figure</th><th scope="col">Before the fit</th><th scope="col">After it</th></tr></thead>
+      <tbody>${Object.keys(after).map((name) => html`<tr><th scope="row">${nameOf(name)}</th><td>${typeof before[name] === "number" ? share(before[name]) : "–"}</td><td>${share(after[name])}</td></tr>`)}</tbody></table>
     ${aside?.length > 0 && html`<p class="foot">Set aside, since they contradict the others: ${aside.join(", ")}.</p>`}
     ${notes?.map((note) => html`<p class="foot">${note}</p>`)}`;
 }
