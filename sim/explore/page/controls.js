@@ -43,7 +43,7 @@ function Typed({ id, each, value, described }) {
     if (text.trim() === "") change(each, undefined);
     else change(each, numeric && Number.isFinite(Number(text)) ? Number(text) : text.trim());
   };
-  return html`<input id=${id} type="text" inputmode=${numeric ? "decimal" : "text"} autocomplete="off" spellcheck="false" placeholder="not set" value=${text} ...${described}
+  return html`<input id=${id} type="text" inputmode=${numeric ? "decimal" : "text"} autocomplete="off" spellcheck=${false} placeholder="not set" value=${text} ...${described}
     onInput=${(event) => setText(event.currentTarget.value)} onBlur=${take} onKeyDown=${(event) => event.key === "Enter" && take()} />`;
 }
 

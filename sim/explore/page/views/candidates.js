@@ -79,13 +79,12 @@ function Vary({ over, controls }) {
 }
 
 function Row({ row, columns }) {
-  if (row.refused) return html`<tr class="out"><th scope="row">${row.name}</th><td colspan=${columns.length + 2}>${row.refused}</td></tr>`;
+  if (row.refused) return html`<tr class="out"><th scope="row">${row.name}</th><td colspan=${columns.length + 1}>${row.refused}</td></tr>`;
   return html`<tr>
-    <th scope="row">${row.on_front ? html`<span class="front" role="img" aria-label="on the Pareto front">◆</span> ` : ""}${row.name}</th>
+    <th scope="row">${row.on_front ? html`<span class="front" role="img" aria-label="on the Pareto front">◆</span> ` : ""}${frozen() ? row.name : html`<button type="button" class="link" aria-label=${`Open ${row.name}`} onClick=${() => choose(row)}>${row.name}</button>`}</th>
     <td title=${row.slo_probability_from ?? row.slo_probability_why_not ?? row.slo?.why}>${typeof row.slo_probability === "number" ? html`<span class="meter"><i style="width:${100 * row.slo_probability}%" /></span>${share(row.slo_probability)}`
       : row.slo ? html`<span class="was">${row.slo.kept ? "in its run" : "not in its run"}</span>` : "–"}</td>
     ${columns.map((name) => html`<td>${row.figures[name] ? text(row.figures[name].value, row.figures[name].unit) : "–"}</td>`)}
-    <td>${!frozen() && html`<button type="button" aria-label=${`Open ${row.name}`} onClick=${() => choose(row)}>Open</button>`}</td>
   </tr>`;
 }
 
@@ -112,7 +111,7 @@ export const Candidates = memo(({ candidates, over, controls, brush: brushes, wa
     <${Plot} title="Throughput against speed for a user" marks=${marks} x=${X} y=${Y} height=${340} numbers=${false} stale=${waiting}
       brush=${{ axes: "xy", range: brushes.front, set: (to) => brush("front", to) }} empty=${candidates?.refused ?? "Candidates are being computed."} />
     ${rows.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Table of candidates"><table class="ranking">
-      <thead><tr><th scope="col">Configuration</th>${head("slo", "SLO holds")}${columns.map((name) => head(name, nameOf(name)))}<th scope="col"><span class="unseen">Open</span></th></tr></thead>
+      <thead><tr><th scope="col">Configuration</th>${head("slo", "SLO holds")}${columns.map((name) => head(name, nameOf(name)))}</tr></thead>
       <tbody>${table.slice(0, all ? undefined : SHOWN).map((row) => html`<${Row} key=${row.name} row=${row} columns=${columns} />`)}</tbody></table></div>
       <p class="foot">${number(table.length)} of ${number(rows.length)} shown${table.length > SHOWN && !all ? html` <button type="button" onClick=${() => setAll(true)}>All</button>` : ""}.</p>`}
   </section>`;
