@@ -100,7 +100,7 @@ def test_a_notebook_may_show_the_page_in_a_frame(tmp_path):
 
 
 def test_a_server_that_others_reach_needs_its_token(tmp_path):
-    asked = client(tmp_path, token="secret", host="sim.example:80")
+    asked = client(tmp_path, token="secret", host="sim.example:8010")
     assert asked.get("/").status_code == 403
     assert asked.get("/?token=wrong").status_code == 403
     assert asked.get("/api/controls", headers={"x-token": "s\u00e9cret".encode()}).status_code == 403
@@ -233,7 +233,7 @@ def test_no_process_is_left_when_it_ends(tmp_path, how):
             break
         time.sleep(0.05)
     assert not running(below)
-    for pipe in (process.stdout, process.stderr):
+    for pipe in (process.stdin, process.stdout, process.stderr):
         assert pipe is not None
         pipe.close()
 
