@@ -1,14 +1,6 @@
 // Names, units and texts of the figures of a run.
 
 export const FIGURES = {
-  ttft_mean_s: "TTFT, mean",
-  ttft_p50_s: "TTFT, p50",
-  ttft_p95_s: "TTFT, p95",
-  ttft_p99_s: "TTFT, p99",
-  tpot_mean_s: "TPOT, mean",
-  tpot_p95_s: "TPOT, p95",
-  e2e_mean_s: "E2EL, mean",
-  e2e_p95_s: "E2EL, p95",
   requests_per_s: "Requests served",
   output_tokens_per_s: "Output tokens",
   output_tokens_per_s_per_device: "Output per device",
@@ -19,7 +11,10 @@ export const FIGURES = {
   cost_per_hour: "Cost",
   cost_per_mtoken: "Cost of output",
   kv_used_share: "KV in use",
+  kv_used_max_share: "KV in use, greatest",
   prefix_hit_share: "Prefix hits",
+  preemptions: "Preemptions",
+  joule_per_token: "Energy of output",
 };
 /** Those that stand at the top, in this order, where the run has them. */
 export const MAIN = [
@@ -37,10 +32,13 @@ export const MEANING = {
 const LESS = /^(ttft|tpot|e2e|cost)/;
 const MORE = /^(requests_per_s|output_|slo_share|goodput)/;
 
-const UNITS = { "requests/s": "req/s", "tokens/s": "tok/s", "tokens/s per device": "tok/s", "tokens/s per user": "tok/s", devices: "" };
+const UNITS = { "J per output token": "J/tok",  "requests/s": "req/s", "tokens/s": "tok/s", "tokens/s per device": "tok/s", "tokens/s per user": "tok/s", devices: "" };
 const MONEY = { $: "", "$/h": "/h", "$ per M output tokens": "/M tok" };
 
-export const nameOf = (name) => FIGURES[name] ?? name.replaceAll("_", " ");
+export function nameOf(name) {
+  const latency = /^(ttft|tpot|e2e)_(mean|p\d+)_s$/.exec(name);
+  return FIGURES[name] ?? (latency ? `${{ ttft: "TTFT", tpot: "TPOT", e2e: "E2EL" }[latency[1]]}, ${latency[2]}` : name.replaceAll("_", " "));
+}
 
 /** Three significant digits without an exponent: 12,300 · 4.56 · 0.00789. */
 export function number(value) {
@@ -94,9 +92,11 @@ export function difference(earlier, later) {
   };
 }
 
-/** "better", "worse" or "" of a change of a figure. */
-export function judged(name, change) {
-  if (!change) return "";
+const SAME = 1e-3;
+
+/** "better", "worse" or "" of a change of a figure, which has to be a thousandth of it to be either. */
+export function judged(name, { value: change, share }) {
+  if (!change || (share !== null && Math.abs(share) < SAME)) return "";
   if (LESS.test(name)) return change < 0 ? "better" : "worse";
   if (MORE.test(name)) return change > 0 ? "better" : "worse";
   return "";

@@ -25,7 +25,10 @@ const TIERS = { good: /your runs|as measured/, low: /no measurements|nothing hel
 const tierClass = (tier) => Object.keys(TIERS).find((name) => TIERS[name].test(tier)) ?? "fair";
 
 /** The sentence of the trust where it does not begin with the tier, which stands before it. */
-const withoutTier = ({ tier, sentence }) => (sentence.startsWith(`${tier}; `) ? sentence.slice(tier.length + 2) : sentence);
+function withoutTier({ tier, sentence }) {
+  const rest = sentence.startsWith(`${tier}; `) ? sentence.slice(tier.length + 2) : sentence;
+  return rest && `${rest[0].toUpperCase()}${rest.slice(1)}.`.replace(/\.\.$/, ".");
+}
 
 function Figure({ name, figure, estimate, held }) {
   const range = interval(figure);
@@ -34,7 +37,7 @@ function Figure({ name, figure, estimate, held }) {
     <dt>${figure.label ?? nameOf(name)}</dt>
     <dd><strong>${estimate ? html`<span aria-label="about">≈ </span>` : ""}${text(figure.value, figure.unit)}</strong>
       ${range && html`<span class="interval">${range}</span>`}
-      ${change && html`<span class=${`change ${judged(name, change.value)}`}>${changeText(change, figure)} <span class="was">A ${text(held.value, held.unit)}</span></span>`}</dd>
+      ${change && html`<span class=${`change ${judged(name, change)}`}>${changeText(change, figure)} <span class="was">A ${text(held.value, held.unit)}</span></span>`}</dd>
   </div>`;
 }
 

@@ -1,8 +1,11 @@
 // A chart in SVG: axes with units, marks, a readout that follows the pointer or the arrow keys, a brush, and its numbers as a table.
 //
 // A mark is {type, name, colour, x, y, …}:
-//   line    dash, light (an estimate), thin, step      points  shape, hollow, low, high (errors), labels, picks (what a click gives)
-//   band    low, high over x                           rule    x or y alone: a line across, with its label
+//   line    light (an estimate), thin
+//   points  shape, size, hollow, light, low and high (errors), labels, notes, picks (what a click does)
+//   band    low and high over x
+//   rule    x or y alone: a line across, with its label
+// `legend` stands in for name and colour in the legend; a silent mark is in neither legend nor readout.
 import { extent, scale } from "explore/charts/scale.js";
 import { number } from "explore/figures.js";
 import { html, useMemo, useRef, useState, useWidth } from "explore/ui.js";
@@ -148,7 +151,8 @@ function Numbers({ marks, xAxis, yAxis }) {
 }
 
 function Legend({ marks }) {
-  const named = [...new Map(marks.filter((mark) => mark.name && !mark.silent && mark.type !== "rule").map((mark) => [mark.name, mark])).values()];
+  const shown = marks.filter((mark) => mark.name && !mark.silent && mark.type !== "rule").map((mark) => ({ ...mark, ...mark.legend }));
+  const named = [...new Map(shown.map((mark) => [mark.name, mark])).values()];
   if (named.length < 2) return null;
   return html`<ul class="legend">${named.map((mark) => html`<li>
     <svg width="22" height="10" aria-hidden="true" style="--c:${colour(mark.colour)}">${mark.type === "points"

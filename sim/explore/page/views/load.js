@@ -50,7 +50,7 @@ function measured(benches, [name, label, colour]) {
     const points = bench.points.filter((point) => typeof point.rate_per_s === "number" && typeof point.measured?.[name] === "number");
     const ends = (pick) => points.map((point) => pick(point.measured[name], point.simulated?.[name] ?? point.measured[name]));
     return points.length ? [{
-      type: "points", shape: SHAPES[b % SHAPES.length], size: 4.5, colour, low: ends(Math.min), high: ends(Math.max), name: `${label}, ${bench.name}`, x: rates(points),
+      type: "points", shape: SHAPES[b % SHAPES.length], size: 4.5, colour, low: ends(Math.min), high: ends(Math.max), name: `${label}, ${bench.name}`, legend: { name: bench.name, colour: "ink" }, x: rates(points),
       y: points.map((point) => point.measured[name]),
       notes: points.map((point) => (typeof point.error?.[name] === "number" ? `simulated ${signed(point.error[name], share)}` : "")),
     }] : [];

@@ -1,9 +1,10 @@
 // Measured runs beside the simulated ones: a dropped file, its points with their errors, and a fit to them.
 import { frozen } from "explore/api.js";
-import { nameOf, number, share, signed, text } from "explore/figures.js";
+import { FIGURES, nameOf, number, share, signed, text } from "explore/figures.js";
 import { addBench, dropBench, fit } from "explore/session.js";
 import { html, memo } from "explore/ui.js";
 
+const STATISTIC = /^(ttft|tpot|e2e)_(mean|p\d+)_s$/;
 const SECONDS = /_s$/;
 const PER = /_per_/;
 const unit = (name) => (PER.test(name) || !SECONDS.test(name) ? (name.endsWith("_share") ? "share" : name.startsWith("output") ? "tok/s" : name.endsWith("per_s") ? "req/s" : "") : "s");
@@ -27,14 +28,14 @@ function Fitted({ fitted: { before, after, runs, set_aside: aside, notes } }) {
 }
 
 function Bench({ bench, fitted }) {
-  const names = [...new Set(bench.points.flatMap((point) => Object.keys(point.measured ?? {})))].filter((name) => bench.points.some((point) => typeof point.measured?.[name] === "number"));
+  const names = [...new Set(bench.points.flatMap((point) => Object.keys(point.measured ?? {})))].filter((name) => name in FIGURES || STATISTIC.test(name));
   const load = (point) => point.load ?? (typeof point.rate_per_s === "number" ? `${number(point.rate_per_s)} req/s` : typeof point.concurrency === "number" ? `${number(point.concurrency)} at once` : "–");
   const size = (error) => (Math.abs(error) <= 0.1 ? "near" : Math.abs(error) <= 0.25 ? "" : "far");
   return html`<article class="bench"><h3>${bench.name} ${!frozen() && html`<button type="button" class="quiet" aria-label=${`Put ${bench.name} away`} onClick=${() => dropBench(bench.name)}>✕</button>`}</h3>
     <div class="scroll" tabindex="0" role="region" aria-label=${`Points of ${bench.name}`}><table><thead><tr><th scope="col">Load</th>${names.map((name) => html`<th scope="col">${nameOf(name)}</th>`)}</tr></thead>
       <tbody>${bench.points.map((point) => html`<tr><th scope="row">${load(point)}</th>${names.map((name) => {
         const error = point.error?.[name];
-        return html`<td>${text(point.measured?.[name], unit(name))}${typeof point.simulated?.[name] === "number" && html`<br /><span class="was">simulated ${text(point.simulated[name], unit(name))}</span>`}${typeof error === "number" && html` <b class=${`error ${size(error)}`}>${signed(error, share)}</b>`}</td>`;
+        return html`<td>${text(point.measured?.[name], unit(name))}${typeof error === "number" && html`<br /><b class=${`error ${size(error)}`}>${signed(error, share)}</b>`}${typeof point.simulated?.[name] === "number" && html` <span class="was">${text(point.simulated[name], unit(name))}</span>`}</td>`;
       })}</tr>`)}</tbody></table></div>
     ${bench.notes?.map((note) => html`<p class="foot">${note}</p>`)}
     ${!frozen() && html`<p><button type="button" disabled=${fitted?.running} onClick=${() => fit(bench.name)}>${fitted?.running && fitted.file === bench.name ? "Fitting" : "Fit to these points"}</button> The serving stack's own times are fitted; the curves then move.</p>`}
@@ -44,7 +45,7 @@ function Bench({ bench, fitted }) {
 }
 
 export const Yours = memo(({ benches, fit: fitted }) => html`<section class="panel" aria-label="Yours over ours">
-  <div class="panelhead"><h2>Yours over ours</h2><p>Measured points lie over the simulated curves; each error is the simulated figure over the measured one, less 1.</p></div>
+  <div class="panelhead"><h2>Yours over ours</h2><p>Below each measured figure stand the error of the simulated one, and that figure itself. A point is simulated with its own load; the curves have the workload of the settings.</p></div>
   <${Drop} />
   ${benches.map((bench) => html`<${Bench} key=${bench.name} bench=${bench} fitted=${fitted} />`)}
 </section>`);
