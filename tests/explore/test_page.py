@@ -215,7 +215,7 @@ def test_a_dropped_benchmark_lies_over_the_curves_and_a_fit_moves_them(opened: O
         """() => { const files = new DataTransfer(); files.items.add(new File(['{}'], 'mine.json'));
         document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: files, bubbles: true, cancelable: true})); }"""
     )
-    page.wait_for_selector("text=p95, mine.json")
+    page.wait_for_selector(".legend >> text=mine.json")
     assert chart(page, "Time to first token").first.locator(".points.cross:has(.error) path").count() == 3
     page.get_by_role("tab", name="Yours over ours").click()
     assert "−13 %" in page.get_by_label("Points of mine.json").inner_text()
