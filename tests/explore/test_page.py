@@ -87,15 +87,21 @@ def test_a_newer_state_ends_the_run_of_the_one_before(opened: Opened, fake: Fake
 def test_a_slider_that_moves_on_and_on_asks_for_few_runs(opened: Opened, fake: Fake) -> None:
     page = opened()
     slider = page.get_by_role("slider", name="Rate")
-    page.evaluate(
-        """() => { const slider = document.querySelector('input[type=range][aria-label="Rate"]');
-        for (let place = 100; place < 200; place++) {
-            slider.value = place; slider.dispatchEvent(new Event('input', {bubbles: true}));
-        } }"""
+    took_ms = page.evaluate(
+        """async () => {
+            const slider = document.querySelector('input[type=range][aria-label="Rate"]');
+            const begun = performance.now();
+            for (let place = 100; place < 200; place++) {
+                slider.value = place;
+                slider.dispatchEvent(new Event('input', {bubbles: true}));
+                await new Promise((go) => setTimeout(go, 5));
+            }
+            return performance.now() - begun;
+        }"""
     )
     _until(page, lambda: len(fake.states_asked("run")) > 0)
     settle(page)
-    assert len(fake.states_asked("run")) <= 3
+    assert len(fake.states_asked("run")) <= 2 + took_ms / 60
     assert fake.states_asked("run")[-1][RATE] == float(page.get_by_label("Rate (requests/s)").input_value())
     assert slider.input_value() == "199"
 
