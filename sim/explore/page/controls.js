@@ -1,7 +1,7 @@
 // The settings, by group: each as the scenario language allows it, with its help and, where it is refused, the sentence beside it.
 import { frozen } from "explore/api.js";
 import { number } from "explore/figures.js";
-import { change, ownValue, page, valueOfControl } from "explore/session.js";
+import { change, ownValue, valueOfControl } from "explore/session.js";
 import { html, memo, useEffect, useRef, useState } from "explore/ui.js";
 import { valueText } from "explore/state.js";
 
@@ -99,6 +99,3 @@ export function Controls({ controls, set, refused }) {
     ${controls.groups.map((group, i) => html`<${Group} key=${group.name} group=${group} set=${set} refused=${refused} first=${i < 5} />`)}
   </form>`;
 }
-
-/** Whether a refusal has a control that shows it. */
-export const placed = (refused) => refused?.key && page.controls.groups.some((group) => group.controls.some((each) => each.key === refused.key));

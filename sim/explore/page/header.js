@@ -2,7 +2,6 @@
 import { frozen } from "explore/api.js";
 import { difference, interval, judged, MAIN, nameOf, share, signed, text } from "explore/figures.js";
 import { CopyMenu } from "explore/menu.js";
-import { placed } from "explore/controls.js";
 import { download, hold, release, update } from "explore/session.js";
 import { html } from "explore/ui.js";
 import { nextTheme, themeName } from "explore/theme.js";
@@ -27,7 +26,7 @@ const tierClass = (tier) => Object.keys(TIERS).find((name) => TIERS[name].test(t
 /** The sentence of the trust where it does not begin with the tier, which stands before it. */
 function withoutTier({ tier, sentence }) {
   const rest = sentence.startsWith(`${tier}; `) ? sentence.slice(tier.length + 2) : sentence;
-  return rest && `${rest[0].toUpperCase()}${rest.slice(1)}.`.replace(/\.\.$/, ".");
+  return rest && ended(rest[0].toUpperCase() + rest.slice(1));
 }
 
 function Figure({ name, figure, estimate, held }) {
@@ -48,6 +47,8 @@ export function changeText(change, figure) {
   return signed(change.value, (value) => text(value, figure.unit));
 }
 
+const ended = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
+
 function said({ kind, how }, waiting) {
   if (kind === "estimate") return `${how}${waiting ? " The exact run is under way." : ""}`;
   return waiting ? "Running; the figures are those of the state before." : how;
@@ -58,7 +59,7 @@ export function Answer({ page }) {
   const estimate = answer?.kind === "estimate";
   const names = MAIN.filter((name) => answer?.figures[name]);
   return html`<section class="answer" aria-label="Answer" aria-busy=${waiting}>
-    ${refused && html`<p class="sentence" role="alert">${placed(refused) ? html`<b>${refused.key}</b> ` : ""}${refused.sentence} ${answer ? "The figures are those of the state before." : ""}</p>`}
+    ${refused && html`<p class="sentence" role="alert">${ended(refused.sentence)} ${answer ? "The figures are those of the state before." : ""}</p>`}
     ${failed && html`<p class="sentence" role="alert">${failed} <button type="button" class="quiet" aria-label="Dismiss" onClick=${() => update({ failed: null })}>✕</button></p>`}
     ${answer && html`<div class="trustline">
       ${answer.trust && html`<span class=${`tier ${tierClass(answer.trust.tier)}`}><span class="unseen">Trust: </span>${answer.trust.tier}</span>`}
@@ -68,7 +69,7 @@ export function Answer({ page }) {
       <span class=${`state ${waiting ? "waiting" : ""}`}>${said(answer, waiting)}</span>
     </div>`}
     <dl class=${`figures ${refused || (waiting && !estimate) ? "stale" : ""}`}>${names.map((name) => html`<${Figure} key=${name} name=${name} figure=${answer.figures[name]} estimate=${estimate} held=${held?.answer?.figures[name]} />`)}</dl>
-    <p class="bounds">${page.explained?.explained ? page.explained.explained.sentence : page.explained?.refused ?? " "}</p>
+    <p class="bounds">${page.explained?.explained?.sentence ?? page.explained?.refused ?? html`<span class="was">${answer && !refused ? "What bounds it is being found." : ""}</span>`}</p>
     ${answer?.notes?.length > 0 && html`<details class="notes"><summary>${answer.notes.length} ${answer.notes.length === 1 ? "note" : "notes"}</summary><ul>${answer.notes.map((note) => html`<li>${note}</li>`)}</ul></details>`}
     <p class="unseen" role="status" aria-live="polite">${page.said}</p>
   </section>`;

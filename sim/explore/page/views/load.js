@@ -28,15 +28,13 @@ const rates = (points) => points.map((point) => point.rate_per_s);
 /** Lines of one figure: what is exact in full, what is estimated or of the state before lighter. */
 function linesOf(curve, [name, label, colour]) {
   const { points, before = [] } = curve;
-  if (!points.some((point) => point.figures?.[name])) {
-    const old = before.filter((point) => point.figures?.[name]);
-    return old.length ? [{ type: "line", light: true, name: `${label}, state before`, colour, x: rates(old), y: column(old, name), silent: true }] : [];
-  }
+  const old = before.filter((point) => point.figures?.[name]);
   const exact = points.filter((point) => point.kind === "exact");
   const rough = points.filter((point) => point.kind !== "exact");
   const banded = points.filter((point) => point.figures?.[name]?.low !== undefined);
   const dots = (some, more) => ({ type: "points", size: 3.2, colour, x: rates(some), y: column(some, name), picks: some.map((point) => point.set && (() => open(point.set))), ...more });
   return [
+    ...(old.length ? [{ type: "line", light: true, silent: true, colour, x: rates(old), y: column(old, name) }] : []),
     ...(banded.length > 1 ? [{ type: "band", name: `${label}, interval`, colour, x: rates(banded), silent: true,
       low: banded.map((point) => point.figures[name].low), high: banded.map((point) => point.figures[name].high) }] : []),
     ...(rough.length ? [{ type: "line", light: true, silent: true, colour, x: rates(points), y: column(points, name) }, dots(rough, { name: `${label}, estimate`, hollow: true })] : []),
@@ -85,7 +83,7 @@ export const Load = memo(({ curve, benches, range, set, at, waiting }) => {
   const count = shown.points.length;
   return html`<section class="panel" aria-label="Latency against load">
     <div class="panelhead"><h2>Latency against load</h2>
-      <p>${shown.refused ? html`<span class="sentence">${shown.refused}</span>` : waiting || !shown.done ? `Computing, ${count} points so far; lighter lines are estimates or of the state before.`
+      <p>${shown.refused ? html`<span class="sentence">${shown.refused}</span>` : waiting || !shown.done ? `Computing, ${count === 1 ? "1 point" : `${count} points`} so far; dashed lines are estimates, or of the state before.`
         : `${count} points.${typeof shown.knee === "number" ? ` The knee is at ${Number(shown.knee.toPrecision(3))} requests a second.` : ""} Click a point to open its run; drag to choose a range of load.`}</p></div>
     <div class="grid">${CHARTS.map((chart) => html`<${One} key=${chart.title} chart=${chart} curve=${shown} benches=${benches} range=${range} set=${set} at=${at} />`)}</div>
   </section>`;
