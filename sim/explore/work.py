@@ -48,17 +48,22 @@ class Asked:
         return {"commands": answers.commands(self.scenario, self.opened, self.settings)}
 
 
+class TooMany(RooftraceError):
+    """A run of more requests than a page may ask for."""
+
+
 def built(asked: Asked) -> Built:
-    """What is to be run; RooftraceError where it has more requests than a page may ask for."""
+    """What is to be run; TooMany where it has more requests than a page may ask for: before they are drawn, where it says so."""
     amount = asked.scenario.workload.requests
-    found = None if amount is not None and amount > asked.most_requests else resolve(asked.scenario)
-    n = amount if found is None else len(found.experiment.workload)
-    if found is None or len(found.experiment.workload) > asked.most_requests:
-        raise RooftraceError(
-            f"a run on the page has at most {asked.most_requests:,} requests, and this one {n:,}; set workload.limit or "
-            "workload.requests to fewer, or open the page with --most-requests"
-        )
-    return found
+    if amount is None or amount <= asked.most_requests:
+        found = resolve(asked.scenario)
+        amount = len(found.experiment.workload)
+        if amount <= asked.most_requests:
+            return found
+    raise TooMany(
+        f"a run on the page has at most {asked.most_requests:,} requests, and this one {amount:,}; set workload.limit or "
+        "workload.requests to fewer, or open the page with --most-requests"
+    )
 
 
 def stored(asked: Asked) -> dict[str, Any] | None:
@@ -90,6 +95,8 @@ def ran(asked: Asked) -> tuple[dict[str, Any], Result]:
             # Without the window that it asks for, a point of a sweep is a failure.
             done["notes"] = list(whole.manifest["notes"])
             return done, whole
+    except TooMany:
+        raise  # a sweep may run it
     except RooftraceError as error:
         put(asked, failed(record, str(error)))
         raise
