@@ -12,7 +12,7 @@ from hwmodels.device import load_device
 from hwmodels.model import load_model
 from hwmodels.overheads import is_before, known_for
 from sim.errors import RooftraceError, ScenarioError
-from sim.launch.arguments import NO_SERVER, Command, read_words, release_notes, release_of, yaml_file
+from sim.launch.arguments import NO_SERVER, Command, read_words, release_note, release_of, yaml_file
 from sim.launch.documents import is_document, read_documents
 from sim.launch.engines import launches, reader_of
 from sim.launch.reading import Reading
@@ -54,6 +54,7 @@ def scenario_from(
     Options are those of *release*, or of the one that the tag of an image says, or of the newest; *strict* refuses others.
     RooftraceError for what is not understood or makes no scenario.
     """
+    release = release if release is None else re.sub(r"^[vV](?=\d)", "", release)
     script = _script(command, source)
     servers = script.servers if release is None else [replace(each, release=release) for each in script.servers]
     model = _assigned_model(assignments)
@@ -172,7 +173,8 @@ def _put_release(reading: Reading, release: str | None) -> None:
         raise RooftraceError(f"--release: {error}") from None
     if not is_before(release, release_of(engine)) and not is_before(release_of(engine), release):
         return
-    reading.notes += [f"options, overheads and memory are those of {engine} {release}", *release_notes(engine, release)]
+    reading.release = release
+    reading.notes.append(release_note(engine, release))
     for key in ("serving_release", "memory.release"):
         reading.put(key, release)
 
