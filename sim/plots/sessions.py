@@ -56,5 +56,5 @@ def _kv_in_use(ax: Axes, runs: Sequence[Session]) -> None:
         ax.plot(run.kv.t_s, run.kv.measured, "-", color=colour, label=f"{run.tensor} GPUs, {run.users} users")
         ax.plot(run.kv.t_s, run.kv.simulated, "--", color=colour)
     ax.set_ylim(-0.02, 1.02)
-    ax.legend(frameon=False, fontsize=8)
+    ax.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     dress(ax, x="time (s)", y="share of KV blocks in use")
