@@ -38,10 +38,10 @@ def workload_of(scenario: Scenario) -> workloads.Workload:
         if settings.rate_scale != 1.0:
             if made.planned_ns is None:
                 instead = "workload.arrivals.concurrency"
-                if settings.generator or settings.rollout:
-                    instead = "a setting of the " + ("generator" if settings.generator else "rollout")
-                if settings.shared_prefix:
+                if settings.shared_prefix is not None:
                     instead = "the stages' rates"
+                elif settings.generator or settings.rollout:
+                    instead = "a setting of the " + ("generator" if settings.generator else "rollout")
                 raise ScenarioError(
                     "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
                     f"change {instead} instead"
