@@ -14,9 +14,10 @@ from workloads.rollout import Groups, Rollout
 
 
 def rollout_figures(
-    requests: Mapping[str, NDArray[Any]], rollout: Rollout, groups: Groups, replicas: int
+    requests: Mapping[str, NDArray[Any]], rollout: Rollout, groups: Groups, replicas: int | None
 ) -> dict[str, Any]:
-    """The entry `rollout` of a summary; *replicas*: schedulers with KV memory of their own.
+    """The entry `rollout` of a summary; *replicas*: schedulers with KV memory of their own, None where the last one that a request
+    had is not the only one, or where they come and go: nothing is said of idle time then.
 
     A step lasts from its first prompt, or from the end of the one before where answers go on meanwhile, to the last answer of the
     groups that end it: `step_s`. `p90_s` and
@@ -47,8 +48,8 @@ def rollout_figures(
         end_ns = int(ended_ns[taken].max())
         steps.append(_step(requests, _rows(taken, rollout), begin_ns, end_ns, replicas))
     durations = np.array([each["step_s"] for each in steps])
-    idle_s = sum(each["idle_s"] for each in steps)
-    all_s = replicas * float(durations.sum())
+    idle_s = None if replicas is None else sum(each["idle_s"] for each in steps)
+    all_s = (replicas or 0) * float(durations.sum())
     tails = [1 - each["p90_s"] / each["step_s"] for each in steps if each["step_s"] > 0]
     return {
         "rollout": {
@@ -56,7 +57,7 @@ def rollout_figures(
             "step_s": statistics(durations),
             "tail_share": float(np.mean(tails)) if tails else None,
             "idle_s": idle_s,
-            "idle_share": idle_s / all_s if all_s else None,
+            "idle_share": idle_s / all_s if idle_s is not None and all_s else None,
             "answers": {
                 "kept": int(kept.sum()) * samples,
                 "dropped": int((done & ~np.repeat(kept, samples)).sum()),
@@ -71,17 +72,22 @@ def _rows(taken: NDArray[np.int64], rollout: Rollout) -> NDArray[np.int64]:
 
 
 def _step(
-    requests: Mapping[str, NDArray[Any]], rows: NDArray[np.int64], begin_ns: int, end_ns: int, replicas: int
+    requests: Mapping[str, NDArray[Any]], rows: NDArray[np.int64], begin_ns: int, end_ns: int, replicas: int | None
 ) -> dict[str, Any]:
     """The figures of one step that the answers *rows* ended."""
     answered_s = np.sort(np.maximum(requests["finish_ns"][rows] - begin_ns, 0)) * 1e-9
-    there = (requests["scheduled_ns"] >= 0) & (requests["scheduled_ns"] <= end_ns) & (requests["finish_ns"] > begin_ns)
-    last_ns = np.full(replicas, begin_ns)
-    np.maximum.at(last_ns, requests["replica"][there], np.minimum(requests["finish_ns"][there], end_ns))
     return {
         "begin_s": begin_ns * 1e-9,
         "step_s": (end_ns - begin_ns) * 1e-9,
         "p90_s": float(answered_s[-(-9 * len(rows) // 10) - 1]),
         "p99_s": float(answered_s[-(-99 * len(rows) // 100) - 1]),
-        "idle_s": float((end_ns - last_ns).sum()) * 1e-9,
+        "idle_s": None if replicas is None else _idle_s(requests, begin_ns, end_ns, replicas),
     }
+
+
+def _idle_s(requests: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: int, replicas: int) -> float:
+    """The time from the last request of each replica to the end of a step, added up."""
+    there = (requests["scheduled_ns"] >= 0) & (requests["scheduled_ns"] <= end_ns) & (requests["finish_ns"] > begin_ns)
+    last_ns = np.full(replicas, begin_ns)
+    np.maximum.at(last_ns, requests["replica"][there], np.minimum(requests["finish_ns"][there], end_ns))
+    return float((end_ns - last_ns).sum()) * 1e-9

@@ -76,7 +76,10 @@ class Result:
             return {}
         rollout = Rollout(**asked)
         groups = rollout.groups(scenario["seed"])
-        return rollout_figures(self.columns.requests, rollout, groups, len(self.columns.meta["kv_blocks_total"]))
+        requests, meta = self.columns.requests, self.columns.meta
+        # A request is known by its last machine, which is all of them where they do not come and go, nor hand requests over.
+        one_each = "fleet" not in meta and "landed_ns" not in requests
+        return rollout_figures(requests, rollout, groups, len(meta["kv_blocks_total"]) if one_each else None)
 
     @property
     def figures(self) -> Figures | None:

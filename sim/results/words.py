@@ -198,6 +198,8 @@ def _rollout(rollout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     steps, answers, n = rollout["steps"], rollout["answers"], len(rollout["steps"])
     mean = {key: sum(each[key] for each in steps) / n for key in ("p90_s", "p99_s", "step_s")}
     lost = [f"{answers[key]:,} {key}" for key in ("dropped", "aborted") if answers[key]]
+    share = rollout["idle_share"]
+    idle = "" if share is None else f"; {share:.1%} of the machines' time without work"
     return [
         (
             "Rollout",
@@ -206,8 +208,7 @@ def _rollout(rollout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         ),
         (
             "Tail",
-            f"{rollout['tail_share']:.1%} of the time for the last tenth; {rollout['idle_share']:.1%} of the machines' time "
-            "without work",
+            f"{rollout['tail_share']:.1%} of the time for the last tenth{idle}",
         ),
         ("Answers", ", ".join([f"{answers['kept']:,} kept", *lost])),
     ]

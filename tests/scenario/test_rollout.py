@@ -47,6 +47,15 @@ def test_another_seed_draws_other_lengths_and_other_informative_groups() -> None
     assert one.groups.informative.tolist() != other.groups.informative.tolist()
 
 
+def test_nothing_is_said_of_idle_time_where_requests_change_machines() -> None:
+    apart = scenario("{prompts: 3, samples: 2}").with_set(
+        "links={pd: {sender: p, receiver: d, bandwidth_gb_per_s: 50}}", "pools={p: {role: prefill}, d: {role: decode}}"
+    )
+    rollout = simulate(apart).summary["rollout"]
+    assert (rollout["idle_share"], rollout["steps"][0]["idle_s"]) == (None, None)
+    assert rollout["answers"]["kept"] == 6
+
+
 @pytest.mark.parametrize(
     ("rollout", "more", "says"),
     [

@@ -91,6 +91,7 @@ STACK = Stack(
         "context's token is emitted by the generation side, and that unequal layouts are copied through buffers, is from knowledge",
     ),
     kernels=Kernels(
+        equal_scores_until=12288.0,
         gemm={"fp8_block": "unsplit", "nvfp4": "unsplit"},
         # On workstation parts kernels with few rows exist in FP8.
         gemm_on={("fp8_block", "l40s"): "narrow"},
