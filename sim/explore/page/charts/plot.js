@@ -56,7 +56,7 @@ function Mark({ mark, x, y, inside }) {
     const late = !across && place > (inside.left + inside.right) / 2;
     return html`<g class="rule" style="--c:${colour(mark.colour ?? "vermillion")}">
       <line ...${line} />
-      <text x=${across ? inside.left + 6 : place + (late ? -5 : 5)} y=${across ? place - 4 : inside.top + 10} text-anchor=${late ? "end" : "start"}>${mark.label}</text>
+      <text x=${across ? inside.left + 6 : place + (late ? -5 : 5)} y=${across ? place - 4 : inside.top + 10 + 13 * (mark.row ?? 0)} text-anchor=${late ? "end" : "start"}>${mark.label}</text>
     </g>`;
   }
   const xs = at(mark.x, x);
@@ -173,11 +173,20 @@ function laid(marks, xAxis, yAxis, width, height) {
   const y = scale({ log: yAxis.log, domain: padded(yFound, yAxis), from: inside.bottom, to: inside.top });
   const all = stops(drawn, x, y).sort((a, b) => a.px - b.px || a.py - b.py);
   return {
-    drawn, inside, x, y, all, labelled: labels(all, inside), xWritten: written(xAxis.unit, x.domain), yWritten: written(yAxis.unit, y.domain),
+    drawn: inRows(drawn, x), inside, x, y, all, labelled: labels(all, inside), xWritten: written(xAxis.unit, x.domain), yWritten: written(yAxis.unit, y.domain),
   };
 }
 
 const REACHED = 8;
+
+const LABEL_PX = 70;
+
+/** Upright rules with the row of their label: the next one where the label of an earlier rule is near. */
+function inRows(drawn, x) {
+  const upright = drawn.filter((mark) => mark.type === "rule" && mark.x !== undefined);
+  const near = (mark) => upright.slice(0, upright.indexOf(mark)).filter((other) => Math.abs(x.at(other.x) - x.at(mark.x)) < LABEL_PX).length;
+  return drawn.map((mark) => (upright.includes(mark) ? { ...mark, row: near(mark) } : mark));
+}
 
 /** *found* widened to the rules that are near: of an axis in decades those within a factor of `REACHED`, else those above by half. */
 function reached(found, drawn, name, log) {

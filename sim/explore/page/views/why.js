@@ -18,10 +18,13 @@ function bars(explained) {
   });
 }
 
+/** A share that is less in every bar is not shown: rounding, mostly. */
+const LEAST = 1e-4;
+
 function colours(all, causes) {
   const total = {};
   for (const [, bar] of all) for (const [cause, seconds] of Object.entries(bar.parts)) total[cause] = Math.max(total[cause] ?? 0, seconds / (bar.mean_s || 1));
-  const names = Object.keys(total).sort((a, b) => total[b] - total[a]);
+  const names = Object.keys(total).filter((name) => total[name] >= LEAST).sort((a, b) => total[b] - total[a]);
   let next = 0;
   return names.map((name) => ({ name, label: causes.find((each) => each.name === name)?.label ?? "", colour: COLOURS[name] ?? REST[next++ % REST.length] }));
 }
@@ -37,9 +40,9 @@ function Shares({ explained }) {
       const part = bar.parts[cause.name] / bar.mean_s;
       return html`<i style="flex:${part};--c:var(--${cause.colour})" class=${`on-${cause.colour}`} title=${`${plain(cause.name)}: ${duration(bar.parts[cause.name])}, ${share(part)}`}>${part > 0.06 ? `${Math.round(100 * part)} %` : ""}</i>`;
     })}</div></div>`)}</div>
-    <div class="scroll flat" tabindex="0" role="region" aria-label="Shares of latency by cause"><table class="causes"><thead><tr><th scope="col">Cause</th>${all.map(([label]) => html`<th scope="col">${label}</th>`)}<th scope="col" class="words">What it is</th></tr></thead>
-      <tbody>${causes.map((cause) => html`<tr><th scope="row"><i style="background:var(--${cause.colour})" />${plain(cause.name)}</th>${all.map(([, bar]) => html`<td>${bar.parts[cause.name] ? html`${duration(bar.parts[cause.name])} <span>${share(bar.parts[cause.name] / bar.mean_s)}</span>` : "–"}</td>`)}<td class="words">${cause.label}</td></tr>`)}</tbody>
-      <tfoot><tr><th scope="row">Mean</th>${all.map(([, bar]) => html`<td>${duration(bar.mean_s)}</td>`)}<td /></tr></tfoot></table></div>`;
+    <div class="scroll flat" tabindex="0" role="region" aria-label="Shares of latency by cause"><table class="causes"><thead><tr><th scope="col">Cause</th>${all.map(([label]) => html`<th scope="col">${label}</th>`)}</tr></thead>
+      <tbody>${causes.map((cause) => html`<tr><th scope="row"><i style="background:var(--${cause.colour})" />${plain(cause.name)}<small>${cause.label}</small></th>${all.map(([, bar]) => html`<td>${bar.parts[cause.name] ? html`${duration(bar.parts[cause.name])} <span>${share(bar.parts[cause.name] / bar.mean_s)}</span>` : "–"}</td>`)}</tr>`)}</tbody>
+      <tfoot><tr><th scope="row">Mean</th>${all.map(([, bar]) => html`<td>${duration(bar.mean_s)}</td>`)}</tr></tfoot></table></div>`;
 }
 
 const WAYS = [["tpot_share", "TPOT"], ["ttft_share", "TTFT"], ["e2el_share", "E2EL"]];
