@@ -283,6 +283,16 @@ class Session:
             async for event in events:
                 yield event
 
+    async def compare(self, _client: str, state: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
+        """The differences of a state from the one in its `from`, with their intervals."""
+        before = state.get("from", {})
+        if not isinstance(before, Mapping):
+            raise Refused(f"from is a state, such as {{'set': {{}}}}; got {shown(before)}")
+        job = functools.partial(work.compare, self._about(before), self._about(state))
+        async with contextlib.aclosing(self._events("behind", job)) as events:
+            async for event in events:
+                yield event
+
     async def theory(self, _client: str, state: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
         job = functools.partial(theory, self._about(state), state.get("view"))
         async with contextlib.aclosing(self._events("behind", job)) as events:
