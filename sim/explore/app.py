@@ -47,6 +47,7 @@ class App:
             "run": session.run,
             "curve": session.curve,
             "candidates": session.candidates,
+            "compare": session.compare,
             "explain": session.explain,
             "theory": session.theory,
             "fit": session.fit,

@@ -29,7 +29,8 @@ _MOST_REQUESTS = 1000
 """Simulated at most of an open load that the server kept up with, as of `rooftrace bench fit`."""
 
 
-def _runs(name: str, data: bytes) -> tuple[list[BenchRun], list[str]]:
+def runs_in(name: str, data: bytes) -> tuple[list[BenchRun], list[str]]:
+    """The measured runs in *data*, the content of a file called *name*, and what of it was not read. RooftraceError without any."""
     found = read_bytes(data, name=Path(name).stem or "run", file=name or "the file")
     if not found.runs:
         raise RooftraceError("; ".join(found.problems) or f"{name} has no measured run")
@@ -42,7 +43,7 @@ def _runs(name: str, data: bytes) -> tuple[list[BenchRun], list[str]]:
 
 def bench(asked: Asked, name: str, data: bytes) -> Events:
     """The measured runs of a file beside their simulation on the deployment that is asked about."""
-    runs, problems = _runs(name, data)
+    runs, problems = runs_in(name, data)
     found = compared(asked.scenario, runs, replications=1)
     notes = [*problems, *strange_model(asked.scenario, runs), *found.problems]
     notes += dict.fromkeys(text for each in found.replays for text in (*each.run.notes, *each.assumed))
@@ -82,7 +83,7 @@ def fit(asked: Asked, name: str, data: bytes, folder: str) -> Events:
             f"serving_stack is {scenario.serving_stack}, a fit already; name the stack that it was fitted over "
             f"({scenario.stack_name})"
         )
-    runs, problems = _runs(name, data)
+    runs, problems = runs_in(name, data)
     cases, base = cases_of(scenario, runs, problems=problems)
     if not cases:
         raise RooftraceError("; ".join(problems))

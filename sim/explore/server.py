@@ -22,6 +22,7 @@ from sim.explore.workers import Workers
 from sim.scenario import Scenario
 
 _GRACE_S = 1
+_MOST_CONNECTIONS = 256
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -147,7 +148,7 @@ def serve(
         session = opened.session(workers)
         config = uvicorn.Config(
             App(session, hosts=hosts, token=token), log_level="warning", access_log=False, lifespan="off", ws="none",
-            timeout_graceful_shutdown=_GRACE_S,
+            timeout_graceful_shutdown=_GRACE_S, limit_concurrency=_MOST_CONNECTIONS,
         )  # fmt: skip
         server = _Server(config)
         loop = asyncio.get_running_loop()

@@ -104,12 +104,18 @@ class Session:
             "controls": controls(self.base),
         }
         try:
-            answer, *benches = await asyncio.gather(
-                self._exact({}), *(self.bench("", {}, name, data) for name, data in self._given)
-            )
+            answer, *benches = await asyncio.gather(self._exact({}), *map(self._laid_over, self._given))
             return {**start, "answer": answer, "benches": benches}
         except RooftraceError as error:
             return {**start, "answer": None, "refused": {"sentence": str(error)}}
+
+    async def _laid_over(self, given: tuple[str, bytes]) -> Mapping[str, Any]:
+        """A file of measured runs that the page was opened with, beside its simulation; where that cannot be, a note says why."""
+        name, data = given
+        try:
+            return await self._last("behind", functools.partial(measured.bench, self._about({}), name, data))
+        except RooftraceError as error:
+            return {"name": name, "points": [], "notes": [str(error)]}
 
     def controls(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return controls(scenario_in(self.base, state))
@@ -274,6 +280,16 @@ class Session:
         async with contextlib.aclosing(
             self._events("exact", functools.partial(work.explain, self._about(state)))
         ) as events:
+            async for event in events:
+                yield event
+
+    async def compare(self, _client: str, state: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
+        """The differences of a state from the one in its `from`, with their intervals."""
+        before = state.get("from", {})
+        if not isinstance(before, Mapping):
+            raise Refused(f"from is a state, such as {{'set': {{}}}}; got {shown(before)}")
+        job = functools.partial(work.compare, self._about(before), self._about(state))
+        async with contextlib.aclosing(self._events("behind", job)) as events:
             async for event in events:
                 yield event
 

@@ -19,11 +19,26 @@ from sim.results import Result
 from sim.run import run_built
 from sim.scenario import Scenario
 from sim.scenario.assembly import Built, resolve
+from sim.study.compare import compare as compared
 from sim.study.explain import CAUSES, check_explained, explained
 from sim.study.rates import own_rate_per_s, target_of
 from sim.study.records import beginning, failed, finished
 from sim.study.store import Store
 from sim.study.what_if import bound, effects
+
+_COMPARED = {
+    **{
+        f"{measure}_s.{statistic}": f"{name}_{statistic}_s"
+        for name, measure in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
+        for statistic in ("mean", "p50", "p99")
+    },
+    "requests_per_s": "requests_per_s",
+    "output_tokens_per_s": "output_tokens_per_s",
+    "slo_attainment": "slo_share",
+    "goodput_requests_per_s": "goodput_per_s",
+}
+"""Figures that two states are compared by, and their names on the page."""
+_PAIRS = 5
 
 Events = Iterator[tuple[str, dict[str, Any]]]
 
@@ -48,17 +63,22 @@ class Asked:
         return {"commands": answers.commands(self.scenario, self.opened, self.settings)}
 
 
+class TooMany(RooftraceError):
+    """A run of more requests than a page may ask for."""
+
+
 def built(asked: Asked) -> Built:
-    """What is to be run; RooftraceError where it has more requests than a page may ask for."""
+    """What is to be run; TooMany where it has more requests than a page may ask for: before they are drawn, where it says so."""
     amount = asked.scenario.workload.requests
-    found = None if amount is not None and amount > asked.most_requests else resolve(asked.scenario)
-    n = amount if found is None else len(found.experiment.workload)
-    if found is None or len(found.experiment.workload) > asked.most_requests:
-        raise RooftraceError(
-            f"a run on the page has at most {asked.most_requests:,} requests, and this one {n:,}; set workload.limit or "
-            "workload.requests to fewer, or open the page with --most-requests"
-        )
-    return found
+    if amount is None or amount <= asked.most_requests:
+        found = resolve(asked.scenario)
+        amount = len(found.experiment.workload)
+        if amount <= asked.most_requests:
+            return found
+    raise TooMany(
+        f"a run on the page has at most {asked.most_requests:,} requests, and this one {amount:,}; set workload.limit or "
+        "workload.requests to fewer, or open the page with --most-requests"
+    )
 
 
 def stored(asked: Asked) -> dict[str, Any] | None:
@@ -90,6 +110,8 @@ def ran(asked: Asked) -> tuple[dict[str, Any], Result]:
             # Without the window that it asks for, a point of a sweep is a failure.
             done["notes"] = list(whole.manifest["notes"])
             return done, whole
+    except TooMany:
+        raise  # a sweep may run it
     except RooftraceError as error:
         put(asked, failed(record, str(error)))
         raise
@@ -174,6 +196,25 @@ def probability(asked: Asked, replays: int, n: int) -> Events:
     of = f" of the first {n:,} requests" if cut else ""
     how = f"share of {replays} replays{of} that keep the SLO, from {found.basis}"
     yield "probability", {"value": found.kept(target.attainment), "how": how}
+
+
+def compare(a: Asked, b: Asked) -> Events:
+    """The differences of *b* from *a* with their intervals: of one run each over the same requests, or where these differ of
+    several runs with the same seeds."""
+    one, other = (run_built(built(each)) for each in (a, b))
+    metrics = [
+        name for name in _COMPARED if None not in (answers.at(one.summary, name), answers.at(other.summary, name))
+    ]
+    try:
+        found = compared(one, other, metrics=metrics)
+    except RooftraceError:  # other requests, so that there are no pairs of them
+        found = compared(a.scenario, b.scenario, metrics=metrics, replications=_PAIRS, jobs=1)
+    rows = {_COMPARED[row["metric"]]: row for row in found.rows()}
+    told = ("change", "low", "high", "unit", "verdict")
+    yield (
+        "compared",
+        {"how": found.how, "differences": {name: {key: row[key] for key in told} for name, row in rows.items()}},
+    )
 
 
 def explain(asked: Asked) -> Events:

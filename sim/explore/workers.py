@@ -12,6 +12,8 @@ import functools
 import multiprocessing as mp
 import os
 import signal
+import sys
+import sysconfig
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
@@ -19,10 +21,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
 from sim.errors import RooftraceError
+from sim.packages import home
 
 Lane = Literal["quick", "exact", "behind"]
 """What has to answer at once; what somebody waits for; the rest, which leaves one process to the others."""
 _WARM = "sim.explore.warm"
+_END = "end of the job"
 _MOST_JOBS = 400
 """Jobs after which a process makes room for a fresh one, so that its memory stays bounded."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -64,6 +68,7 @@ def _serve(pipe: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             job: Job = pipe.recv()
+            known = set(sys.modules)
             try:
                 for name, data in job():
                     pipe.send((name, data))
@@ -72,7 +77,15 @@ def _serve(pipe: Connection) -> None:
             except Exception as error:
                 # A policy of the user's own, or a defect of ours: the page says what happened, and goes on.
                 pipe.send(("refused", {"sentence": f"{type(error).__name__}: {error}"}))
-            pipe.send(None)
+            pipe.send((_END, {"whole": not _loaded_own_code(known)}))
+
+
+def _loaded_own_code(known: set[str]) -> bool:
+    """Whether modules beyond *known* are of no installed package: policies of the user's own, which may be edited meanwhile."""
+    ours = (str(home() / name) + os.sep for name in ("hwmodels", "policies", "sim", "workloads"))
+    homes = (*ours, *sysconfig.get_paths().values())
+    files = (getattr(sys.modules[name], "__file__", None) for name in set(sys.modules) - known)
+    return any(not file.startswith(homes) for file in files if file)
 
 
 class _Process:
@@ -124,9 +137,9 @@ class Workers:
         until = asyncio.get_running_loop().time() + most_s
         try:
             await self._in_thread(process.pipe.send, job)
-            while (said := await self._said(process, until)) is not None:
-                yield Event(*said)
-            over = True
+            while (said := Event(*await self._said(process, until))).name != _END:
+                yield said
+            over = bool(said.data["whole"])
         except TimeoutError:
             raise RooftraceError(f"it took more than {most_s:g} s and was stopped; ask for less") from None
         except (EOFError, OSError):

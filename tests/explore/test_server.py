@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from sim.errors import RooftraceError
-from sim.explore.session import Limits
+from sim.explore.session import Limits, Session
 from sim.explore.state import Refused
 from sim.explore.workers import Workers
 from sim.run import simulate
 from sim.scenario import Scenario
+from sim.study.compare import compare
 from sim.study.explain import CAUSES
 from sim.study.sweep import sweep
 from tests.explore.serving import SMALL
@@ -171,6 +172,7 @@ def test_a_run_of_too_many_requests_is_refused(serving, tmp_path):
     )
     events = serving.ask(session.run("", {"set": {"workload": drawn}}))
     assert "1,000,000,000,000" in last(events, "refused")["sentence"]
+    assert not (tmp_path / "points").exists()  # a sweep may run them
 
 
 @pytest.mark.parametrize("points", [0, 65, "9", True])
@@ -249,6 +251,24 @@ def test_shares_of_explain_add_up_to_the_mean(serving, tmp_path):
         assert sum(parts.values()) == pytest.approx(summary[f"{name}_s"]["mean"], rel=1e-9)
         assert set(parts) <= set(CAUSES)
         assert explained[name]["slowest"]["mean_s"] >= explained[name]["mean_s"]
+
+
+def test_two_states_differ_as_their_runs_do_over_the_same_requests(serving, tmp_path):
+    state = {"set": {"replicas": 2}, "from": {"set": {}}}
+    (event,) = serving.ask(serving.session(tmp_path).compare("", state))
+    of_runs = compare(simulate(SMALL), simulate(SMALL.with_set("replicas=2")), metrics=["tpot_s.mean"]).rows()[0]
+    told = event[1]["differences"]["tpot_mean_s"]
+    assert {key: told[key] for key in ("change", "low", "high")} == {
+        key: of_runs[key] for key in ("change", "low", "high")
+    }
+
+
+def test_states_of_other_requests_are_compared_over_several_seeds(serving, tmp_path):
+    state = {"set": {"workload.rate_scale": 2}, "from": {"set": {}}}
+    (event,) = serving.ask(serving.session(tmp_path, SMALL.with_set("workload.limit=40")).compare("", state))
+    assert "5 replications on the same random numbers" in event[1]["how"]
+    told = event[1]["differences"]["tpot_mean_s"]
+    assert told["low"] < told["change"] < told["high"]
 
 
 @pytest.mark.parametrize("view", ["speculation", "chunks", "bubbles", "placement"])
@@ -375,6 +395,27 @@ def test_a_worker_that_dies_is_replaced(serving):
     with pytest.raises(RooftraceError, match="the process that ran it died"):
         serving.ask(serving.workers.events("exact", _Die(), most_s=60))
     assert [name for name, _ in serving.ask(serving.workers.events("exact", _Sleep(0), most_s=60))] == ["begun", "over"]
+
+
+def test_a_policy_that_was_edited_is_run_anew(serving, tmp_path, monkeypatch):
+    """A worker that has loaded a module of the user's own makes room for one that has not."""
+    file = tmp_path / "policy_of_mine.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    base = SMALL.with_set("workload.limit=20", "router={policy: policy_of_mine:Mine}", "replicas=2")
+
+    async def machines_chosen() -> list[set[int]]:
+        workers = Workers(1)
+        await workers.start()
+        found = []
+        for machine, more in ((0, ""), (1, "# edited\n")):
+            file.write_text(f"{more}class Mine:\n    def route(self, request, loads, /):\n        return {machine}\n")
+            session = Session(base, tmp_path / "points", workers)
+            key = [event async for event in session.run("", {})][-1].data["key"]
+            found.append(set((await session.requests(key))["columns"]["machine"]))
+        await workers.close()
+        return found
+
+    assert serving.run(machines_chosen()) == [{0}, {1}]
 
 
 def test_closing_ends_all_processes(serving):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -10,7 +12,9 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,39 +207,73 @@ def running(pids: set[int]) -> set[int]:
     return pids & alive
 
 
-def started(tmp_path: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+@contextlib.contextmanager
+def started(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command as a process, and the address that it prints."""
     process = subprocess.Popen(
         [*COMMAND, "--port", "0", "--out", str(tmp_path), "--set", "workload.limit=120", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout is not None
-    found = re.search(r"http://\S+?(?=;)", process.stdout.readline())
-    assert found is not None, process.communicate()[1]
-    return process, found[0]
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+?(?=;)", process.stdout.readline())
+        assert found is not None
+        yield process, found[0]
+    finally:
+        process.terminate()
+        process.wait(30)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, None])
 def test_no_process_is_left_when_it_ends(tmp_path, how):
-    process, url = started(tmp_path, *(["--until-stdin-ends"] if how is None else []))
-    with urllib.request.urlopen(url, timeout=60) as response:
-        assert b"ROOFTRACE" in response.read()
-    below = processes_of(process.pid)
-    assert len(below) >= 3
-    if how is None:
-        assert process.stdin is not None
-        process.stdin.close()
-    else:
-        process.send_signal(how)
-    assert process.wait(30) == (-signal.SIGKILL if how is signal.SIGKILL else 0)
-    for _ in range(200):
-        if not running(below):
-            break
+    with started(tmp_path, *(["--until-stdin-ends"] if how is None else [])) as (process, url):
+        with urllib.request.urlopen(url, timeout=60) as response:
+            assert b"ROOFTRACE" in response.read()
+        below = processes_of(process.pid)
+        assert len(below) >= 3
+        if how is None:
+            assert process.stdin is not None
+            process.stdin.close()
+        else:
+            process.send_signal(how)
+        assert process.wait(30) == (-signal.SIGKILL if how is signal.SIGKILL else 0)
+        assert any_ended(below, of=len(below))
+
+
+def any_ended(pids: set[int], *, of: int = 1) -> bool:
+    """Whether so many of *pids* are no more, half a minute from now at most."""
+    for _ in range(600):
+        if len(pids - running(pids)) >= of:
+            return True
         time.sleep(0.05)
-    assert not running(below)
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        assert pipe is not None
-        pipe.close()
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("superseded", [True, False])
+def test_a_question_that_is_given_up_ends_its_process(tmp_path, superseded):
+    long = "{arrivals: {process: poisson, rate_per_s: 5}, prompt_tokens: 1000, output_tokens: 500, requests: 200000}"
+
+    with started(tmp_path, "--most-requests", "200000") as (process, url):
+
+        def ask(settings: dict[str, Any]) -> http.client.HTTPConnection:
+            connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=120)
+            connection.request("POST", "/api/run", json.dumps({"set": settings}), {"X-Client": "a"})
+            assert connection.getresponse().readline().startswith(b"event: e")
+            return connection
+
+        with urllib.request.urlopen(url, timeout=60) as response:
+            response.read()
+        first = ask({"workload": long})
+        before = processes_of(process.pid)
+        assert running(before) == before
+        (ask({"replicas": 2}) if superseded else first).close()
+        assert any_ended(before)
+        first.close()
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path):
@@ -272,6 +310,7 @@ def test_the_page_of_a_notebook_ends_with_it(tmp_path, monkeypatch):
         urllib.request.urlopen(page.url, timeout=5)
 
 
+@pytest.mark.slow
 def test_a_notebook_is_told_why_there_is_no_page(tmp_path):
     from sim.errors import RooftraceError
     from sim.explore.notebook import explore

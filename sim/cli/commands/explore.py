@@ -65,11 +65,14 @@ def explore(
     check_folder_of(export)
     measured = [_content(path) for path in bench or ()]
     prepare()
+    from sim.explore.measured import runs_in
     from sim.explore.server import Opened, address, frozen_page, serve, token_for
     from sim.explore.session import Limits
     from sim.serve.server import listen
 
     base = read_scenario(scenario, set_)
+    for name, data in measured:
+        runs_in(name, data)  # which says what is wrong with it
     folder = out if out is not None else Path("results") / f"sweep-{base.name}"
     opened = Opened(
         base=base, store=folder / "points", file=None if scenario is None else str(scenario), settings=tuple(set_ or ()),
