@@ -6,6 +6,8 @@ import { html, memo, useEffect, useRef, useState } from "explore/ui.js";
 import { valueText } from "explore/state.js";
 
 const STEPS = 240;
+/** Groups that are open at first. */
+const OPEN = 6;
 
 /** Places of a slider, 0 to STEPS, for values from *low* to *high*. */
 export function slider({ minimum, maximum, scale, step, kind }) {
@@ -96,6 +98,6 @@ function Group({ group, set, refused, first }) {
 
 export function Controls({ controls, set, refused }) {
   return html`<form onSubmit=${(event) => event.preventDefault()} aria-label="Settings">
-    ${controls.groups.map((group, i) => html`<${Group} key=${group.name} group=${group} set=${set} refused=${refused} first=${i < 5} />`)}
+    ${controls.groups.map((group, i) => html`<${Group} key=${group.name} group=${group} set=${set} refused=${refused} first=${i < OPEN} />`)}
   </form>`;
 }

@@ -1,6 +1,6 @@
 // What stands above every view: how far to trust the answer, its main figures with their intervals, and what bounds the deployment.
 import { frozen } from "explore/api.js";
-import { difference, interval, judged, MAIN, nameOf, share, signed, text } from "explore/figures.js";
+import { difference, interval, judged, MAIN, nameOf, number, share, signed, text } from "explore/figures.js";
 import { CopyMenu } from "explore/menu.js";
 import { download, hold, release, update } from "explore/session.js";
 import { html } from "explore/ui.js";
@@ -14,7 +14,7 @@ export function Bar({ page }) {
       <${CopyMenu} answer=${page.answer} />
       ${!frozen() && html`<button type="button" aria-pressed=${Boolean(page.held)} onClick=${() => (page.held ? release() : hold())} title="Keep this state as A and see each later one beside it">${page.held ? "Let A go" : "Hold as A"}</button>
       <button type="button" onClick=${download} title="This page as one HTML file, with its numbers">Export</button>`}
-      <button type="button" onClick=${nextTheme} title="Colours: dark, light, or as the system says">${themeName()}</button>
+      <button type="button" onClick=${nextTheme} aria-label=${themeName()} title=${`${themeName()}; dark, light, or as the system says`}>◐</button>
     </div>
   </header>`;
 }
@@ -64,6 +64,7 @@ export function Answer({ page }) {
     ${answer && html`<div class="trustline">
       ${answer.trust && html`<span class=${`tier ${tierClass(answer.trust.tier)}`}><span class="unseen">Trust: </span>${answer.trust.tier}</span>`}
       ${answer.slo && html`<span class=${`tier ${answer.slo.kept ? "good" : "low"}`}>${answer.slo.kept ? "SLO holds" : `SLO missed: ${answer.slo.why}`}</span>`}
+      ${answer.finished < answer.requests && html`<span class="tier low">${number(answer.finished)} of ${number(answer.requests)} requests finished</span>`}
       ${answer.saturated && html`<span class="tier low">saturated: the queue grows as long as requests come</span>`}
       ${answer.trust && html`<span class="trust">${withoutTier(answer.trust)}</span>`}
       <span class=${`state ${waiting ? "waiting" : ""}`}>${said(answer, waiting)}</span>

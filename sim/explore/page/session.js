@@ -142,6 +142,9 @@ function ask() {
       if (of === identity()) settled();
     }
     if (name === "refused") update({ refused: data, waiting: false, said: `Refused: ${data.sentence}` });
+  }).then((whole) => {
+    const sentence = "The server ended without an answer.";
+    if (whole && page.waiting && of === identity()) update({ refused: { sentence }, waiting: false, said: sentence });
   });
 }
 
