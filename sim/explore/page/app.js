@@ -41,7 +41,7 @@ function View({ page, view }) {
   if (view === "speedup") return html`<${SpeedUp} theory=${page.theory} waiting=${page.waiting} set=${page.set} />`;
   if (view === "yours") return html`<${Yours} benches=${page.benches} fit=${page.fit} />
     ${page.benches.length > 0 && html`<${Load} at=${page.answer?.key} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />`}`;
-  if (view === "compare") return html`<${Compare} held=${page.held} answer=${page.answer} set=${page.set} waiting=${page.waiting} />`;
+  if (view === "compare") return html`<${Compare} compared=${page.compared} held=${page.held} answer=${page.answer} set=${page.set} waiting=${page.waiting} />`;
   return html`
     <${Load} at=${page.answer?.key} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />
     <${Candidates} candidates=${page.candidates} over=${page.over} controls=${page.controls} brush=${page.brush} waiting=${page.waiting} answer=${page.answer} />

@@ -78,18 +78,10 @@ export function interval({ value, low, high, unit }) {
   return `${ending && first.endsWith(ending) ? first.slice(0, -ending.length) : first} to ${last}`;
 }
 
-/** The difference of two figures, later less earlier: `{value, low, high, share}`; intervals are taken as independent. */
+/** The difference of two figures, later less earlier: `{value, share}`; the share is null where the earlier one is 0. */
 export function difference(earlier, later) {
   const value = later.value - earlier.value;
-  const half = (each) => (each.low === undefined || each.low === null ? null : (each.high - each.low) / 2);
-  const [a, b] = [half(earlier), half(later)];
-  const both = a === null || b === null ? null : Math.hypot(a, b);
-  return {
-    value,
-    low: both === null ? null : value - both,
-    high: both === null ? null : value + both,
-    share: earlier.value ? value / earlier.value : null,
-  };
+  return { value, share: earlier.value ? value / earlier.value : null };
 }
 
 const SAME = 1e-3;

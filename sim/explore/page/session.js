@@ -30,6 +30,7 @@ export const page = {
   benches: [],
   fit: null, // {file, running, before, after, refused}
   held: null, // {set, answer}: the state to compare with
+  compared: null, // {of, how, differences, done, refused}: the present state from the held one
   said: "", // for screen readers
 };
 
@@ -133,7 +134,7 @@ function ask() {
   clearTimeout(asking);
   last = performance.now();
   const of = identity();
-  for (const path of ["curve", "candidates", "explain", "theory"]) stop(path);
+  for (const path of ["curve", "candidates", "explain", "theory", "compare"]) stop(path);
   update({ waiting: true });
   stream("run", { set: page.set }, (name, data) => {
     if (name === "estimate") update({ answer: data, refused: null, failed: null });
@@ -170,6 +171,7 @@ export function follow() {
   if (page.view === "answer") askCandidates();
   if (page.view === "requests") loadRequests();
   if (page.view === "yours") renewBenches();
+  if (page.view === "compare" && page.held) compare();
 }
 
 export function show(view) {
@@ -293,8 +295,9 @@ export function chosenRows(columns, brushes) {
 
 export function hold(set = page.set) {
   const own = identity(set) === identity() && !page.waiting ? page.answer : null;
-  update({ held: { set, answer: own } });
+  update({ held: { set, answer: own }, compared: null });
   writeSoon();
+  follow();
   if (own) return;
   stream("run", { set }, (name, data) => {
     if (name !== "refused") update({ held: { ...page.held, answer: data } });
@@ -302,8 +305,23 @@ export function hold(set = page.set) {
   }, "-held");
 }
 
+/** The differences of the present state from the held one over the same requests, which take runs of both. */
+function compare() {
+  const of = identity(page.held.set) + identity();
+  if (page.compared?.of === of || identity(page.held.set) === identity()) return;
+  const put = (patch) => update({ compared: { ...page.compared, ...patch } });
+  update({ compared: { of, differences: {}, done: false } });
+  stream("compare", { set: page.set, from: { set: page.held.set } }, (name, data) => {
+    if (name === "compared") put({ ...data, done: true });
+    if (name === "refused") put({ refused: data.sentence, done: true });
+  }).then((whole) => {
+    if (!whole && page.compared?.of === of && !page.compared.done) put({ of: null });
+  });
+}
+
 export function release() {
   stop("run", "-held");
+  stop("compare");
   update({ held: null });
   writeSoon();
 }
