@@ -29,7 +29,7 @@ export const MEANING = {
   Goodput: "requests a second that hold the SLO",
 };
 /** Figures of which less is better; of those in neither list nothing is better. */
-const LESS = /^(ttft|tpot|e2e|cost)/;
+const LESS = /^(ttft|tpot|e2e|cost|preemptions|joule)/;
 const MORE = /^(requests_per_s|output_|slo_share|goodput)/;
 
 const UNITS = { "J per output token": "J/tok",  "requests/s": "req/s", "tokens/s": "tok/s", "tokens/s per device": "tok/s", "tokens/s per user": "tok/s", devices: "" };

@@ -65,7 +65,7 @@ export function Answer({ page }) {
       ${answer.trust && html`<span class=${`tier ${tierClass(answer.trust.tier)}`}><span class="unseen">Trust: </span>${answer.trust.tier}</span>`}
       ${answer.slo && html`<span class=${`tier ${answer.slo.kept ? "good" : "low"}`}>${answer.slo.kept ? "SLO holds" : `SLO missed: ${answer.slo.why}`}</span>`}
       ${answer.finished < answer.requests && html`<span class="tier low">${number(answer.finished)} of ${number(answer.requests)} requests finished</span>`}
-      ${answer.saturated && html`<span class="tier low">saturated: the queue grows as long as requests come</span>`}
+      ${answer.saturated && !answer.slo?.why.startsWith("saturated") && html`<span class="tier low">saturated: the queue still grows when arrivals end</span>`}
       ${answer.trust && html`<span class="trust">${withoutTier(answer.trust)}</span>`}
       <span class=${`state ${waiting ? "waiting" : ""}`}>${said(answer, waiting)}</span>
     </div>`}

@@ -110,7 +110,7 @@ export const Candidates = memo(({ candidates, over, controls, brush: brushes, wa
     ${!frozen() && html`<${Vary} over=${over} controls=${controls} />`}
     <${Plot} title="Throughput against speed for a user" marks=${marks} x=${X} y=${Y} height=${340} numbers=${false} stale=${waiting}
       brush=${{ axes: "xy", range: brushes.front, set: (to) => brush("front", to) }} empty=${candidates?.refused ?? "Candidates are being computed."} />
-    ${rows.length > 0 && html`<div class=${`scroll ${rows === candidates.before ? "stale" : ""}`} tabindex="0" role="region" aria-label="Table of candidates"><table class="ranking">
+    ${rows.length > 0 && html`<div class=${`scroll flat ${rows === candidates.before ? "stale" : ""}`} tabindex="0" role="region" aria-label="Table of candidates"><table class="ranking">
       <thead><tr><th scope="col">Configuration</th>${head("slo", "SLO holds")}${columns.map((name) => head(name, nameOf(name)))}</tr></thead>
       <tbody>${table.slice(0, all ? undefined : SHOWN).map((row) => html`<${Row} key=${row.name} row=${row} columns=${columns} />`)}</tbody></table></div>
       <p class="foot">${number(table.length)} of ${number(rows.length)} shown${table.length > SHOWN && !all ? html` <button type="button" onClick=${() => setAll(true)}>All</button>` : ""}.</p>`}

@@ -14,6 +14,8 @@ export function differing(one, other) {
   return keys.map((key) => [key, at(one, key), at(other, key)]).filter(([, a, b]) => JSON.stringify(a) !== JSON.stringify(b));
 }
 
+const told = (value) => (value === null ? "not set" : valueText(value));
+
 /** Latencies first, then the others as `FIGURES` has them. */
 const order = (name) => Object.keys(FIGURES).indexOf(name);
 
@@ -34,7 +36,7 @@ export const Compare = memo(({ held, answer, set, compared, waiting }) => {
   const cell = (figure) => html`<td>${text(figure.value, figure.unit)}${interval(figure) && html`<br /><span class="was">${interval(figure)}</span>`}</td>`;
   return html`<section class=${`panel ${waiting ? "stale" : ""}`} aria-label="Two states">
     <div class="panelhead"><h2>Two states</h2><p>${settings.length ? "They differ in:" : "They are the same: change a setting."}</p></div>
-    ${settings.length > 0 && html`<ul class="differing">${settings.map(([key, a, b]) => html`<li>${own(key)?.label ?? key}: A ${valueText(a)}, now ${valueText(b)}</li>`)}</ul>`}
+    ${settings.length > 0 && html`<ul class="differing">${settings.map(([key, a, b]) => html`<li>${own(key)?.label ?? key}: A ${told(a)}, now ${told(b)}</li>`)}</ul>`}
     <p><button type="button" onClick=${() => open(held.set)}>Go to A</button> <button type="button" onClick=${() => { const before = held.set; hold(); open(before); }}>Swap</button> <button type="button" onClick=${release}>Let A go</button></p>
     ${names.length ? html`<div class="scroll flat" tabindex="0" role="region" aria-label="Figures of both states"><table class="compared"><thead><tr><th scope="col">Figure</th><th scope="col">A</th><th scope="col">Now</th><th scope="col">Difference</th><th scope="col">Its interval</th><th scope="col" class="words">Over the same requests</th></tr></thead>
       <tbody>${names.map((name) => {
