@@ -82,6 +82,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(
             f"policies.routers.{name}"
             for name in ("Booked", "Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of")
+            + ("SpreadFunction", "spread_of")
         ),
         *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),
         *(f"policies.control.{name}" for name in ("Control", "PoolSeen", "Seen", "remembers_s", "stabilised")),
