@@ -6,7 +6,7 @@ import gzip
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from sim.results import Result
 from sim.run import run_built
 from sim.scenario import Scenario
 from sim.scenario.assembly import Built, resolve
+from sim.study.advise import proposals
 from sim.study.compare import compare as compared
 from sim.study.explain import CAUSES, check_explained, explained
 from sim.study.rates import own_rate_per_s, target_of
@@ -179,6 +180,13 @@ def _verdict(asked: Asked, summary: Mapping[str, Any]) -> dict[str, Any]:
 def own_rate(asked: Asked) -> Events:
     """Requests a second that the workload brings by itself."""
     yield "rate", {"rate_per_s": own_rate_per_s(asked.scenario)}
+
+
+def changes(asked: Asked, groups: Sequence[str]) -> Events:
+    """What `rooftrace advise` would try of *groups*."""
+    scenario = asked.scenario
+    found = [] if scenario.pools is not None or scenario.placement is not None else proposals(scenario, groups)
+    yield "changes", {"changes": [{"name": each.name, "settings": dict(each.settings)} for each in found]}
 
 
 def probability(asked: Asked, replays: int, n: int) -> Events:

@@ -232,9 +232,11 @@ def test_a_search_finds_the_least_machines_of_each_layout_and_their_probability(
     events = serving.ask(serving.session(tmp_path, base).candidates("", {"points": 40}))
     told = {data["name"]: data for name, data in events if name == "candidate" and "slo" in data}
     for name, data in told.items():
-        if data["slo"]["kept"] and data["set"]["replicas"] > 1:
+        if data["slo"]["kept"] and data["set"].get("replicas", 1) > 1:
             fewer = name.replace(f"{data['set']['replicas']} machine", f"{data['set']['replicas'] - 1} machine")
             assert fewer.replace("1 machines", "1 machine") in told
+    assert any(name.startswith("FP8 weights, ") for name in told)
+    assert any("prefill and" in name for name in told)
     probable = [each["slo_probability"] for each in told.values() if each.get("slo_probability") is not None]
     assert probable
     assert all(0 <= each <= 1 for each in probable)
