@@ -18,8 +18,19 @@ export const FIGURES = {
 };
 /** Those that stand at the top, in this order, where the run has them. */
 export const MAIN = [
-  "ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "e2e_p95_s", "slo_share", "goodput_per_s", "output_tokens_per_s_per_device",
-  "output_tokens_per_s_per_user", "kv_used_share", "prefix_hit_share", "devices", "cost_per_hour", "cost_per_mtoken",
+  "ttft_mean_s",
+  "ttft_p95_s",
+  "tpot_mean_s",
+  "e2e_p95_s",
+  "slo_share",
+  "goodput_per_s",
+  "output_tokens_per_s_per_device",
+  "output_tokens_per_s_per_user",
+  "kv_used_share",
+  "prefix_hit_share",
+  "devices",
+  "cost_per_hour",
+  "cost_per_mtoken",
 ];
 export const MEANING = {
   TTFT: "time to first token: from the arrival of a request to its first output token",
@@ -32,12 +43,22 @@ export const MEANING = {
 const LESS = /^(ttft|tpot|e2e|cost|preemptions|joule)/;
 const MORE = /^(requests_per_s|output_|slo_share|goodput)/;
 
-const UNITS = { "J per output token": "J/tok",  "requests/s": "req/s", "tokens/s": "tok/s", "tokens/s per device": "tok/s", "tokens/s per user": "tok/s", devices: "" };
+const UNITS = {
+  "J per output token": "J/tok",
+  "requests/s": "req/s",
+  "tokens/s": "tok/s",
+  "tokens/s per device": "tok/s",
+  "tokens/s per user": "tok/s",
+  devices: "",
+};
 const MONEY = { $: "", "$/h": "/h", "$ per M output tokens": "/M tok" };
 
 export function nameOf(name) {
   const latency = /^(ttft|tpot|e2e)_(mean|p\d+)_s$/.exec(name);
-  return FIGURES[name] ?? (latency ? `${{ ttft: "TTFT", tpot: "TPOT", e2e: "E2EL" }[latency[1]]}, ${latency[2]}` : name.replaceAll("_", " "));
+  return (
+    FIGURES[name] ??
+    (latency ? `${{ ttft: "TTFT", tpot: "TPOT", e2e: "E2EL" }[latency[1]]}, ${latency[2]}` : name.replaceAll("_", " "))
+  );
 }
 
 /** Three significant digits without an exponent: 12,300 · 4.56 · 0.00789. */
@@ -58,7 +79,8 @@ export function duration(seconds, like = seconds) {
 }
 
 /** Per cent with one decimal, and below one per cent with two digits. */
-export const share = (value) => (Number.isFinite(value) ? `${Number(Math.abs(value) < 0.01 ? (100 * value).toPrecision(2) : (100 * value).toFixed(1))} %` : "–");
+export const share = (value) =>
+  Number.isFinite(value) ? `${Number(Math.abs(value) < 0.01 ? (100 * value).toPrecision(2) : (100 * value).toFixed(1))} %` : "–";
 
 /** *value* with its unit, for people. */
 export function text(value, unit, like = value) {

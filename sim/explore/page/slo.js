@@ -16,5 +16,10 @@ export function limits(set) {
 export function rules(limit, name, axis) {
   const labels = new Map();
   for (const [of, value] of limit[name] ?? []) labels.set(value, [...(labels.get(value) ?? []), of]);
-  return [...labels].map(([value, of]) => ({ type: "rule", [axis]: value, label: `SLO (${of.join(", ")})`, colour: "vermillion" }));
+  return [...labels].map(([value, of]) => ({
+    type: "rule",
+    [axis]: value,
+    label: `SLO (${of.join(", ")})`,
+    colour: "vermillion",
+  }));
 }
