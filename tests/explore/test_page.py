@@ -411,6 +411,8 @@ def test_nothing_is_wider_than_a_phone(opened: Opened, fake: Fake) -> None:
         tab.click()
         page.wait_for_timeout(200)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, tab.inner_text()
+        box = tab.bounding_box()
+        assert 0 <= box["x"] < 390
 
 
 @pytest.mark.slow

@@ -32,8 +32,15 @@ function Tabs({ view, shown }) {
     show(next);
     event.currentTarget.querySelector(`#tab-${next}`).focus();
   };
-  return html`<div class="tabs" role="tablist" aria-label="Views" onKeyDown=${keys}>${shown.map((name) => html`<button
-    type="button" role="tab" id=${`tab-${name}`} aria-selected=${name === view} aria-controls="view" tabindex=${name === view ? 0 : -1} onClick=${() => show(name)}>${VIEWS[name]}</button>`)}</div>`;
+  const row = useRef(null);
+  useEffect(() => {
+    // On a phone the row of tabs is wider than the page.
+    const chosen = row.current.querySelector(`#tab-${view}`);
+    row.current.scrollLeft = chosen.offsetLeft - row.current.offsetLeft - 40;
+  }, [view]);
+  const tab = (name) => html`<button type="button" role="tab" id=${`tab-${name}`} aria-selected=${name === view} aria-controls="view"
+    tabindex=${name === view ? 0 : -1} onClick=${() => show(name)}>${VIEWS[name]}</button>`;
+  return html`<div class="tabs" role="tablist" aria-label="Views" ref=${row} onKeyDown=${keys}>${shown.map(tab)}</div>`;
 }
 
 function View({ page, view }) {

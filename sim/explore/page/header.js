@@ -56,9 +56,10 @@ export function changeText(change, figure) {
 
 const ended = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
 
-function said({ kind, how }, waiting) {
-  if (kind === "estimate") return `${how}${waiting ? " The exact run is under way." : ""}`;
-  return waiting ? "Running; the figures are those of the state before." : how;
+function said({ kind, how, label }, waiting) {
+  const what = label ? `${label}. ` : "";
+  if (kind === "estimate") return `${what}${how}${waiting ? " The exact run is under way." : ""}`;
+  return waiting ? "Running; the figures are those of the state before." : what + how;
 }
 
 export function Answer({ page }) {

@@ -64,7 +64,7 @@ function Shares({ explained }) {
           .map((cause) => {
             const part = bar.parts[cause.name] / bar.mean_s;
             return html`<i style="flex:${part};--c:var(--${cause.colour})" class=${`on-${cause.colour}`}
-              title=${`${plain(cause.name)}: ${duration(bar.parts[cause.name])}, ${share(part)}`}>${part > 0.06 ? `${Math.round(100 * part)} %` : ""}</i>`;
+              title=${`${plain(cause.name)}: ${duration(bar.parts[cause.name])}, ${share(part)}`}>${part > 0.08 ? `${Math.round(100 * part)} %` : ""}</i>`;
           })}</div></div>`,
     )}</div>
     <div class="scroll flat" tabindex="0" role="region" aria-label="Shares of latency by cause"><table class="causes"><thead><tr>
