@@ -76,6 +76,11 @@ class App:
             return
         await self._app(scope, receive, send)
 
+    def stop(self) -> None:
+        """End all answers that are under way."""
+        for task in self._asked.values():
+            task.cancel()
+
     def _stranger(self, request: Request) -> str | None:
         """Why *request* is refused: it is for another host, from a page of another, or without the token; None where it is ours."""
         host = request.headers.get("host", "")
