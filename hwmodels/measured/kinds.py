@@ -143,6 +143,16 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("model", "gemm_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
         (),
     ),
+    "blocks_prefill": (
+        rf"msa_module_prefill_{_NODE}_{_SOFTWARE}",
+        ("gemm_dtype", "kv_dtype", "num_heads", "batch_size", "seq_len", "kv_len", "latency_us"),
+        (),
+    ),
+    "blocks_decode": (
+        rf"msa_module_decode_{_NODE}_{_SOFTWARE}",
+        ("gemm_dtype", "kv_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
+        (),
+    ),
     "hyper_connections": (
         rf"mhc_module_{_NODE}{DTYPE}_{_SOFTWARE}", ("op", "kernel", "hidden_size", "num_tokens", "latency_us"), ()
     ),

@@ -49,6 +49,8 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "mamba2": linear_attention.mamba2,
     "compressed_prefill": compressed.module,
     "compressed_decode": compressed.module,
+    "blocks_prefill": compressed.blocks,
+    "blocks_decode": compressed.blocks,
     "hyper_connections": compressed.hyper_connections,
     "moe": experts.moe,
     "moe_layer": experts.moe_layer,

@@ -66,6 +66,8 @@ READ_AS: Mapping[str, str] = {
     "qwen3_vl_moe_text": "qwen3_moe",
     "step3p7": "step3p5",
     "deepseek_ref": "deepseek_v4",
+    "minimax_m3_vl": "minimax_m3",
+    "minimax_m3_vl_text": "minimax_m3",
 }
 """Families whose language models have the layers of another: a name, a position embedding or scalars tell them apart."""
 _STEP = {
@@ -87,7 +89,7 @@ OLMO = {"olmo2", "olmo3", "olmoe"}
 COHERE = {"cohere", "cohere2"}
 EXPERTS = {
     "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "glm4_moe", "granitemoe", "olmoe", "ernie4_5_moe",
-    "llama4_text", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "mimo_v2_flash", "step3p5",
+    "llama4_text", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "mimo_v2_flash", "step3p5", "minimax_m3",
 }  # fmt: skip
 """Mixtures of experts without latent attention."""
 GATED = GEMMA | OLMO | COHERE | EXPERTS - {"qwen3_next", "qwen3_5_moe_text"} | {
@@ -109,9 +111,6 @@ COMPRESSED = {"deepseek_v4"}
 FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | STATE_SPACE | COMPRESSED | set(READ_AS)))
 NOT_MODELLED: Mapping[str, str] = {
     "kimi_linear": "layers of Kimi delta attention",
-    **dict.fromkeys(
-        ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), "layers that attend to chosen blocks of tokens"
-    ),
 }
 """Parts of known families for which there is no fitted kernel or shape here."""
 _TIED = {"tie_word_embeddings": True}
@@ -142,6 +141,13 @@ STATED: Mapping[str, tuple[str, ...]] = {
         *("index_head_dim", "sliding_window", "compress_ratios", "hc_mult", "num_hash_layers", "n_shared_experts"),
     ),
     "nemotron-nas": ("block_configs",),
+    "minimax_m3": (
+        *_HEADS,
+        "dense_intermediate_size",
+        "shared_intermediate_size",
+        "moe_layer_freq",
+        "sparse_attention_config",
+    ),
     "nemotron_h": (*_HEADS, "ssm_state_size", "mamba_num_heads", "mamba_head_dim", "n_groups", "conv_kernel"),
     "mimo_v2_flash": (*_HEADS, "v_head_dim", "swa_num_key_value_heads", "hybrid_layer_pattern", "moe_layer_freq"),
     "step3p5": (*_HEADS, "layer_types", "share_expert_dim"),

@@ -8,10 +8,10 @@ from typing import Literal
 
 from hwmodels.precision import precision
 
-AttentionKind = Literal["full", "window", "chunked", "linear", "csa", "hca", "none"]
+AttentionKind = Literal["full", "window", "chunked", "linear", "csa", "hca", "blocks", "none"]
 """Tokens that a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
 (Llama 4), a state of constant size in place of tokens, the last `window_tokens` and chosen (csa) or all (hca) keys that stand for
-several of those before (DeepSeek-V4), or nothing: the layer has no attention."""
+several of those before (DeepSeek-V4), the tokens of chosen blocks (MiniMax-M3), or nothing: the layer has no attention."""
 LOCAL: tuple[AttentionKind, ...] = "window", "chunked"
 Rule = Literal["delta", "mamba2"]
 """How a layer of linear attention updates its state: the gated delta rule (Yang et al., arXiv 2412.06464), or Mamba-2's selective
@@ -40,6 +40,11 @@ class Attention:
     """Width of a head's values; None: that of its keys."""
     keys_as_values: bool = False
     """Values are projected by the keys' matrix, and are cached beside them all the same (Gemma 4)."""
+    index_heads: int = 0
+    """Layers that attend to blocks: heads of the branch that scores every token for a choice of them (MiniMax-M3)."""
+    index_dim: int = 0
+    index_tokens: int = 0
+    """Tokens of the blocks that a query chooses."""
 
     @property
     def v_dim(self) -> int:
@@ -54,6 +59,15 @@ class Attention:
     def kv_columns(self) -> int:
         """Columns of the projection of one head's keys and values."""
         return self.head_dim + (0 if self.keys_as_values else self.v_dim)
+
+    def matrices(self, hidden: int, kind: AttentionKind, tensor: int = 1) -> list[tuple[str, int, int]]:
+        """Name, columns n and inner size k of a layer's products on one of *tensor* devices; a branch that scores is on each."""
+        heads, kv = self.n_heads // tensor, max(1, self.n_kv_heads // tensor)
+        found = [
+            ("qkv", self.query_columns // tensor + kv * self.kv_columns, hidden),
+            ("attention_out", hidden, heads * self.v_dim),
+        ]
+        return [*found, ("index_qk", (self.index_heads + 1) * self.index_dim, hidden)] if kind == "blocks" else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +325,9 @@ class ModelSpec:
         if isinstance(a, Attention):
             columns = a.query_columns + a.n_kv_heads * a.kv_columns
             weights = h * columns + a.n_heads * a.v_dim * h
-            return weights + columns * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
+            weights += columns * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
+            # Queries and the one key of the branch that scores, with a norm each.
+            return weights + (kind == "blocks") * (h * (a.index_heads + 1) * a.index_dim + 2 * a.index_dim)
         if isinstance(a, CompressedAttention):
             return a.params(h, kind)
         q = a.n_heads * (a.nope_dim + a.rope_dim)
@@ -430,7 +446,7 @@ class ModelSpec:
         """Cached elements of one token in one softmax-attention layer of *kind*, over all GPUs, nothing replicated."""
         a = self.attention_of(kind)
         if isinstance(a, Attention):
-            return a.n_kv_heads * (a.head_dim + a.v_dim)
+            return a.n_kv_heads * (a.head_dim + a.v_dim) + (kind == "blocks") * a.index_dim
         if isinstance(a, CompressedAttention):
             raise ValueError("compressed attention caches bytes, not elements of a format")
         return a.kv_lora_rank + a.rope_dim

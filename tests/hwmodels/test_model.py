@@ -379,11 +379,8 @@ def test_parameters_are_to_the_last_those_that_transformers_makes(name):
     assert load_model(name).params == IN_TRANSFORMERS[name]
 
 
-BLOCKS = "layers that attend to chosen blocks of tokens"
 REFUSED = {
-    "MiniMaxAI--MiniMax-M3": BLOCKS,
     "moonshotai--Kimi-K3": "layers of Kimi delta attention",
-    "nvidia--MiniMax-M3-NVFP4": BLOCKS,
 }
 """Folders of configs that do not load; every other one does."""
 
