@@ -119,6 +119,7 @@ class StackKernels:
             launch_floor_s=launch_floor_s,
             compute_factor=1.0 + own.compute_excess,
             bandwidth_factor=1.0 + own.bandwidth_excess,
+            prompt_factor=1.0 + own.prompt_excess,
         )
 
     def running(self, shape: AttentionShape) -> Running:

@@ -30,6 +30,8 @@ class HostTimes:
     """The factor on the device's arithmetic: on the time of kernels beyond that for one row, and on attention of prompts."""
     bandwidth_factor: float = 1.0
     """The factor on its reading of weights and cache: on the kernels' time for one row, and on attention of decodes."""
+    prompt_factor: float = 1.0
+    """The factor on arithmetic, beside `compute_factor`, in iterations that compute prompts."""
 
 
 class Kernels(Protocol):

@@ -43,6 +43,8 @@ class Circumstances:
     """The longest context of the model in tokens; 0 where its config has none."""
     no_overlap: str | None
     """Why no iteration is planned while the one before it runs; None where it may be."""
+    has_windows: bool = False
+    """Whether layers attend to fewer tokens than a context has."""
 
 
 class RefusedSettingError(ValueError):
