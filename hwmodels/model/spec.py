@@ -496,7 +496,7 @@ class ModelSpec:
     def mtp_draft(self, layers: int | None = None) -> ModelSpec:
         """The layers for multi-token prediction as a model of its own: *layers* of them, all where it is None.
 
-        Each has the shape of the last layer that keeps a cache, as in DeepSeek-V3 (arXiv 2412.19437, section 2.2), whose module k
+        Each has the shape of the last layer that keeps a cache (of DeepSeek-V4, of one with a window alone), as in DeepSeek-V3 (arXiv 2412.19437, section 2.2), whose module k
         is one Transformer block behind a projection of both inputs; embedding and head are shared with the model. ValueError where
         there are no such layers.
         """
@@ -506,7 +506,9 @@ class ModelSpec:
                 "mtp_num_hidden_layers and num_mtp_modules, or 0 there"
             )
         n = self.mtp_layers if layers is None else layers
-        kind = next(kind for kind in reversed(self.layer_attention) if kind not in ("linear", "none"))
+        kind = "window"
+        if not isinstance(self.attention, CompressedAttention):
+            kind = next(kind for kind in reversed(self.layer_attention) if kind not in ("linear", "none"))
         is_moe = self.layer_is_moe[-1]
         return dataclasses.replace(
             self,
