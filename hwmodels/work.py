@@ -503,6 +503,8 @@ def _attention_matrices(softmax: _Softmax, h: int, tensor: int) -> _Matrices:
         found += [("qkv_down", a.q_lora_rank + a.kv_lora_rank + a.rope_dim, h), ("q_up", query, a.q_lora_rank)]
     else:
         found += [("q", query, h), ("kv_down", a.kv_lora_rank + a.rope_dim, h)]
+    if a.output_gate:
+        found.append(("attention_gate", heads * a.v_dim, h))
     return [*found, (_EXPAND, heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
 
 
@@ -518,6 +520,8 @@ def _indexer_matrices(spec: ModelSpec) -> _Matrices:
 def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
     a = spec.linear_attention
     assert a is not None
+    if a.rule == "kda":
+        return a.kda_matrices(spec.hidden, tensor)
     keys, values = max(1, a.n_key_heads // tensor) * a.key_dim, a.n_value_heads * a.value_dim
     if a.rule == "mamba2":
         # Gate, values, B, C and the step size of each head in one product.

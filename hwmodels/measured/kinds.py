@@ -127,6 +127,9 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
          "d_conv", "latency_us"),
         (),
     ),
+    "kda": (
+        rf"kda_{_NODE}{DTYPE}_{_SOFTWARE}", ("kernel", "phase", "num_heads", "batch_size", "seq_len", "latency_us"), ()
+    ),
     "mamba2": (
         rf"mamba2_{_NODE}{DTYPE}_{_SOFTWARE}",
         ("kernel", "phase", "batch_size", "seq_len", "num_heads", "head_dim", "n_groups", "d_state", "chunk_size", "d_conv",

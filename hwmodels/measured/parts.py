@@ -46,6 +46,7 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "quantize": products.quantize,
     "layers": products.layers,
     "linear_attention": linear_attention.linear,
+    "kda": linear_attention.kda,
     "mamba2": linear_attention.mamba2,
     "compressed_prefill": compressed.module,
     "compressed_decode": compressed.module,

@@ -51,6 +51,10 @@ def _blocks_of(c: Config) -> Mapping[str, Any]:
     return object_of(c.data["sparse_attention_config"], f"{c.where}: sparse_attention_config")
 
 
+def _delta_of(c: Config) -> Mapping[str, Any]:
+    return object_of(c.data["linear_attn_config"], f"{c.where}: linear_attn_config")
+
+
 def _layer_types(c: Config, family: str, n_layers: int) -> list[str] | None:
     if family == "mimo_v2_flash":
         return [
@@ -59,6 +63,10 @@ def _layer_types(c: Config, family: str, n_layers: int) -> list[str] | None:
     if family == "minimax_m3":
         marks = Config(_blocks_of(c), c.where).listed("sparse_attention_freq", int) or ()
         return ["minimax_m3_sparse" if each else "full_attention" for each in marks]
+    if family == "kimi_linear":
+        # Layers are counted from one.
+        marks = set(Config(_delta_of(c), c.where).listed("kda_layers", int) or ())
+        return ["linear_attention" if i + 1 in marks else "full_attention" for i in range(n_layers)]
     types = c.listed("layer_types", str)
     # Behind Step's layers may stand those for multi-token prediction.
     return types[:n_layers] if types and family == "step3p5" else types
@@ -242,6 +250,7 @@ def _latent_attention(c: Config) -> LatentAttention:
         nope_dim=c.integer("qk_nope_head_dim"),
         rope_dim=c.integer("qk_rope_head_dim"),
         v_dim=c.integer("v_head_dim"),
+        output_gate=c.flag("mla_use_output_gate", False),
         index_topk=topk,
         index_heads=c.integer("index_n_heads") if topk else 0,
         index_dim=c.integer("index_head_dim") if topk else 0,
@@ -251,6 +260,20 @@ def _latent_attention(c: Config) -> LatentAttention:
 def _linear_attention(c: Config, base: str) -> LinearAttention:
     # vLLM 0.32.0, model_executor/models/config.py: Qwen3.5's mamba_ssm_dtype, else the state is fp32 in its kernels.
     state = c.dtype("mamba_ssm_dtype", default="float32")
+    if c.data.get("linear_attn_config"):
+        delta = Config(_delta_of(c), f"{c.where}: linear_attn_config")
+        heads, width = delta.integer("num_heads"), delta.integer("head_dim")
+        return LinearAttention(
+            rule="kda",
+            gate_rank=0 if delta.flag("use_full_rank_gate", False) else width,
+            n_key_heads=heads,
+            n_value_heads=heads,
+            key_dim=width,
+            value_dim=width,
+            conv_width=delta.integer("short_conv_kernel_size", 4),
+            state_bytes=precision(state).element_bytes,
+            conv_bytes=precision(base).element_bytes,
+        )
     return LinearAttention(
         n_key_heads=c.integer("linear_num_key_heads"),
         n_value_heads=c.integer("linear_num_value_heads"),
@@ -324,8 +347,10 @@ def _experts(c: Config, family: str) -> Experts | None:
     if family in AFTER_DENSE:
         shared = c.integer("n_shared_experts", 0, least=0)
         # GLM-4.5 and GLM-4.7-Flash have the bias without saying so (transformers 5.23, Glm4MoeTopkRouter).
-        bias = family in ("glm4_moe", "glm4_moe_lite") or c.data.get("topk_method") == "noaux_tc"
-        return replace(routed, shared_ffn=shared * routed.ffn, router_bias=bias)
+        bias = family in ("glm4_moe", "glm4_moe_lite", "kimi_linear") or c.data.get("topk_method") == "noaux_tc"
+        latent = c.integer("routed_expert_hidden_size", 0)
+        norm = latent if c.flag("latent_moe_use_norm", False) else 0
+        return replace(routed, shared_ffn=shared * routed.ffn, router_bias=bias, latent=latent, router_scales=norm)
     return routed
 
 
@@ -404,6 +429,11 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         notes += (
             f"Sparse attention in {kinds.count('blocks')} of {n_layers} layers: each query reads the chosen blocks of "
             f"{attention.index_tokens:,} tokens, and a branch of {attention.index_heads} heads scores all of them.",
+        )
+    if c.has("attn_res_block_size"):
+        notes += (
+            f"Attention residuals (attn_res_block_size {c.data['attn_res_block_size']}) are neither counted nor priced; output "
+            "gates and the experts' projections are counted as their keys name them.",
         )
     if linear is not None:
         notes += (

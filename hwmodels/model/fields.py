@@ -79,6 +79,11 @@ _STEP = {
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "exaone": {"num_layers": "num_hidden_layers"},
     "nemotron_h": {"attention_head_dim": "head_dim"},
+    "kimi_linear": {
+        "num_experts": "n_routed_experts",
+        "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts",
+    },
     "ernie4_5_moe": {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
     "step3p5": _STEP,
     "step3p7": _STEP,
@@ -98,7 +103,7 @@ GATED = GEMMA | OLMO | COHERE | EXPERTS - {"qwen3_next", "qwen3_5_moe_text"} | {
 }  # fmt: skip
 SPARSE = {"deepseek_v32", "glm_moe_dsa"}
 """Latent attention to the tokens that an indexer chooses."""
-LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"} | SPARSE
+LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "kimi_linear"} | SPARSE
 AFTER_DENSE = LATENT | {"glm4_moe"}
 """Experts behind the first `first_k_dense_replace` layers, beside shared ones of the same width."""
 PLAIN = {"gpt2", "opt", "bloom", "bert"}
@@ -109,10 +114,6 @@ STATE_SPACE = {"nemotron_h"}
 COMPRESSED = {"deepseek_v4"}
 """Attention to compressed tokens."""
 FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | STATE_SPACE | COMPRESSED | set(READ_AS)))
-NOT_MODELLED: Mapping[str, str] = {
-    "kimi_linear": "layers of Kimi delta attention",
-}
-"""Parts of known families for which there is no fitted kernel or shape here."""
 _TIED = {"tie_word_embeddings": True}
 CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"vocab_size": 256000, "head_dim": 256, "sliding_window": 4096},
@@ -154,6 +155,7 @@ STATED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen3", "gpt_oss", "minimax_m2", "llama4_text", "gemma", "seed_oss", *sorted(HYBRID)), _HEADS),
     **dict.fromkeys(LATENT, _DEEPSEEK),
     **dict.fromkeys(SPARSE, (*_DEEPSEEK, "index_topk")),
+    "kimi_linear": (*_DEEPSEEK, "linear_attn_config"),
 }
 """Fields that a family's config.json states, null or not: where one is left out the classes of transformers have each a number of
 their own for it, which would be of another model."""
@@ -196,11 +198,6 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
     def refuse(what: str) -> None:
         raise ValueError(f"{where}: {what} is not modelled; choose another model (see `rooftrace models`)")
 
-    if family in NOT_MODELLED:
-        raise ValueError(
-            f"{where}: a {family} model has {NOT_MODELLED[family]}, for which there is no fitted kernel; "
-            "choose another model (see `rooftrace models`)"
-        )
     if family not in FAMILIES:
         near = difflib.get_close_matches(family, FAMILIES, n=2)
         hint = f"nearest: {', '.join(near)}" if near else f"modelled: {', '.join(FAMILIES)}"
