@@ -177,6 +177,7 @@ class Calibrated:
                     "compressed_decode",
                     "attention to compressed tokens",
                 ),
+                ("blocks" in spec.layer_attention, "compressed_decode", "attention to chosen blocks"),
                 (profile.kind == "tpu", "tpu_decode", "attention"),
             )
             if needed and not profile.has(family)
