@@ -102,7 +102,8 @@ class _Stage:
             if not op.of_logits and not op.of_prompts:
                 total = total + op.layers * self.kernels.gemm_s(own, op.n, op.k, precision=op.precision)
         for stream in self.work.elementwise:
-            total = total + stream.layers * self.kernels.elementwise_s(own * stream.bytes_per_row, stream.launches)
+            size_bytes = own * stream.bytes_per_row
+            total = total + stream.layers * self.kernels.elementwise_s(size_bytes, stream.launches, stream.op)
         return total
 
     def _expanded_s(self, rows: FloatArray) -> FloatArray:
@@ -549,6 +550,7 @@ class LayerwiseCost:
                 prefix, n = ("window_" if shape.windowed else ""), shape.layers * t
                 terms[f"{prefix}pair_flops"] += shape.prefill_flops_per_pair * n
                 terms["past_flops"] += shape.expand_flops * n
+                terms["row_flops"] += shape.flops_per_row * n
                 terms[f"{prefix}query_flops"] += shape.decode_flops_per_pair * n
                 terms[f"{prefix}kv_bytes"] += shape.kv_bytes * n
             if stage.work.recurrence is not None:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hwmodels.model import LatentAttention, ModelSpec
+from hwmodels.model import CompressedAttention, LatentAttention, ModelSpec
 from hwmodels.tables import ROOM, read_toml
 
 FILE = ROOM / "serving_intervals.toml"
@@ -62,7 +62,7 @@ def architecture_of(model: ModelSpec) -> str:
     """hybrid (linear attention in some layers), latent, experts or dense."""
     if any(model.layer_is_linear):
         return "hybrid"
-    if isinstance(model.attention, LatentAttention):
+    if isinstance(model.attention, (LatentAttention, CompressedAttention)):
         return "latent"
     return "dense" if model.experts is None else "experts"
 

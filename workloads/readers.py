@@ -83,7 +83,6 @@ def read_trace(
     With a *limit* a file is read no further than that takes, and nothing is said of what is behind; but all of it with *sort*,
     which may find the first requests at its end, and in the azure_functions formats, which have a line a function or go by end.
     """
-    lines = int(limit) + 1 if limit and limit > 0 and not sort else None  # the first may be a header
     if format not in ("auto", *FORMATS):
         raise ValueError(f"format is auto or one of {', '.join(FORMATS)}; got {format!r}")
     rules = Rules(
@@ -98,37 +97,50 @@ def read_trace(
     files = trace_files(path)
     if not files:
         raise ValueError(f"{path}: no file is there that could be part of a trace")
-    if format == "export" or (format == "auto" and (columns or files != [Path(path)] or is_parquet(path))):
-        return read_export(path, files, limit=limit, rules=rules)
-    name = _recognise(path, read_beginning(path, 1)[0], rules) if format == "auto" else format
+    name = format if format != "auto" else _format_of(path, files, rules)
     if name == "export":
         return read_export(path, files, limit=limit, rules=rules)
-    given = {
-        "columns": columns,
-        "missing_output": missing_output,
-        "keep_failed": keep_failed or None,
-        "tokenizer": tokenizer,
-    }
-    if misplaced := [key for key, value in given.items() if value is not None]:
-        raise ValueError(f"{path}: {', '.join(misplaced)} belong to exports, and this file is {name}; leave them out")
+    of_exports = {"columns": columns, "missing_output": missing_output, "tokenizer": tokenizer}
+    of_exports["keep_failed"] = keep_failed or None
+    _refuse(path, of_exports, f"belong to exports, and this file is {name}; leave them out")
     of_functions = {"models": models, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     of_functions |= {"start_s": start_s, "end_s": end_s}
-    if name.startswith("azure_functions"):
-        if rules.window:
-            raise ValueError(f"{path}: since and until are not of {name}; give start_s and end_s")
-        trace = _of_functions(path, name, **of_functions)
-        return trace if limit is None else trace.limit(limit)
-    if misplaced := [key for key, value in of_functions.items() if value is not None]:
-        raise ValueError(
-            f"{path}: {', '.join(misplaced)} belong to the azure_functions formats and this file is {name}; "
-            "use with_models or window on the trace"
+    if not name.startswith("azure_functions"):
+        _refuse(
+            path,
+            of_functions,
+            f"belong to the azure_functions formats and this file is {name}; use with_models or window on the trace",
         )
+        trace = _of_requests(path, name, rules.window, limit=limit, sort=sort, drop_empty=drop_empty)
+    elif rules.window:
+        raise ValueError(f"{path}: since and until are not of {name}; give start_s and end_s")
+    else:
+        trace = _of_functions(path, name, **of_functions)
+    return trace if limit is None else trace.limit(limit)
+
+
+def _format_of(path: Any, files: Sequence[Path], rules: Rules) -> str:
+    """The format of one file of a known form; everything else is an export."""
+    if rules.columns or files != [Path(path)] or is_parquet(path):
+        return "export"
+    return _recognise(path, read_beginning(path, 1)[0], rules)
+
+
+def _refuse(path: Any, given: Mapping[str, Any], why: str) -> None:
+    """ValueError that names those of *given* that are given, and *why* they may not be."""
+    if misplaced := [key for key, value in given.items() if value is not None]:
+        raise ValueError(f"{path}: {', '.join(misplaced)} {why}")
+
+
+def _of_requests(path: Any, name: str, window: Window, *, limit: int | None, sort: bool, drop_empty: bool) -> Trace:
+    """The requests of a file with a line each, or at least *limit* of them: it is read no further than that takes."""
+    lines = int(limit) + 1 if limit and limit > 0 and not sort else None  # the first may be a header
     while True:
-        read = _Read.beginning(path, name, lines) if not rules.window else _Read.within(path, name, lines, rules.window)
+        read = _Read.within(path, name, lines, window) if window else _Read.beginning(path, name, lines)
         trace = _assemble(path, name, read, sort=sort, drop_empty=drop_empty)
         if read.is_all or (trace is not None and limit is not None and len(trace) >= limit):
             assert trace is not None
-            return trace if limit is None else trace.limit(limit)
+            return trace
         # Empty rows that are left out, and rows of several lines.
         assert lines is not None
         lines *= 2

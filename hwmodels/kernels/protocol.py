@@ -67,8 +67,9 @@ class Kernels(Protocol):
         """Attention of decodes in all the shape's layers."""
         ...
 
-    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
-        """*launches* kernels of one layer that read and write *size_bytes* together."""
+    def elementwise_s(self, size_bytes: Any, launches: int, op: str = "") -> Any:
+        """*launches* kernels of one layer that read and write *size_bytes* together; *op*: by a kernel of their own, where it was
+        measured."""
         ...
 
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:

@@ -127,6 +127,25 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
          "d_conv", "latency_us"),
         (),
     ),
+    "mamba2": (
+        rf"mamba2_{_NODE}{DTYPE}_{_SOFTWARE}",
+        ("kernel", "phase", "batch_size", "seq_len", "num_heads", "head_dim", "n_groups", "d_state", "chunk_size", "d_conv",
+         "latency_us"),
+        ("d_model",),
+    ),
+    "compressed_prefill": (
+        rf"dsv4_(?P<layer>csa|hca)_module_prefill_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "num_heads", "batch_size", "seq_len", "kv_len", "latency_us"),
+        (),
+    ),
+    "compressed_decode": (
+        rf"dsv4_(?P<layer>csa|hca)_module_decode_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
+        (),
+    ),
+    "hyper_connections": (
+        rf"mhc_module_{_NODE}{DTYPE}_{_SOFTWARE}", ("op", "kernel", "hidden_size", "num_tokens", "latency_us"), ()
+    ),
     "tpu_attention": (r"tpu_(?P<device>[a-z0-9]+)_attention_(?P<model>[a-z0-9.-]+)", _PAGED, ()),
     "tpu_layers": (
         r"tpu_(?P<device>[a-z0-9]+)_layers_(?P<model>[a-z0-9.-]+)",
@@ -233,7 +252,7 @@ COUNTS = {
     "m", "n", "k", "batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "heads_per_rank",
     "kv_heads_per_rank", "num_gpus", "num_workers", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
     "moe_tp_size", "moe_ep_size", "width", "rows", "cols", "window_size", "num_k_heads", "head_k_dim", "num_v_heads",
-    "head_v_dim", "d_conv",
+    "head_v_dim", "d_conv", "n_groups", "d_state", "chunk_size",
 }  # fmt: skip
 # Blank cells that the conventions allow: operations that are no GEMM, one-dimensional operations, unknown settings.
 MAY_BE_BLANK = {

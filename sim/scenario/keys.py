@@ -30,7 +30,7 @@ from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
-from workloads import FORMATS, ServeGen, SharedPrefix
+from workloads import FORMATS, Rollout, ServeGen, SharedPrefix
 from workloads.exports import MissingOutput
 
 TraceFormat = Annotated[str, OneOf("auto", *(name for name in FORMATS if not name.startswith("azure_functions")))]
@@ -192,6 +192,7 @@ _SOURCES = {
         "conversations already says what is sent", ("arrivals",), _WHEN.format(what="conversations"), ("limit",)
     ),
     "servegen": _Source("servegen already says what is sent", takes=("limit",)),
+    "rollout": _Source("a rollout already says what is sent", _LENGTHS, "a rollout also needs {}"),
     "generator": _Source("generator already says what is sent", takes=("limit",)),
     "sessions": _Source(
         "sessions already say what is sent",
@@ -217,7 +218,7 @@ _MISPLACED = {
 _TOO_MUCH = "{source}, so {names} cannot be given too; leave out one or replace the whole section (--set 'workload={{{whole}}}')"
 _ONE_AMOUNT = "give requests or duration_s, one of the two"
 _NO_SOURCE = (
-    "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, or arrivals, prompt_tokens, "
+    "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, rollout, or arrivals, prompt_tokens, "
     "output_tokens and requests or duration_s"
 )
 
@@ -236,6 +237,9 @@ class Workload(Section):
     """Conversations whose next prompt contains the last answer; `arrivals` says when they start."""
     servegen: ServeGen | None = None
     """Production traffic by client, its rate, burstiness and lengths by the hour."""
+    rollout: Rollout | None = None
+    """Steps of reinforcement learning: prompts with several answers each, of which `prompt_tokens` and `output_tokens` say the
+    lengths."""
     generator: Own | None = None
     """A kind of workload of your own: package.module:Class or a class method (`batches:Batches.equal`), with its settings."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
