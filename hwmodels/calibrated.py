@@ -196,6 +196,7 @@ class Calibrated:
             expert_layers=layers if spec.experts is not None else 0,
             latent_layers=layers if isinstance(spec.attention, (LatentAttention, CompressedAttention)) else 0,
             captured=captured,
+            decode_only=self.graphs.decode_only,
         )
         return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
 

@@ -81,8 +81,10 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(f"hwmodels.totals.{name}" for name in ("Totals", "seen", "pairs_within")),
         *(
             f"policies.routers.{name}"
-            for name in ("Booked", "Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of")
-            + ("SpreadFunction", "spread_of")
+            for name in (
+                *("Booked", "Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of"),
+                *("SpreadFunction", "spread_of"),
+            )
         ),
         *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),
         *(f"policies.control.{name}" for name in ("Control", "PoolSeen", "Seen", "remembers_s", "stabilised")),

@@ -51,6 +51,7 @@ _NEEDED = {
     "collectives_nodes": ("topology",),
     "e2e_requests": ("model", "tp", "source"),
     "e2e_timeseries": ("model", "tp"),
+    **{kind: ("model",) for kind in KINDS if kind.startswith(("e2e_agentic", "e2e_multiturn"))},
 }
 _EXAMPLES = {
     "model": "a model of the catalogue, such as llama3.1-8b",

@@ -31,6 +31,7 @@ from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
 from workloads import FORMATS, Rollout, ServeGen, SharedPrefix
+from workloads.components import ComponentOrder
 from workloads.exports import MissingOutput
 
 TraceFormat = Annotated[str, OneOf("auto", *(name for name in FORMATS if not name.startswith("azure_functions")))]
@@ -183,7 +184,7 @@ _LENGTHS = ("prompt_tokens", "output_tokens")
 _AMOUNTS = ("requests", "duration_s")
 _OF_FILES = (
     *("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed"),
-    *("tokenizer", "since", "until"),
+    *("tokenizer", "since", "until", "component_order"),
 )
 _WHEN = "say in arrivals when {what} start (poisson, deterministic, ...)"
 _SOURCES = {
@@ -221,6 +222,17 @@ _NO_SOURCE = (
     "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, rollout, or arrivals, prompt_tokens, "
     "output_tokens and requests or duration_s"
 )
+
+
+class Gateway(Section):
+    """The delay of a gateway before its router sees a request."""
+
+    delay_s: Annotated[float, Field(ge=0)] = 0.0
+    delay_s_per_token: Annotated[float, Field(ge=0)] = 0.0
+    """For each prompt token."""
+    tokenizes: bool = False
+    """Whether it brings prompts to tokens, as llm-d's exact index needs them: for as long as the engines' front end, which does it
+    again."""
 
 
 class Workload(Section):
@@ -265,6 +277,9 @@ class Workload(Section):
     from the first row. Time runs from the first request that is taken."""
     until: Moment | None = None
     """Requests of a trace that came then or later are left out; where times are in order, nothing behind is read."""
+    component_order: ComponentOrder = "as_sent"
+    """The order of a prompt's components, in a trace that names these: as they were sent, or as earlier prompts had them (seen), so
+    that a prefix cache finds more."""
     arrivals: Process | None = None
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None
@@ -600,6 +615,8 @@ class Settings(Section):
     """Micro-batches in flight at once; where it is left out, one for each stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Router = Router(policy="round_robin")
+    gateway: Gateway = Gateway()
+    """Time that requests spend in front of the router, beside the engines' own front end."""
     rank_router: Router | None = None
     """Which rank of a machine gets a request (`parallel.data`); where it is left out, as the serving stack does it: `vllm_ranks`,
     `trtllm_ranks`, or for the others `round_robin`."""

@@ -38,7 +38,9 @@ def workload_of(scenario: Scenario) -> workloads.Workload:
         if settings.rate_scale != 1.0:
             if made.planned_ns is None:
                 instead = "workload.arrivals.concurrency"
-                if settings.generator or settings.rollout:
+                if settings.shared_prefix is not None:
+                    instead = "the stages' rates"
+                elif settings.generator or settings.rollout:
                     instead = "a setting of the " + ("generator" if settings.generator else "rollout")
                 raise ScenarioError(
                     "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
@@ -55,7 +57,7 @@ def _made(scenario: Scenario, settings: Workload) -> workloads.Workload:
     if settings.sessions is not None:
         return _sessions(scenario, settings)
     if settings.shared_prefix is not None:
-        return settings.shared_prefix.trace(scenario.seed)
+        return settings.shared_prefix.requests(scenario.seed)
     if settings.conversations is not None:
         return _conversations(scenario, settings.conversations)
     if settings.servegen is not None:
@@ -239,6 +241,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
         seed=scenario.seed,
         since=settings.since,
         until=settings.until,
+        component_order=settings.component_order,
     )
 
 

@@ -212,7 +212,7 @@ def _gaps(fields: Fields) -> list[list[float]]:
     return [_numbers(gaps, f"itls[{at}]") for at, gaps in enumerate(fields.items("itls"))]
 
 
-def _split(fields: Fields, gaps: list[list[float]]) -> dict[str, Latency | None]:
+def _split(fields: Fields, gaps: list[list[float]]) -> dict[str, Any]:
     """The gaps with and without another request's first token, where the file says when requests were sent."""
     sent, ttft = column(fields.items("start_times"), "start_times"), column(fields.items("ttfts"), "ttfts")
     if not len(sent) == len(ttft) == len(gaps):

@@ -18,7 +18,6 @@ from sim.under_way import steps
 if TYPE_CHECKING:
     from hwmodels.device import Device
     from hwmodels.kernels.parameters import Datasheet
-    from hwmodels.kernels.parameters import Datasheet
     from hwmodels.measured import Measurement
     from hwmodels.profiles import Profile
     from sim.validation.files import Folder
