@@ -327,8 +327,8 @@ class _Ranks:
         stage.exchange_s(np.ones(1))
         self._pads = kernels.pads_ranks
         self._experts = RowTable(stage.stretched(stage.experts_s, prompts=True))
-        alone = stage.prompt_factor != 1.0
-        self._experts_alone = RowTable(stage.stretched(stage.experts_s)) if alone else self._experts
+        self._alone = RowTable(stage.stretched(stage.experts_s)) if stage.prompt_factor != 1.0 else None
+        """Experts in steps without prompts, where their arithmetic is another."""
         self._exchange = RowTable(stage.exchange_s)
 
     def _graph(self, rows: int) -> int:
@@ -348,9 +348,10 @@ class _Ranks:
             beyond = totals[0] - totals[1] > self._replayed
             floor = max(floor, self._floors[2 if beyond else 0 if totals[1] > totals[2] else 1] + host)
         sent = prompt + len(ranks) * self._graph(fullest) if self._pads else rows
-        experts_s = (self._experts if prompt else self._experts_alone).scalar(rows)
-        if prompt and self._experts is not self._experts_alone:
-            experts_s = max(experts_s, self._experts_alone.scalar(rows - prompt))
+        experts_s = self._experts.scalar(rows)
+        if self._alone is not None:
+            alone_s = self._alone.scalar(rows - prompt)
+            experts_s = max(experts_s, alone_s) if prompt else alone_s
         return max(slowest + (experts_s + self._exchange.scalar(sent)), floor)
 
     def array(self, ranks: Sequence[Totals]) -> FloatArray:
@@ -369,9 +370,9 @@ class _Ranks:
             floor = np.maximum(floor, np.where(beyond, self._floors[2], least) + host)
         sent = prompt + len(ranks) * padded(own.captured, fullest) if self._pads else rows
         experts_s = self._experts.array(rows)
-        if self._experts is not self._experts_alone:
-            alone = self._experts_alone.array(rows - prompt)
-            experts_s = np.where(prompt > 0, np.maximum(experts_s, alone), alone)
+        if self._alone is not None:
+            alone_s = self._alone.array(rows - prompt)
+            experts_s = np.where(prompt > 0, np.maximum(experts_s, alone_s), alone_s)
         return np.maximum(slowest + (experts_s + self._exchange.array(sent)), floor)
 
 
