@@ -7,7 +7,7 @@ The module knows which copy of a block is found first, the queue of blocks that 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -35,8 +35,8 @@ class Chain:
         """Ordered by their first blocks, the older one of equals first."""
         self.overlaps = 0
         """Runs that came while their blocks were cached already: while there are any, a block may be in several."""
-        self.writers: dict[int, None] = {}
-        """Admitted requests that emit tokens of this chain."""
+        self.writers: dict[int, int] = {}
+        """Admitted requests that emit tokens of this chain, and the block up to which they do."""
 
 
 class Run:
@@ -141,8 +141,6 @@ class RunPool(CachingPool[HeldRuns]):
         if blocks > self.free:
             raise OutOfBlocks
         blank = self._blank
-        if self._log is not None:
-            self._log.append((self._count, self.free, blank, self.evicted))
         self.free -= blocks
         if blocks <= blank:
             self._blank = blank - blocks
@@ -155,8 +153,7 @@ class RunPool(CachingPool[HeldRuns]):
         if self._due:
             self.rank_again()
         self.evicted += blocks
-        log = self._log
-        gives_up = self.gives_up if log is None else None
+        gives_up = self.gives_up
         while blocks:
             run = self._head.after if self.eviction is None else self._ranked_first()
             assert run is not None
@@ -164,8 +161,6 @@ class RunPool(CachingPool[HeldRuns]):
             chain, lo, hi = run.chain, run.lo, run.hi
             alone = not chain.overlaps
             gone = hi - lo <= blocks
-            if log is not None:
-                log.append((self._bring_back, run, hi, chain.end, chain.overlaps, gone))
             if chain is self._unfound:
                 run.hi -= min(blocks, hi - lo)
                 blocks -= hi - run.hi
@@ -186,21 +181,6 @@ class RunPool(CachingPool[HeldRuns]):
             if gives_up is not None and (chain.number >= 0 or chain.owner >= 0):
                 gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
-
-    def _count(self, free: int, blank: int, evicted: int) -> None:
-        self.free, self._blank, self.evicted = free, blank, evicted
-
-    def _bring_back(self, run: Run, hi: int, end: int, overlaps: int, gone: bool) -> None:
-        """Undoes the eviction of the blocks of *run* up to *hi*; *gone*: of all."""
-        chain = run.chain
-        assert chain is not None
-        run.hi, chain.end, chain.overlaps = hi, end, overlaps
-        if gone:
-            if chain.owner >= 0:
-                self._own[chain.owner] = chain
-            if chain is not self._unfound:
-                self._insert(chain, run)
-            self._relink(run)
 
     def _remove(self, chain: Chain, run: Run) -> None:
         chain.runs.remove(run)
@@ -256,6 +236,37 @@ class RunPool(CachingPool[HeldRuns]):
                 return run if cut <= run.lo else self._split(run, cut)
             run = behind
 
+    def may_evict(self, blocks: int, path: Sequence[Chain], upto: int, kept: Container[Chain]) -> bool:
+        """Whether *blocks* more might be taken by evicting blocks below *upto* of the chains of *path*; those of *kept* stay."""
+        left = blocks - self._blank
+        if left <= 0:
+            return False
+        if self._due and self._due[0][0] <= self.now_ns():
+            return True
+        for run in self._next_to_go():
+            chain = run.chain
+            assert chain is not None
+            # A policy spares blocks without which others behind them could not be found: these go first.
+            if chain in path and (self.eviction is not None or (run.lo < upto and run.hi - left < upto)):
+                return True
+            if chain not in kept:
+                left -= run.hi - run.lo
+                if left <= 0:
+                    break
+        return False
+
+    def _next_to_go(self) -> Iterator[Run]:
+        """Unheld runs in the order in which they are evicted, but for what a policy spares."""
+        if self.eviction is None:
+            run = self._head.after
+            while run is not None and run is not self._head:
+                yield run
+                run = run.after
+            return
+        for _, place, run in in_order(self._ranked):
+            if place == run.place:
+                yield run
+
     def _leave_behind(self, blocks: int) -> None:
         """Up to *blocks* free blocks have content from now on that no look-up finds: the last to be evicted."""
         blocks = min(blocks, self.free)
@@ -272,10 +283,7 @@ class RunPool(CachingPool[HeldRuns]):
         if not blocks:
             return 0
         run = Run(self._unfound, 0, blocks, 0, False)
-        last = self._head.before
-        assert last is not None
-        run.before, run.after = last, self._head
-        last.after = self._head.before = run
+        self._append(run)
         if self.eviction is not None:
             run.uses = 1
             run.was_used(self._n_uses, self.now_ns(), -1)
@@ -293,7 +301,7 @@ class RunPool(CachingPool[HeldRuns]):
         found: list[tuple[Run, int, int]] = []
         for piece, hi in reversed(pieces):
             if piece.overlaps:
-                found += _first_runs(piece, hi)
+                found += _first_runs(piece, min(hi, piece.end))
                 continue
             for run in piece.runs:
                 if run.hi >= hi:
@@ -315,33 +323,23 @@ class RunPool(CachingPool[HeldRuns]):
     def _touch(self, run: Run, lo: int, hi: int) -> Run:
         """Adds a holder to blocks *lo* to *hi* of *run*; returns their run."""
         if run.refs == 0:
-            if self._log is not None:
-                self._log.append((setattr, self, "free", self.free))
             self.free -= hi - lo
         if lo > run.lo:
-            run = self._split(run, lo)
+            run = self._split(run, lo, is_held=True)
         if hi < run.hi:
             self._split(run, hi)
         if run.refs == 0:
             self._unlink(run)
-            if self._log is not None:
-                self._log.append((self._relink, run))
-        if self._log is not None:
-            self._log.append((setattr, run, "refs", run.refs))
         run.refs += 1
         if self.eviction is not None:
-            if self._log is not None:
-                self._log.append((setattr, run, "uses", run.uses))
             run.uses += 1
         return run
 
-    def _split(self, run: Run, at: int) -> Run:
-        """Splits *run*; returns the part from *at* on. The order of eviction stays."""
+    def _split(self, run: Run, at: int, *, is_held: bool = False) -> Run:
+        """Splits *run*; returns the part from *at* on. The order of eviction stays. *is_held*: that part is about to be held, and
+        no policy ranks it, nor splits it further."""
         chain = run.chain
         assert chain is not None
-        if self._log is not None:
-            self._log += ((setattr, run, "hi", run.hi), (setattr, run, "rest", run.rest))
-            self._log.append((setattr, chain, "overlaps", chain.overlaps))
         rest = Run(chain, at, run.hi, run.entered, run.again)
         rest.refs = run.refs
         rest.rest = run.rest
@@ -353,18 +351,21 @@ class RunPool(CachingPool[HeldRuns]):
         run.rest = rest
         self._insert(chain, rest)
         chain.overlaps += run.again
-        if self._log is not None:
-            self._log.append((chain.runs.remove, rest))
         if not run.refs:
             before = run.before
             assert before is not None
             rest.before, rest.after = before, run
             before.after = run.before = rest
-            if self._log is not None:
-                self._log.append((self._unlink, rest))
-            if self.eviction is not None:
+            if self.eviction is not None and not is_held:
                 self._place(rest)
         return rest
+
+    def _append(self, run: Run) -> None:
+        """Queues an unheld run behind all others."""
+        last = self._head.before
+        assert last is not None
+        run.before, run.after = last, self._head
+        last.after = self._head.before = run
 
     def _unlink(self, run: Run) -> None:
         assert run.before is not None
@@ -372,13 +373,6 @@ class RunPool(CachingPool[HeldRuns]):
         run.before.after = run.after
         run.after.before = run.before
         run.place = 0
-
-    def _relink(self, run: Run) -> None:
-        assert run.before is not None
-        assert run.after is not None
-        run.before.after = run.after.before = run
-        if self.eviction is not None:
-            self._push(run)
 
     def _parts(self, id_: int) -> Iterator[Run]:
         for first, hi in self._held[id_].entries:
@@ -419,6 +413,17 @@ class RunPool(CachingPool[HeldRuns]):
             queued[waiting] = None
             waiting = waiting.after
         return queued
+
+
+def in_order(heap: list[Any]) -> Iterator[Any]:
+    """The items of a heap, which stays as it is, from the least one on."""
+    ahead: list[tuple[Any, int]] = [(heap[0], 0)] if heap else []
+    while ahead:
+        item, at = heappop(ahead)
+        yield item
+        for below in (2 * at + 1, 2 * at + 2):
+            if below < len(heap):
+                heappush(ahead, (heap[below], below))
 
 
 def _first_runs(chain: Chain, hi: int) -> list[tuple[Run, int, int]]:
