@@ -171,7 +171,11 @@ class BlockCache(RunPool):
         if self._writes:
             self._catch_up(chain)
         for run, lo, hi in self._copies(chain, blocks):
-            entries.append((self._touch(run, lo, hi), hi))
+            # A run of which two parts are found, around blocks that are found elsewhere, has been split.
+            for part in (run,) if run.hi >= hi else parts_of(run, hi):
+                if part.hi > lo:
+                    end = min(hi, part.hi)
+                    entries.append((self._touch(part, max(lo, part.lo), end), end))
 
     def loaded(self, id_: int, tokens: int) -> None:
         """The first *tokens* tokens of a request have been copied to blocks that it holds for them."""
