@@ -34,6 +34,7 @@ from sim.engine.requests.state import RequestState
 from sim.engine.spec.experiment import LeftBehind, ReplicaSpec
 
 NO_ENDS: Final[Mapping[Chain, int]] = {}
+NOTHING_FOUND: Final = (0, 0)
 
 
 class BlockCache(RunPool):
@@ -75,10 +76,14 @@ class BlockCache(RunPool):
         """Blocks that a request with *tokens* tokens finds, all that has been emitted included: one token at least is computed."""
         if self._writes:
             self._catch_up(self._last_chain(id_))
-        return self.would_find(id_, tokens)
+        return self.finds(id_, tokens)[0]
 
-    def would_find(self, id_: int, tokens: int, ends: Mapping[Chain, int] = NO_ENDS) -> int:
-        """`found_blocks`, while nothing changes. *ends*: blocks below which chains are to be cached in any case."""
+    def would_find(self, id_: int, tokens: int) -> int:
+        return self.finds(id_, tokens)[0]
+
+    def finds(self, id_: int, tokens: int, ends: Mapping[Chain, int] = NO_ENDS) -> tuple[int, int]:
+        """Blocks that a request with *tokens* tokens would find, and how many of them no sequence holds. *ends*: blocks below which
+        chains are to be cached in any case."""
         upto = (tokens - 1) // self.block_tokens
         chain = self._own.get(id_)
         if chain is None:
@@ -87,6 +92,20 @@ class BlockCache(RunPool):
             if named < upto:
                 upto = named
             chain = self._chains.get(number) or self._chain(number)
+        found, last = self._end_of_hit(chain, upto, ends)
+        if not found:
+            return NOTHING_FOUND
+        unheld = self._unheld(last, found)
+        if unheld and self._owed:
+            self._settle()
+            return self.finds(id_, tokens, ends)
+        if self.drops_last:
+            found -= 1
+            unheld = self._unheld(last, found)
+        return found, unheld
+
+    def _end_of_hit(self, chain: Chain | None, upto: int, ends: Mapping[Chain, int]) -> tuple[int, Chain | None]:
+        """The blocks, *upto* at most, that are found of content that ends on *chain*, and the chain on which they end."""
         while chain is not None:
             start = chain.start
             if upto > start:
@@ -96,19 +115,15 @@ class BlockCache(RunPool):
                 if ends and chain in ends:
                     end = max(end, ends[chain])
                 if end > start:
-                    found = end if end < upto else upto
-                    return found - 1 if self.drops_last else found
+                    return (end if end < upto else upto), chain
                 upto = start
             chain = chain.parent
-        return 0
+        return 0, None
 
     def unheld_blocks(self, id_: int, blocks: int, held: Mapping[object, int] = NO_BLOCKS) -> int:
         """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
-        unheld = 0
-        for run, lo, hi in self._copies(self._last_chain(id_), blocks):
-            if not run.refs:
-                unheld += hi - lo
-        return unheld
+        self._settle()
+        return self._unheld(self._last_chain(id_), blocks)
 
     def _emitted_end(self, chain: Chain) -> int:
         """The block below which *chain* is cached once the tokens are that have been emitted by now."""
@@ -170,6 +185,8 @@ class BlockCache(RunPool):
         entries, chain = held.entries, self._last_chain(id_)
         if self._writes:
             self._catch_up(chain)
+        if self._owed and self._unheld(chain, blocks):
+            self._settle()
         for run, lo, hi in self._copies(chain, blocks):
             # A run of which two parts are found, around blocks that are found elsewhere, has been split.
             for part in (run,) if run.hi >= hi else parts_of(run, hi):
@@ -222,8 +239,13 @@ class BlockCache(RunPool):
                     assert chain is not None
             end = chain.end
             again = at < end
-            if again and end < to:
-                to = end
+            if again:
+                if self._owed:
+                    # Others may have given up what they had beyond it.
+                    self._settle()
+                    continue
+                if end < to:
+                    to = end
             self._write(held, chain, at, to, again)
             at = to
 
@@ -332,6 +354,7 @@ class BlockCache(RunPool):
         pool.eviction, pool.lasts_s = self.eviction, self.lasts_s
         pool.next_uses = None if self.next_uses is None else self.next_uses.copied()
         pool.free = self.free
+        self._settle()
         chains = (*self._chains.values(), *self._own.values())
         twins = Twins(chains, self._unfound, self._queued(), ranked=self.eviction is not None)
         ranked = [
@@ -375,10 +398,9 @@ class BlockCache(RunPool):
         self._ranked.clear()
         self._due.clear()
         self._behind.clear()
-        self._writes = 0
+        self._writes = self._owed = 0
 
 
-NOTHING_FOUND: Final = (0, 0)
 TAKE, CACHED, ADMIT = range(3)
 
 
@@ -427,11 +449,10 @@ class PlannedBlocks:
     def finds(self, id_: int, tokens: int) -> tuple[int, int]:
         """Blocks that a waiting sequence with so many tokens would find now, and how many of them no sequence holds."""
         cache = self._cache if self._copy is None else self._copy
-        found = cache.found_blocks(id_, tokens) if self._copy is not None else cache.would_find(id_, tokens, self._ends)
-        if not found:
-            return NOTHING_FOUND
-        unheld = cache.unheld_blocks(id_, found)
-        if self._copy is None and (unheld or cache.drops_last) and self._may_change(id_, found + cache.drops_last):
+        found, unheld = cache.finds(id_, tokens, self._ends if self._copy is None else NO_ENDS)
+        if not found or self._copy is not None:
+            return found, unheld
+        if (unheld or cache.drops_last) and self._may_change(id_, found + cache.drops_last):
             self._copy = cache.copied()
             for move in self._moves:
                 self._move(*move)

@@ -104,7 +104,18 @@ def parts_of(run: Run, hi: int) -> list[Run]:
 class RunPool(CachingPool[HeldRuns]):
     """A pool whose free blocks are blank or in the queue of unheld cached runs."""
 
-    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked", "_unfound")
+    __slots__ = (
+        "_behind",
+        "_chains",
+        "_head",
+        "_n_placed",
+        "_n_uses",
+        "_owed",
+        "_own",
+        "_prepaid",
+        "_ranked",
+        "_unfound",
+    )
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
         super().__init__(total, block_tokens, contents, slots)
@@ -115,6 +126,8 @@ class RunPool(CachingPool[HeldRuns]):
         self._unfound = Chain(0, None, -1)
         """The chain of blocks that no look-up finds, which does not know them."""
         self._prepaid = self._n_placed = 0
+        self._owed = 0
+        """Blocks that have been taken while the least recently used ones whose content is evicted for them are still queued."""
         self._n_uses: int = 0
         self._ranked: list[tuple[Any, int, Run]] = []
         """A heap of unheld runs by the rank that the eviction policy gives them; outdated entries stay until they are met."""
@@ -146,13 +159,16 @@ class RunPool(CachingPool[HeldRuns]):
             self._blank = blank - blocks
         else:
             self._blank = 0
-            self._evict(blocks - blank)
+            self.evicted += blocks - blank
+            self._owed += blocks - blank
+            if self.eviction is not None or self.gives_up is not None or self._owed > self.total:
+                self._settle()
 
-    def _evict(self, blocks: int) -> None:
-        """Takes the content of free blocks; so many are free and not blank."""
-        if self._due:
+    def _settle(self) -> None:
+        """Evicts what is owed. It is put off until somebody might find it: which blocks go is known, the first in the queue."""
+        blocks, self._owed = self._owed, 0
+        if blocks and self._due:
             self.rank_again()
-        self.evicted += blocks
         gives_up = self.gives_up
         while blocks:
             run = self._head.after if self.eviction is None else self._ranked_first()
@@ -241,6 +257,7 @@ class RunPool(CachingPool[HeldRuns]):
         left = blocks - self._blank
         if left <= 0:
             return False
+        self._settle()
         if self._due and self._due[0][0] <= self.now_ns():
             return True
         for run in self._next_to_go():
@@ -289,6 +306,25 @@ class RunPool(CachingPool[HeldRuns]):
             run.was_used(self._n_uses, self.now_ns(), -1)
             self._place(run)
         return blocks
+
+    def _unheld(self, chain: Chain | None, upto: int) -> int:
+        """Cached blocks below *upto* of content that ends on *chain* that no sequence holds."""
+        unheld = 0
+        while chain is not None and upto > 0:
+            if upto > chain.start:
+                if chain.overlaps:
+                    for run, lo, hi in _first_runs(chain, min(upto, chain.end)):
+                        unheld += 0 if run.refs else hi - lo
+                else:
+                    for run in reversed(chain.runs):
+                        if run.lo < upto:
+                            if run.refs:
+                                # Who holds it holds all before it.
+                                break
+                            unheld += (run.hi if run.hi < upto else upto) - run.lo
+                upto = chain.start
+            chain = chain.parent
+        return unheld
 
     def _copies(self, chain: Chain | None, upto: int) -> list[tuple[Run, int, int]]:
         """(run, first block, end) of cached blocks below *upto* of content that ends on *chain*, each at the first to enter."""
@@ -379,6 +415,7 @@ class RunPool(CachingPool[HeldRuns]):
             yield from parts_of(first, hi)
 
     def _all(self) -> Iterator[Run]:
+        self._settle()
         for chain in (*self._chains.values(), *self._own.values()):
             yield from chain.runs
 
@@ -406,6 +443,7 @@ class RunPool(CachingPool[HeldRuns]):
 
     def _queued(self) -> dict[Run, None]:
         """Runs that may be evicted, the next one first."""
+        self._settle()
         queued: dict[Run, None] = {}
         waiting = self._head.after
         while waiting is not self._head:
