@@ -267,7 +267,8 @@ def test_contents_fork_where_ids_differ() -> None:
 class Busy:
     """A cache in which random requests with common beginnings run, and have run; some emit what others look for."""
 
-    def __init__(self, seed: int, eviction: Eviction | None) -> None:
+    def __init__(self, seed: int, eviction: Eviction | None, *, at_once: bool = False) -> None:
+        """*at_once*: blocks are evicted as they are taken, and not when somebody looks."""
         self.rng = rng = random.Random(seed)
         starts = [[100 * group + i for i in range(12)] for group in range(3)]
         rows = [[*rng.choice(starts)[: rng.randrange(13)], *(1000 * n + i for i in range(3))] for n in range(40)]
@@ -284,6 +285,8 @@ class Busy:
             pool.eviction, pool.lasts_s = rank_of(eviction), lasts(eviction)
         if isinstance(eviction, Belady):
             pool.next_uses = NextUses(contents, self.tokens)
+        if at_once:
+            pool.gives_up = lambda chain, lo, hi: None
         self.emitted = dict[int, int]()
         pool.progress = lambda id_: self.emitted[id_]
         self.held = dict[int, int]()
@@ -327,7 +330,7 @@ def test_what_a_plan_finds_is_found_when_it_is_carried_out_and_until_then_nothin
     asked = 0
     for seed in seeds:
         eviction = EVICTIONS[seed % len(EVICTIONS)]
-        planning, moving = Busy(seed, eviction), Busy(seed, eviction)
+        planning, moving = Busy(seed, eviction), Busy(seed, eviction, at_once=True)
         before, pool, rng = planning.state(), moving.pool, random.Random(seed)
         both = planning.pool.planned(), pool
         most = rng.choice([2, 6, 20])

@@ -185,8 +185,6 @@ class BlockCache(RunPool):
         entries, chain = held.entries, self._last_chain(id_)
         if self._writes:
             self._catch_up(chain)
-        if self._owed and self._unheld(chain, blocks):
-            self._settle()
         for run, lo, hi in self._copies(chain, blocks):
             # A run of which two parts are found, around blocks that are found elsewhere, has been split.
             for part in (run,) if run.hi >= hi else parts_of(run, hi):
@@ -239,13 +237,8 @@ class BlockCache(RunPool):
                     assert chain is not None
             end = chain.end
             again = at < end
-            if again:
-                if self._owed:
-                    # Others may have given up what they had beyond it.
-                    self._settle()
-                    continue
-                if end < to:
-                    to = end
+            if again and end < to:
+                to = end
             self._write(held, chain, at, to, again)
             at = to
 

@@ -257,7 +257,6 @@ class RunPool(CachingPool[HeldRuns]):
         left = blocks - self._blank
         if left <= 0:
             return False
-        self._settle()
         if self._due and self._due[0][0] <= self.now_ns():
             return True
         for run in self._next_to_go():
