@@ -14,6 +14,7 @@ from policies.driving import Asked, Driven, DrivingError, Engine
 from policies.installed.connection import Connection
 from policies.schedulers import checked_as_given, setting_at_least
 from policies.view import Plan, ReplicaView
+from policies.vllm import Rules
 
 _SCRIPT = Path(__file__).with_name("worker.py")
 _GRAMMAR_STREAM = 0x6772616D
@@ -45,6 +46,8 @@ class VllmInstalled:
 
     by_chunk = True
     evicts = True
+    rules = Rules()
+    """Of the engine around the scheduler: what it drafts."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_num_batched_tokens", 1), ("max_num_seqs", 1), ("max_loras", 0), ("adapters", 0)):
