@@ -115,19 +115,41 @@ class StepPrice(Protocol):
 NO_BLOCKS: Final[Mapping[object, int]] = {}
 
 
+class PlannedBlocks(Protocol):
+    """What a plan takes of the KV blocks that can be found again, and would find on its way, one move after the other. The blocks
+    themselves stay as they are."""
+
+    def take(self, blocks: int, /) -> None:
+        """New blocks are taken, for which others are evicted."""
+        ...
+
+    def admit(self, id_: int, blocks: int, /) -> None:
+        """A sequence takes the first *blocks* blocks that are found."""
+        ...
+
+    def cached(self, id_: int, tokens: int, /, *, is_all: bool = False) -> None:
+        """An admitted sequence is to be computed to *tokens* tokens: its full blocks can be found. *is_all*: it has no token
+        behind these yet."""
+        ...
+
+    def finds(self, id_: int, tokens: int, /) -> tuple[int, int]:
+        """Blocks that a waiting sequence with so many tokens would find, and how many of them no sequence holds: these count among
+        the free ones until it takes them."""
+        ...
+
+
 class PrefixCache(Protocol):
-    """The KV blocks of a model that can be found again, for a scheduler that `admits_in_turn` or `looks_itself`: what a plan would
-    find and, of the former, evict on its way, one move after the other. All moves between `try_out` and `undo` are taken back, and
-    lookups do not count as use: see `Plan.looks`."""
+    """The KV blocks of a model that can be found again, for a scheduler that `admits_in_turn` or `looks_itself`. Nothing here
+    changes them, and lookups do not count as use: see `Plan.looks`."""
 
     @property
     def queue_looks(self) -> int:
         """Plans so far that had looked over the queue (`Looks.of_queue`)."""
         ...
 
-    def try_out(self) -> None: ...
-
-    def undo(self) -> None: ...
+    def planned(self) -> PlannedBlocks:
+        """For a scheduler that `admits_in_turn`: what its plan takes and finds from now on."""
+        ...
 
     def found_blocks(self, id_: int, tokens: int, /) -> int:
         """Blocks that a waiting sequence with so many tokens would find now."""
@@ -144,19 +166,6 @@ class PrefixCache(Protocol):
 
     def hold(self, id_: int, blocks: int, held: dict[object, int], /) -> None:
         """Notes in *held* that a waiting sequence is to hold its first *blocks* blocks; nothing else changes."""
-        ...
-
-    def admit(self, id_: int, blocks: int, /) -> None:
-        """It takes the first *blocks* blocks that are found."""
-        ...
-
-    def take(self, blocks: int, /) -> None:
-        """New blocks are taken, for which others are evicted."""
-        ...
-
-    def cached(self, id_: int, tokens: int, /, *, is_all: bool = False) -> None:
-        """An admitted sequence is to be computed to *tokens* tokens: its full blocks can be found. *is_all*: it has no token
-        behind these yet."""
         ...
 
     def freed_by(self, id_: int, gone: dict[object, int], /) -> int:

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import ClassVar, Final, Literal, NamedTuple
 
 from policies.schedulers import admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
-from policies.view import UNTIL_CHANGE, Largest, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq, prompts
+from policies.view import UNTIL_CHANGE, Largest, Plan, PlannedBlocks, ReplicaView, RunningSeq, WaitingSeq, prompts
 
 _DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
@@ -252,31 +252,18 @@ class Vllm:
             return True
         if not view.waiting or left <= 0 or left_input <= self._draft_slots(view):
             return False
-        cache = view.cache
-        if cache is None:
-            return self._admit_some(view, chunks, left, left_input, free, seats, puts_off=puts_off)
-        cache.try_out()
-        try:
-            # Running sequences have taken their blocks when the first waiting one looks for its own.
-            cache.take(view.free_blocks - free)
-            if chunks:
-                partial = {seq.id: seq for seq in view.prefilling}
-                for id_, tokens in chunks:
-                    seq = partial[id_]
-                    cache.cached(id_, seq.cached_tokens + tokens, is_all=tokens == seq.remaining_tokens)
-            return self._admit_some(view, chunks, left, left_input, free, seats, puts_off=puts_off)
-        finally:
-            cache.undo()
+        return self._admit_some(view, chunks, left, left_input, free, seats, puts_off=puts_off)
 
     def _admit_some(
         self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int, *,
         puts_off: bool,
     ) -> bool:  # fmt: skip
+        blocks = _planned(view, chunks, free)
         limit, draft_slots = self._longest_chunk(view), self._draft_slots(view)
         # The release counts its null block, which no sequence gets, among all blocks.
         kept = int(self.watermark * (view.total_blocks + 1))
         occupied = view.n_running > 0
-        cache, block_tokens = view.cache, view.block_tokens
+        block_tokens = view.block_tokens
         latest: tuple[int, int, int, int, bool] | None = None
         """The arguments of `_note_admitted` for the sequence admitted last: it is noted when another one looks."""
         for seq in self._queue(view):
@@ -285,11 +272,10 @@ class Vllm:
             budget = min(left, left_input - draft_slots)
             cached, to_compute = seq.cached_tokens, seq.tokens
             found = unheld = 0
-            if cache is not None:
+            if blocks is not None:
                 if latest is not None:
-                    _note_admitted(cache, *latest)
-                found = 0 if cached or not to_compute else cache.found_blocks(seq.id, to_compute)
-                unheld = cache.unheld_blocks(seq.id, found) if found else 0
+                    _note_admitted(blocks, *latest)
+                found, unheld = (0, 0) if cached or not to_compute else blocks.finds(seq.id, to_compute)
                 cached += found * block_tokens
                 to_compute -= found * block_tokens
             if seq.shared_blocks:
@@ -403,16 +389,31 @@ class Vllm:
         return max(running, key=lambda seq: (seq.priority, seq.arrival_ns))
 
 
+def _planned(view: ReplicaView, chunks: list[tuple[int, int]], free: int) -> PlannedBlocks | None:
+    """The prefix cache, if any, as the first waiting sequence finds it: running ones have taken blocks for *chunks* and decodes,
+    all but *free*."""
+    if view.cache is None:
+        return None
+    blocks = view.cache.planned()
+    blocks.take(view.free_blocks - free)
+    if chunks:
+        partial = {seq.id: seq for seq in view.prefilling}
+        for id_, tokens in chunks:
+            seq = partial[id_]
+            blocks.cached(id_, seq.cached_tokens + tokens, is_all=tokens == seq.remaining_tokens)
+    return blocks
+
+
 def _note_admitted(
-    cache: PrefixCache, id_: int, found_blocks: int, new_blocks: int, cached_tokens: int, is_all: bool
+    blocks: PlannedBlocks, id_: int, found_blocks: int, new_blocks: int, cached_tokens: int, is_all: bool
 ) -> None:
-    """Note in *cache* what an admitted sequence takes and then has, *is_all*: of all its tokens; *found_blocks* is negative where
+    """Note in *blocks* what an admitted sequence takes and then has, *is_all*: of all its tokens; *found_blocks* is negative where
     it holds blocks already."""
     if found_blocks >= 0:
-        cache.admit(id_, found_blocks)
-    cache.take(new_blocks)
+        blocks.admit(id_, found_blocks)
+    blocks.take(new_blocks)
     if found_blocks >= 0:
-        cache.cached(id_, cached_tokens, is_all=is_all)
+        blocks.cached(id_, cached_tokens, is_all=is_all)
 
 
 def _freed_blocks(view: ReplicaView, victim: RunningSeq, gone_holders: dict[object, int]) -> int:

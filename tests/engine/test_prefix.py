@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies.eviction import Belady, Eviction, Lfu, Lru, Mru, Retention, lasts, rank_of
 from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
 from policies.view import Plan, ReplicaView, Scheduler
@@ -19,11 +21,13 @@ from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.engine.cache.block_cache import BlockCache
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.content import contents_of
-from sim.engine.kv.pool import KvPool, OutOfBlocks
+from sim.engine.kv.next_uses import NextUses
+from sim.engine.kv.pool import KvPool
 from sim.engine.spec.experiment import LeftBehind
 from tests.engine.costs import Linear
 from tests.engine.lru import found_blocks
 from tests.engine.random_runs import an_experiment, assert_same
+from tests.sample import some
 from workloads import Trace, read_trace
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
@@ -260,33 +264,100 @@ def test_contents_fork_where_ids_differ() -> None:
     assert (list(found.start[:2]), list(found.parent[:2])) == ([0, 2], [-1, 0])
 
 
-def test_moves_that_are_tried_out_leave_nothing_behind() -> None:
-    rows = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7]]
-    contents = contents_of(
-        np.array([id_ for row in rows for id_ in row]), np.cumsum([0, *map(len, rows)]), 4,
-        np.full(3, 16), np.ones(3, np.int64), 4,
-    )  # fmt: skip
-    pool = BlockCache(8, 4, contents)
+class Busy:
+    """A cache in which random requests with common beginnings run, and have run; some emit what others look for."""
 
-    def serve(id_: int) -> int:
-        found = pool.found_blocks(id_, 16)
-        pool.admit(id_, found)
-        pool.take(4 - found)
-        pool.cached(id_, 16)
-        assert pool.fault() is None
-        return found
+    def __init__(self, seed: int, eviction: Eviction | None, *, at_once: bool = False) -> None:
+        """*at_once*: blocks are evicted as they are taken, and not when somebody looks."""
+        self.rng = rng = random.Random(seed)
+        starts = [[100 * group + i for i in range(12)] for group in range(3)]
+        rows = [[*rng.choice(starts)[: rng.randrange(13)], *(1000 * n + i for i in range(3))] for n in range(40)]
+        self.tokens = [4 * len(row) for row in rows]
+        contents = contents_of(
+            np.array([id_ for row in rows for id_ in row]), np.cumsum([0, *map(len, rows)]), 4,
+            np.array(self.tokens), np.ones(40, np.int64), 4,
+        )  # fmt: skip
+        self.pool = pool = BlockCache(rng.choice([60, 150, 300]), 4, contents)
+        pool.drops_last = rng.random() < 0.5
+        self.now_ns = 0
+        pool.now_ns = lambda: self.now_ns
+        if eviction is not None:
+            pool.eviction, pool.lasts_s = rank_of(eviction), lasts(eviction)
+        if isinstance(eviction, Belady):
+            pool.next_uses = NextUses(contents, self.tokens)
+        if at_once:
+            pool.gives_up = lambda chain, lo, hi: None
+        self.emitted = dict[int, int]()
+        pool.progress = lambda id_: self.emitted[id_]
+        self.held = dict[int, int]()
+        for id_ in range(30):
+            self.now_ns += rng.randrange(3 * 10**9)
+            self.serve(id_)
 
-    assert [serve(0), serve(1)] == [0, 3]
-    pool.release(0, 4, 16)
-    before = (pool.free, pool.evicted, pool.found_blocks(2, 16))
-    pool.try_out()
-    assert serve(2) == 2
-    pool.take(pool.free)
-    pool.undo()
-    assert pool.fault() is None
-    assert (pool.free, pool.evicted, pool.found_blocks(2, 16)) == before
-    with pytest.raises(OutOfBlocks):
-        pool.take(pool.free + 1)
+    def serve(self, id_: int) -> None:
+        """Another request runs as far as there is room, and perhaps some end."""
+        pool, rng, blocks = self.pool, self.rng, self.tokens[id_] // 4
+        found = pool.found_blocks(id_, self.tokens[id_])
+        if blocks - found + pool.unheld_blocks(id_, found) <= pool.free:
+            pool.admit(id_, found)
+            pool.take(blocks - found)
+            computed = 4 * rng.randrange(found, blocks + 1)
+            pool.cached(id_, computed)
+            self.held[id_] = blocks
+            if computed < self.tokens[id_] and rng.random() < 0.3:
+                pool.writes_on(id_, computed)
+            self.emitted[id_] = rng.randrange(computed, self.tokens[id_] + 1)
+        for other in [other for other in self.held if rng.random() < 0.35]:
+            pool.release(other, self.held.pop(other), self.emitted[other])
+
+    def state(self) -> Any:
+        pool = self.pool
+        return (
+            [(run.lo, run.hi, run.refs, run.entered) for run in pool._all()],
+            [(run.lo, run.hi) for run in pool._queued()],
+            [(id_, held.full, len(held.entries)) for id_, held in pool._held.items()],
+            (pool.free, pool._blank, pool.evicted, pool.fault()),
+        )
+
+
+EVICTIONS = (None, None, None, Lru(), Lfu(), Mru(), Retention(tokens=20, duration_s=4.0), Belady())
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(160), pytest.param(some(range(160, 6000)), marks=pytest.mark.slow)], ids=["some", "many"]
+)
+def test_what_a_plan_finds_is_found_when_it_is_carried_out_and_until_then_nothing_changes(seeds: range) -> None:
+    asked = 0
+    for seed in seeds:
+        eviction = EVICTIONS[seed % len(EVICTIONS)]
+        planning, moving = Busy(seed, eviction), Busy(seed, eviction, at_once=True)
+        before, pool, rng = planning.state(), moving.pool, random.Random(seed)
+        both = planning.pool.planned(), pool
+        most = rng.choice([2, 6, 20])
+        for id_ in list(moving.held):
+            # A decode step, or a prompt's next chunk.
+            blocks = rng.randrange(min(pool.free, most) + 1)
+            tokens = rng.randrange(4 * pool.full_blocks(id_), moving.tokens[id_] + 1)
+            for each in both:
+                each.take(blocks)
+                if id_ % 3 == 0:
+                    each.cached(id_, tokens)
+        for id_ in range(30, 40):
+            found = pool.would_find(id_, moving.tokens[id_])
+            assert found == pool.found_blocks(id_, moving.tokens[id_])
+            unheld = pool.unheld_blocks(id_, found)
+            assert both[0].finds(id_, moving.tokens[id_]) == (found, unheld)
+            asked += found > 0
+            if rng.random() < 0.6 and unheld <= pool.free:
+                blocks, tokens = rng.randrange(most), rng.randrange(4 * found, moving.tokens[id_] + 1)
+                blocks = min(blocks, pool.free - unheld)
+                for each in both:
+                    each.admit(id_, found)
+                    each.take(blocks)
+                    each.cached(id_, tokens)
+            assert pool.fault() is None
+        assert planning.state() == before
+    assert asked > 3 * len(seeds)
 
 
 def test_without_ids_or_without_a_cache_nothing_changes() -> None:

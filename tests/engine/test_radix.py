@@ -208,26 +208,6 @@ def test_room_is_made_before_it_is_taken_where_pages_are_long(page: int, room: t
     assert (pool.evicted, pool.free, pool.fault()) == (evicted, 10, None)
 
 
-def test_a_trial_leaves_the_nodes_of_the_tree_as_they_were() -> None:
-    pool = a_pool(list(range(10)), list(range(10)), list(range(5)), list(range(50, 60)), blocks=20)
-    put(pool, 3, 10)
-    pool.release(3, 10, 10)
-    put(pool, 0, 10)
-    pool.release(0, 10, 10)
-    nodes = [(node.lo, node.hi, list(node.keys)) for node in pool._all()]
-    for _ in range(2):
-        pool.try_out()
-        pool.take(11)
-        assert (pool.free, pool.evicted, pool.found_blocks(3, 11), pool.found_blocks(0, 11)) == (9, 20, 0, 0)
-        pool.undo()
-        assert (pool.free, pool.evicted, pool.fault()) == (20, 0, None)
-        assert (pool.found_blocks(0, 11), pool.found_blocks(3, 11)) == (10, 10)
-        assert sorted((node.lo, node.hi, node.keys) for node in pool._all()) == sorted(nodes)
-    pool.admit(2, 0)
-    pool.take(11)
-    assert (pool.evicted, pool.found_blocks(0, 11)) == (20, 0)
-
-
 def with_six(rows: list[list[int]]) -> RadixCache:
     """A tree of the first six prompts, the first of which still runs."""
     pool = a_pool(*rows, blocks=200)

@@ -92,8 +92,7 @@ class Counted(BlockCache):
 
     def take(self, blocks: int) -> None:
         super().take(blocks)
-        if self._log is None:
-            self.held_after = self.used
+        self.held_after = self.used
 
     def release(self, id_: int, blocks: int, tokens: int, *, ended: bool = False) -> None:
         super().release(id_, blocks, tokens, ended=ended)

@@ -63,7 +63,8 @@ class MicroBatch:
 
     __slots__ = (
         "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "growth", "held", "index",
-        "last_round_ns", "leaving", "partial", "paused", "prepared", "run", "span", "through_arrivals", "view", "wake_ns",
+        "last_round_ns", "leaving", "partial", "paused", "prepared", "rounds_taken", "run", "span", "through_arrivals",
+        "view", "wake_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:
@@ -91,9 +92,18 @@ class MicroBatch:
         # In flight, or as it was when the latest span ended:
         self.span: Span | None = None
         self.decodes = False
+        self.rounds_taken = 1
+        """Decode steps of the span in flight whose KV blocks have been taken."""
         self.run: tuple[tuple[int, int], ...] = ()
         self.completing: Sequence[int] = ()
         self.through_arrivals = True
+
+    @property
+    def blocks_taken(self) -> int:
+        """KV blocks that the decode steps of the span in flight have taken by now."""
+        if self.span is None or not self.decodes:
+            return 0
+        return self.span.growth_first if self.rounds_taken == 1 else self.decoding.blocks_for(self.rounds_taken)
 
     def undo_prompts(self) -> None:
         """Takes back the prompt tokens of an iteration that does not come to its end."""

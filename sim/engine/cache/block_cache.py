@@ -20,6 +20,8 @@ the cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heapify
+from typing import Any, Final
 
 from policies.driving import driving
 from policies.eviction import foresees, lasts, rank_of
@@ -29,8 +31,12 @@ from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
 from sim.engine.kv.content import Contents
 from sim.engine.kv.next_uses import NextUses
 from sim.engine.kv.pool import WHOLE_PROMPTS, KvPool, Slots
+from sim.engine.kv.run_twins import Twins
 from sim.engine.requests.state import RequestState
 from sim.engine.spec.experiment import LeftBehind, ReplicaSpec
+
+NO_ENDS: Final[Mapping[Chain, int]] = {}
+NOTHING_FOUND: Final = (0, 0)
 
 
 class BlockCache(RunPool):
@@ -75,7 +81,17 @@ class BlockCache(RunPool):
     # Look-ups.
 
     def found_blocks(self, id_: int, tokens: int) -> int:
-        """Blocks that a request with *tokens* tokens would find: one token at least is computed."""
+        """Blocks that a request with *tokens* tokens finds, all that has been emitted included: one token at least is computed."""
+        if self._writes:
+            self._catch_up(self._last_chain(id_))
+        return self.finds(id_, tokens)[0]
+
+    def would_find(self, id_: int, tokens: int) -> int:
+        return self.finds(id_, tokens)[0]
+
+    def finds(self, id_: int, tokens: int, ends: Mapping[Chain, int] = NO_ENDS) -> tuple[int, int]:
+        """Blocks that a request with *tokens* tokens would find, and how many of them no sequence holds. *ends*: blocks below which
+        chains are to be cached in any case."""
         upto = (tokens - 1) // self.block_tokens
         chain = self._own.get(id_)
         if chain is None:
@@ -84,25 +100,46 @@ class BlockCache(RunPool):
             if named < upto:
                 upto = named
             chain = self._chains.get(number) or self._chain(number)
-        if self._writes:
-            self._catch_up(chain)
+        found, last = self._end_of_hit(chain, upto, ends)
+        if not found:
+            return NOTHING_FOUND
+        unheld = self._unheld(last, found)
+        if unheld and self._owed:
+            self._settle()
+            return self.finds(id_, tokens, ends)
+        if self.drops_last:
+            found -= 1
+            unheld = self._unheld(last, found)
+        return found, unheld
+
+    def _end_of_hit(self, chain: Chain | None, upto: int, ends: Mapping[Chain, int]) -> tuple[int, Chain | None]:
+        """The blocks, *upto* at most, that are found of content that ends on *chain*, and the chain on which they end."""
         while chain is not None:
-            start, end = chain.start, chain.end
+            start = chain.start
             if upto > start:
+                end = chain.end
+                if chain.writers:
+                    end = self._emitted_end(chain)
+                if ends and chain in ends:
+                    end = max(end, ends[chain])
                 if end > start:
-                    found = end if end < upto else upto
-                    return found - 1 if self.drops_last else found
+                    return (end if end < upto else upto), chain
                 upto = start
             chain = chain.parent
-        return 0
+        return 0, None
 
     def unheld_blocks(self, id_: int, blocks: int, held: Mapping[object, int] = NO_BLOCKS) -> int:
         """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken."""
-        unheld = 0
-        for run, lo, hi in self._copies(self._last_chain(id_), blocks):
-            if not run.refs:
-                unheld += hi - lo
-        return unheld
+        self._settle()
+        return self._unheld(self._last_chain(id_), blocks)
+
+    def _emitted_end(self, chain: Chain) -> int:
+        """The block below which *chain* is cached once the tokens are that have been emitted by now."""
+        assert self.progress is not None
+        end = chain.end
+        for id_, hi in chain.writers.items():
+            end = max(end, min(self.progress(id_) // self.block_tokens, hi))
+        return end
 
     def _catch_up(self, chain: Chain | None) -> None:
         """Caches the tokens emitted by now that *chain* and those before it name."""
@@ -112,6 +149,34 @@ class BlockCache(RunPool):
                 self.cached(id_, self.progress(id_))
             chain = chain.parent
 
+    def path(self, id_: int) -> list[Chain]:
+        """The chains of a request's known content, the last one first."""
+        found: list[Chain] = []
+        chain = self._last_chain(id_)
+        while chain is not None:
+            found.append(chain)
+            chain = chain.parent
+        return found
+
+    def unheld_chains(self, id_: int, blocks: int) -> set[Chain]:
+        """The chains of which a request's first *blocks* cached blocks have some that no sequence holds."""
+        copies = self._copies(self._last_chain(id_), blocks)
+        return {run.chain for run, _, _ in copies if not run.refs and run.chain is not None}
+
+    def named_ends(self, id_: int, first: int, upto: int) -> list[tuple[Chain, int]]:
+        """The chains that name blocks *first* to *upto* of a request, and the ends of those blocks on them."""
+        hi = min(upto, self._contents.named[id_])
+        found: list[tuple[Chain, int]] = []
+        if hi <= first:
+            return found
+        chain = self._chain(self._contents.chain[id_])
+        while chain is not None and hi > first:
+            if hi > chain.start:
+                found.append((chain, hi))
+                hi = chain.start
+            chain = chain.parent
+        return found
+
     # Moves.
 
     def admit(self, id_: int, blocks: int) -> None:
@@ -120,16 +185,20 @@ class BlockCache(RunPool):
             return
         self._n_admitted += 1
         held = self._held[id_] = HeldRuns(self._n_admitted, blocks)
-        if self._log is not None:
-            self._log.append((self._held.pop, id_))
-        elif self.next_uses is not None:
+        if self.next_uses is not None:
             self.next_uses.begin(id_)
         if not blocks:
             return
         held.full = blocks
-        entries = held.entries
-        for run, lo, hi in self._copies(self._last_chain(id_), blocks):
-            entries.append((self._touch(run, lo, hi), hi))
+        entries, chain = held.entries, self._last_chain(id_)
+        if self._writes:
+            self._catch_up(chain)
+        for run, lo, hi in self._copies(chain, blocks):
+            # A run of which two parts are found, around blocks that are found elsewhere, has been split.
+            for part in (run,) if run.hi >= hi else parts_of(run, hi):
+                if part.hi > lo:
+                    end = min(hi, part.hi)
+                    entries.append((self._touch(part, max(lo, part.lo), end), end))
 
     def loaded(self, id_: int, tokens: int) -> None:
         """The first *tokens* tokens of a request have been copied to blocks that it holds for them."""
@@ -141,18 +210,9 @@ class BlockCache(RunPool):
         """Registers an admitted request as a writer of the chains that name its output, if any."""
         prompt_blocks = prompt_tokens // self.block_tokens
         if self._contents.named[id_] > prompt_blocks:
-            for chain in self._written(id_, prompt_blocks):
-                chain.writers[id_] = None
+            for chain, hi in self.named_ends(id_, prompt_blocks, self._contents.named[id_]):
+                chain.writers[id_] = hi
                 self._writes += 1
-
-    def _written(self, id_: int, first: int) -> list[Chain]:
-        """The chains that name blocks of a request from *first* on."""
-        found: list[Chain] = []
-        chain = self._chain(self._contents.chain[id_])
-        while chain is not None:
-            found.append(chain)
-            chain = chain.parent if chain.start > first else None
-        return found
 
     def full_blocks(self, id_: int) -> int:
         """Blocks of an admitted request whose content is cached."""
@@ -167,8 +227,6 @@ class BlockCache(RunPool):
         at = held.full
         if at >= upto:
             return
-        if self._log is not None:
-            self._log += ((setattr, held, "full", at), (setattr, held, "entries", list(held.entries)))
         contents = self._contents
         named = contents.named[id_]
         held.full = upto
@@ -198,13 +256,11 @@ class BlockCache(RunPool):
     def _own_chain(self, id_: int, named: int) -> Chain:
         """A new chain for a request's own content behind its *named* blocks."""
         chain = self._own[id_] = Chain(named, self._last_chain(id_), id_)
-        if self._log is not None:
-            self._log.append((self._own.pop, id_))
         return chain
 
     def _write(self, held: HeldRuns, chain: Chain, at: int, to: int, again: bool) -> None:
         """Blocks of *held* get the content *at* to *to* of *chain*; *again*: it is cached already."""
-        log, entries = self._log, held.entries
+        entries = held.entries
         if entries and not again:
             first, hi = entries[-1]
             last = first if first.hi >= hi else parts_of(first, hi)[-1]
@@ -215,8 +271,6 @@ class BlockCache(RunPool):
                 and last.refs == 1
                 and (self.eviction is None or last.uses == 1)
             ):
-                if log is not None:
-                    log += ((setattr, last, "hi", at), (setattr, chain, "end", chain.end))
                 last.hi = to
                 entries[-1] = (first, to)
                 if to > chain.end:
@@ -225,12 +279,6 @@ class BlockCache(RunPool):
         self._entered += 1
         run = Run(chain, at, to, self._entered, again)
         run.refs = 1
-        if log is not None:
-            log += (
-                (setattr, chain, "end", chain.end),
-                (setattr, chain, "overlaps", chain.overlaps),
-                (self._remove, chain, run),
-            )
         if self.eviction is not None:
             run.uses, run.place = 1, 0
             run.was_used(self._n_uses, 0, -1)
@@ -246,8 +294,8 @@ class BlockCache(RunPool):
         self.cached(id_, tokens - alone * self.block_tokens)
         held = self._held.pop(id_)
         if self._writes:
-            for written in self._written(id_, 0):
-                self._writes -= written.writers.pop(id_, 0) is None
+            for written in self.path(id_):
+                self._writes -= written.writers.pop(id_, -1) >= 0
         left = self.left_behind
         if left is not None:
             self._leave_behind(round(max(held.full + alone - held.found - left.window_blocks, 0) * left.per_block))
@@ -296,6 +344,54 @@ class BlockCache(RunPool):
             return 0
         return max(tokens // self.block_tokens - self._contents.named[id_], 0)
 
+    # Plans.
+
+    def planned(self) -> PlannedBlocks:
+        return PlannedBlocks(self)
+
+    def copied(self) -> BlockCache:
+        """A pool with the same blocks and sequences, whose moves leave this one as it is."""
+        pool = BlockCache(self.total, self.block_tokens, self._contents)
+        pool.drops_last, pool.progress, pool.now_ns, pool.classes = (
+            self.drops_last, self.progress, self.now_ns, self.classes,
+        )  # fmt: skip
+        pool.eviction, pool.lasts_s = self.eviction, self.lasts_s
+        pool.next_uses = None if self.next_uses is None else self.next_uses.copied()
+        pool.free = self.free
+        self._settle()
+        chains = (*self._chains.values(), *self._own.values())
+        twins = Twins(chains, self._unfound, self._queued(), ranked=self.eviction is not None)
+        ranked = [
+            (rank, place, twins.runs[run])
+            for rank, place, run in self._ranked
+            if run in twins.runs and place == run.place
+        ]
+        due = [(at_ns, number, used, twins.runs[run]) for at_ns, number, used, run in self._due if run in twins.runs]
+        held = {id_: twins.held(held) for id_, held in self._held.items()}
+        pool.adopt(twins, held, self._blank, ranked, due, (self._entered, self._n_placed, self._n_uses, self._writes))
+        return pool
+
+    def adopt(
+        self, twins: Twins, held: dict[int, HeldRuns], blank: int, ranked: list[tuple[Any, int, Run]],
+        due: list[tuple[int, int, int, Any]], counts: tuple[int, int, int, int],
+    ) -> None:  # fmt: skip
+        """Takes over *twins* of all that another pool has."""
+        self._held, self._blank, self._ranked, self._due = held, blank, ranked, due
+        heapify(ranked)
+        heapify(due)
+        self._entered, self._n_placed, self._n_uses, self._writes = counts
+        for chain in twins.chains.values():
+            if chain.number >= 0:
+                self._chains[chain.number] = chain
+            elif chain.owner >= 0:
+                self._own[chain.owner] = chain
+            else:
+                self._unfound = chain
+            if chain.parent is not None and chain.runs:
+                self._behind[chain.parent][chain] = None
+        for run in twins.queue:
+            self._append(run)
+
     def reset(self) -> None:
         """Frees every block, and caches nothing."""
         self.free = self._blank = self.total
@@ -306,7 +402,85 @@ class BlockCache(RunPool):
         self._ranked.clear()
         self._due.clear()
         self._behind.clear()
-        self._writes = 0
+        self._writes = self._owed = 0
+
+
+TAKE, CACHED, ADMIT = range(3)
+
+
+class PlannedBlocks:
+    """What a plan takes and finds, one sequence after the other, while the cache stays as it is.
+
+    Answers are those of the cache where nothing planned can change them: new content goes on where chains end, and evictions are
+    counted along the runs that go first. Where they might, the moves are made in a copy of the cache, which answers from then on.
+    """
+
+    __slots__ = ("_blocks", "_cache", "_copy", "_ends", "_full", "_moves", "_touched")
+
+    def __init__(self, cache: BlockCache) -> None:
+        self._cache = cache
+        self._copy: BlockCache | None = None
+        self._moves: list[tuple[int, int, int]] = []
+        self._blocks = 0
+        """New blocks that are taken."""
+        self._ends: dict[Chain, int] = {}
+        """Blocks below which chains are to be cached."""
+        self._full: dict[int, int] = {}
+        """Full blocks of sequences that are to be admitted."""
+        self._touched: set[Chain] = set()
+        """Chains with blocks that nobody holds yet, and sequences that are to be admitted will."""
+
+    def take(self, blocks: int) -> None:
+        """New blocks are taken, for which others are evicted."""
+        self._move(TAKE, -1, blocks)
+        self._blocks += blocks
+
+    def admit(self, id_: int, blocks: int) -> None:
+        """A sequence takes the first *blocks* blocks that are found."""
+        if self._copy is None:
+            self._full[id_] = blocks
+            self._touched |= self._cache.unheld_chains(id_, blocks)
+        self._move(ADMIT, id_, blocks)
+
+    def cached(self, id_: int, tokens: int, *, is_all: bool = False) -> None:
+        """An admitted sequence is to be computed to *tokens* tokens: its full blocks can be found. *is_all*: it has no token behind
+        these yet."""
+        if is_all:
+            tokens -= self._cache.names_next
+        if self._copy is None:
+            first = self._full[id_] if id_ in self._full else self._cache.full_blocks(id_)
+            for chain, hi in self._cache.named_ends(id_, first, tokens // self._cache.block_tokens):
+                self._ends[chain] = max(self._ends.get(chain, 0), hi)
+        self._move(CACHED, id_, tokens)
+
+    def finds(self, id_: int, tokens: int) -> tuple[int, int]:
+        """Blocks that a waiting sequence with so many tokens would find now, and how many of them no sequence holds."""
+        cache = self._cache if self._copy is None else self._copy
+        found, unheld = cache.finds(id_, tokens, self._ends if self._copy is None else NO_ENDS)
+        if not found or self._copy is not None:
+            return found, unheld
+        if (unheld or cache.drops_last) and self._may_change(id_, found + cache.drops_last):
+            self._copy = cache.copied()
+            for move in self._moves:
+                self._move(*move)
+            return self.finds(id_, tokens)
+        return found, unheld
+
+    def _may_change(self, id_: int, found: int) -> bool:
+        """Whether what is planned may change what is found in blocks below *found*, or who holds them."""
+        path = self._cache.path(id_)
+        return not self._touched.isdisjoint(path) or self._cache.may_evict(self._blocks, path, found, self._touched)
+
+    def _move(self, what: int, id_: int, number: int) -> None:
+        pool = self._copy
+        if pool is None:
+            self._moves.append((what, id_, number))
+        elif what == TAKE:
+            pool.take(number)
+        elif what == CACHED:
+            pool.cached(id_, number)
+        else:
+            pool.admit(id_, number)
 
 
 def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool, connected: bool) -> KvPool:

@@ -151,8 +151,6 @@ class RadixCache(TreePool):
             self.make_room(blocks)
         self.free -= blocks
         self._blank -= blocks
-        if self._log is not None:
-            self._log.append((self.give, blocks))
 
     def before_prompts(self, tokens: int, prompts: int) -> None:
         """Makes room for prompts as `alloc_paged_token_slots_extend` does: where pages are long, with one more for each."""

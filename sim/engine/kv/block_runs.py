@@ -7,7 +7,7 @@ The module knows which copy of a block is found first, the queue of blocks that 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -35,8 +35,8 @@ class Chain:
         """Ordered by their first blocks, the older one of equals first."""
         self.overlaps = 0
         """Runs that came while their blocks were cached already: while there are any, a block may be in several."""
-        self.writers: dict[int, None] = {}
-        """Admitted requests that emit tokens of this chain."""
+        self.writers: dict[int, int] = {}
+        """Admitted requests that emit tokens of this chain, and the block up to which they do."""
 
 
 class Run:
@@ -104,7 +104,18 @@ def parts_of(run: Run, hi: int) -> list[Run]:
 class RunPool(CachingPool[HeldRuns]):
     """A pool whose free blocks are blank or in the queue of unheld cached runs."""
 
-    __slots__ = ("_behind", "_chains", "_head", "_n_placed", "_n_uses", "_own", "_prepaid", "_ranked", "_unfound")
+    __slots__ = (
+        "_behind",
+        "_chains",
+        "_head",
+        "_n_placed",
+        "_n_uses",
+        "_owed",
+        "_own",
+        "_prepaid",
+        "_ranked",
+        "_unfound",
+    )
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
         super().__init__(total, block_tokens, contents, slots)
@@ -115,6 +126,8 @@ class RunPool(CachingPool[HeldRuns]):
         self._unfound = Chain(0, None, -1)
         """The chain of blocks that no look-up finds, which does not know them."""
         self._prepaid = self._n_placed = 0
+        self._owed = 0
+        """Blocks that have been taken while the least recently used ones whose content is evicted for them are still queued."""
         self._n_uses: int = 0
         self._ranked: list[tuple[Any, int, Run]] = []
         """A heap of unheld runs by the rank that the eviction policy gives them; outdated entries stay until they are met."""
@@ -141,22 +154,22 @@ class RunPool(CachingPool[HeldRuns]):
         if blocks > self.free:
             raise OutOfBlocks
         blank = self._blank
-        if self._log is not None:
-            self._log.append((self._count, self.free, blank, self.evicted))
         self.free -= blocks
         if blocks <= blank:
             self._blank = blank - blocks
         else:
             self._blank = 0
-            self._evict(blocks - blank)
+            self.evicted += blocks - blank
+            self._owed += blocks - blank
+            if self.eviction is not None or self.gives_up is not None or self._owed > self.total:
+                self._settle()
 
-    def _evict(self, blocks: int) -> None:
-        """Takes the content of free blocks; so many are free and not blank."""
-        if self._due:
+    def _settle(self) -> None:
+        """Evicts what is owed. It is put off until somebody might find it: which blocks go is known, the first in the queue."""
+        blocks, self._owed = self._owed, 0
+        if blocks and self._due:
             self.rank_again()
-        self.evicted += blocks
-        log = self._log
-        gives_up = self.gives_up if log is None else None
+        gives_up = self.gives_up
         while blocks:
             run = self._head.after if self.eviction is None else self._ranked_first()
             assert run is not None
@@ -164,8 +177,6 @@ class RunPool(CachingPool[HeldRuns]):
             chain, lo, hi = run.chain, run.lo, run.hi
             alone = not chain.overlaps
             gone = hi - lo <= blocks
-            if log is not None:
-                log.append((self._bring_back, run, hi, chain.end, chain.overlaps, gone))
             if chain is self._unfound:
                 run.hi -= min(blocks, hi - lo)
                 blocks -= hi - run.hi
@@ -186,21 +197,6 @@ class RunPool(CachingPool[HeldRuns]):
             if gives_up is not None and (chain.number >= 0 or chain.owner >= 0):
                 gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
-
-    def _count(self, free: int, blank: int, evicted: int) -> None:
-        self.free, self._blank, self.evicted = free, blank, evicted
-
-    def _bring_back(self, run: Run, hi: int, end: int, overlaps: int, gone: bool) -> None:
-        """Undoes the eviction of the blocks of *run* up to *hi*; *gone*: of all."""
-        chain = run.chain
-        assert chain is not None
-        run.hi, chain.end, chain.overlaps = hi, end, overlaps
-        if gone:
-            if chain.owner >= 0:
-                self._own[chain.owner] = chain
-            if chain is not self._unfound:
-                self._insert(chain, run)
-            self._relink(run)
 
     def _remove(self, chain: Chain, run: Run) -> None:
         chain.runs.remove(run)
@@ -256,6 +252,37 @@ class RunPool(CachingPool[HeldRuns]):
                 return run if cut <= run.lo else self._split(run, cut)
             run = behind
 
+    def may_evict(self, blocks: int, path: Sequence[Chain], upto: int, kept: Container[Chain]) -> bool:
+        """Whether *blocks* more might be taken by evicting blocks below *upto* of the chains of *path*; those of *kept* stay."""
+        left = blocks - self._blank
+        if left <= 0:
+            return False
+        if self._due and self._due[0][0] <= self.now_ns():
+            return True
+        for run in self._next_to_go():
+            chain = run.chain
+            assert chain is not None
+            # A policy spares blocks without which others behind them could not be found: these go first.
+            if chain in path and (self.eviction is not None or (run.lo < upto and run.hi - left < upto)):
+                return True
+            if chain not in kept:
+                left -= run.hi - run.lo
+                if left <= 0:
+                    break
+        return False
+
+    def _next_to_go(self) -> Iterator[Run]:
+        """Unheld runs in the order in which they are evicted, but for what a policy spares."""
+        if self.eviction is None:
+            run = self._head.after
+            while run is not None and run is not self._head:
+                yield run
+                run = run.after
+            return
+        for _, place, run in in_order(self._ranked):
+            if place == run.place:
+                yield run
+
     def _leave_behind(self, blocks: int) -> None:
         """Up to *blocks* free blocks have content from now on that no look-up finds: the last to be evicted."""
         blocks = min(blocks, self.free)
@@ -272,15 +299,31 @@ class RunPool(CachingPool[HeldRuns]):
         if not blocks:
             return 0
         run = Run(self._unfound, 0, blocks, 0, False)
-        last = self._head.before
-        assert last is not None
-        run.before, run.after = last, self._head
-        last.after = self._head.before = run
+        self._append(run)
         if self.eviction is not None:
             run.uses = 1
             run.was_used(self._n_uses, self.now_ns(), -1)
             self._place(run)
         return blocks
+
+    def _unheld(self, chain: Chain | None, upto: int) -> int:
+        """Cached blocks below *upto* of content that ends on *chain* that no sequence holds."""
+        unheld = 0
+        while chain is not None and upto > 0:
+            if upto > chain.start:
+                if chain.overlaps:
+                    for run, lo, hi in _first_runs(chain, min(upto, chain.end)):
+                        unheld += 0 if run.refs else hi - lo
+                else:
+                    for run in reversed(chain.runs):
+                        if run.lo < upto:
+                            if run.refs:
+                                # Who holds it holds all before it.
+                                break
+                            unheld += (run.hi if run.hi < upto else upto) - run.lo
+                upto = chain.start
+            chain = chain.parent
+        return unheld
 
     def _copies(self, chain: Chain | None, upto: int) -> list[tuple[Run, int, int]]:
         """(run, first block, end) of cached blocks below *upto* of content that ends on *chain*, each at the first to enter."""
@@ -293,7 +336,7 @@ class RunPool(CachingPool[HeldRuns]):
         found: list[tuple[Run, int, int]] = []
         for piece, hi in reversed(pieces):
             if piece.overlaps:
-                found += _first_runs(piece, hi)
+                found += _first_runs(piece, min(hi, piece.end))
                 continue
             for run in piece.runs:
                 if run.hi >= hi:
@@ -315,33 +358,23 @@ class RunPool(CachingPool[HeldRuns]):
     def _touch(self, run: Run, lo: int, hi: int) -> Run:
         """Adds a holder to blocks *lo* to *hi* of *run*; returns their run."""
         if run.refs == 0:
-            if self._log is not None:
-                self._log.append((setattr, self, "free", self.free))
             self.free -= hi - lo
         if lo > run.lo:
-            run = self._split(run, lo)
+            run = self._split(run, lo, is_held=True)
         if hi < run.hi:
             self._split(run, hi)
         if run.refs == 0:
             self._unlink(run)
-            if self._log is not None:
-                self._log.append((self._relink, run))
-        if self._log is not None:
-            self._log.append((setattr, run, "refs", run.refs))
         run.refs += 1
         if self.eviction is not None:
-            if self._log is not None:
-                self._log.append((setattr, run, "uses", run.uses))
             run.uses += 1
         return run
 
-    def _split(self, run: Run, at: int) -> Run:
-        """Splits *run*; returns the part from *at* on. The order of eviction stays."""
+    def _split(self, run: Run, at: int, *, is_held: bool = False) -> Run:
+        """Splits *run*; returns the part from *at* on. The order of eviction stays. *is_held*: that part is about to be held, and
+        no policy ranks it, nor splits it further."""
         chain = run.chain
         assert chain is not None
-        if self._log is not None:
-            self._log += ((setattr, run, "hi", run.hi), (setattr, run, "rest", run.rest))
-            self._log.append((setattr, chain, "overlaps", chain.overlaps))
         rest = Run(chain, at, run.hi, run.entered, run.again)
         rest.refs = run.refs
         rest.rest = run.rest
@@ -353,18 +386,21 @@ class RunPool(CachingPool[HeldRuns]):
         run.rest = rest
         self._insert(chain, rest)
         chain.overlaps += run.again
-        if self._log is not None:
-            self._log.append((chain.runs.remove, rest))
         if not run.refs:
             before = run.before
             assert before is not None
             rest.before, rest.after = before, run
             before.after = run.before = rest
-            if self._log is not None:
-                self._log.append((self._unlink, rest))
-            if self.eviction is not None:
+            if self.eviction is not None and not is_held:
                 self._place(rest)
         return rest
+
+    def _append(self, run: Run) -> None:
+        """Queues an unheld run behind all others."""
+        last = self._head.before
+        assert last is not None
+        run.before, run.after = last, self._head
+        last.after = self._head.before = run
 
     def _unlink(self, run: Run) -> None:
         assert run.before is not None
@@ -373,18 +409,12 @@ class RunPool(CachingPool[HeldRuns]):
         run.after.before = run.before
         run.place = 0
 
-    def _relink(self, run: Run) -> None:
-        assert run.before is not None
-        assert run.after is not None
-        run.before.after = run.after.before = run
-        if self.eviction is not None:
-            self._push(run)
-
     def _parts(self, id_: int) -> Iterator[Run]:
         for first, hi in self._held[id_].entries:
             yield from parts_of(first, hi)
 
     def _all(self) -> Iterator[Run]:
+        self._settle()
         for chain in (*self._chains.values(), *self._own.values()):
             yield from chain.runs
 
@@ -412,6 +442,7 @@ class RunPool(CachingPool[HeldRuns]):
 
     def _queued(self) -> dict[Run, None]:
         """Runs that may be evicted, the next one first."""
+        self._settle()
         queued: dict[Run, None] = {}
         waiting = self._head.after
         while waiting is not self._head:
@@ -419,6 +450,17 @@ class RunPool(CachingPool[HeldRuns]):
             queued[waiting] = None
             waiting = waiting.after
         return queued
+
+
+def in_order(heap: list[Any]) -> Iterator[Any]:
+    """The items of a heap, which stays as it is, from the least one on."""
+    ahead: list[tuple[Any, int]] = [(heap[0], 0)] if heap else []
+    while ahead:
+        item, at = heappop(ahead)
+        yield item
+        for below in (2 * at + 1, 2 * at + 2):
+            if below < len(heap):
+                heappush(ahead, (heap[below], below))
 
 
 def _first_runs(chain: Chain, hi: int) -> list[tuple[Run, int, int]]:

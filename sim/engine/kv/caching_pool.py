@@ -51,7 +51,7 @@ class CachingPool(KvPool, Generic[H]):
     """A pool whose free blocks are blank, or cached and held by no sequence."""
 
     __slots__ = (
-        "_blank", "_contents", "_due", "_held", "_log", "_n_admitted", "classes", "drops_last", "eviction", "gives_up",
+        "_blank", "_contents", "_due", "_held", "_n_admitted", "classes", "drops_last", "eviction", "gives_up",
         "next_uses",
     )  # fmt: skip
 
@@ -75,8 +75,6 @@ class CachingPool(KvPool, Generic[H]):
         """Free blocks without content: the first to be taken."""
         self._held: dict[int, H] = {}
         self._n_admitted = 0
-        self._log: list[tuple[Any, ...]] | None = None
-        """Moves that are tried out, as what undoes each: a function and its arguments."""
 
     @abstractmethod
     def _parts(self, id_: int) -> Iterable[Blocks]:
@@ -171,21 +169,6 @@ class CachingPool(KvPool, Generic[H]):
     @abstractmethod
     def _rank_again(self, number: int, used: int, part: Any) -> None:
         """Ranks blocks again, unless they have gone, or been used, since their ranking of that *number*."""
-
-    # Trial of a plan.
-
-    def try_out(self) -> None:
-        """Begins to log moves, for `undo`."""
-        self.rank_again()
-        self._log = []
-
-    def undo(self) -> None:
-        """Undoes all moves since `try_out`, the last first."""
-        log, self._log = self._log, None
-        assert log is not None
-        while log:
-            undo, *given = log.pop()
-            undo(*given)
 
 
 def end_of_rank(rank: Callable[[int], Any], first: int, upto: int) -> int:

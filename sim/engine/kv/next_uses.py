@@ -24,6 +24,15 @@ class NextUses:
         self._at = [0] * len(self._uses)
         """Uses of each chain that are over."""
 
+    def copied(self) -> NextUses:
+        """One that may begin requests by itself."""
+        twin = NextUses(Contents(1), ())
+        twin.become(self._begun[:], self._uses, self._at[:])
+        return twin
+
+    def become(self, begun: bytearray, uses: list[list[tuple[int, int]]], at: list[int]) -> None:
+        self._begun, self._uses, self._at = begun, uses, at
+
     def begin(self, id_: int) -> None:
         """A request has looked up what it finds."""
         self._begun[id_] = True

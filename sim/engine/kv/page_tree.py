@@ -269,7 +269,7 @@ class TreePool(CachingPool[HeldNode]):
         heap = self._heap
         self._walked.clear()
         while self._blank < blocks and heap:
-            if self._due and self._log is None:
+            if self._due:
                 self.rank_again()
             entry = heappop(heap)
             if not self._is_due(entry):
@@ -277,14 +277,12 @@ class TreePool(CachingPool[HeldNode]):
             leaf = entry[3]
             parent = leaf.parent
             assert parent is not None
-            if self._log is not None:
-                self._log.append((self._put_back, entry, parent, self._blank, self.evicted))
             del parent.children[leaf.keys[0][0]]
             leaf.parent = None
             self._n_nodes -= 1
             self._blank += leaf.hi - leaf.lo
             self.evicted += leaf.hi - leaf.lo
-            if self.gives_up is not None and self._log is None:
+            if self.gives_up is not None:
                 lo = leaf.lo
                 for key, end in leaf.keys:
                     hi = min(end, leaf.hi)
@@ -292,16 +290,6 @@ class TreePool(CachingPool[HeldNode]):
                     lo = hi
             if parent.parent is not None and not parent.refs and not parent.children:
                 self._push(parent)
-
-    def _put_back(self, entry: Entry, parent: Node, blank: int, evicted: int) -> None:
-        """Restores an evicted leaf to where it was, and the counts."""
-        self._walked.clear()
-        leaf = entry[3]
-        parent.children[leaf.keys[0][0]] = leaf
-        leaf.parent = parent
-        self._n_nodes += 1
-        self._blank, self.evicted = blank, evicted
-        heappush(self._heap, entry)
 
     def _parts(self, id_: int) -> Iterator[Node]:
         node = self._held[id_].node

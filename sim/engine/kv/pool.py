@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from policies.eviction import CachedBlocks
-from policies.view import NO_BLOCKS, Looks
+from policies.view import NO_BLOCKS, Looks, PlannedBlocks
 
 
 class OutOfBlocks(Exception):
@@ -117,6 +117,10 @@ class KvPool:
         """Blocks that a waiting request with *tokens* tokens would find now: one token at least is computed."""
         return 0
 
+    def would_find(self, id_: int, tokens: int) -> int:
+        """`found_blocks`, while nothing changes."""
+        return self.found_blocks(id_, tokens)
+
     def use(self, looks: Looks) -> None:
         """Marks a scheduler's own look-ups, for a plan that is carried out, as use, where looking counts as use."""
 
@@ -128,6 +132,10 @@ class KvPool:
         """Blocks, of a request's first *blocks* cached ones, that no sequence holds: they count as free until taken. *held*: what
         some are to hold."""
         return 0
+
+    def planned(self) -> PlannedBlocks:
+        """What a plan takes and finds, while the pool stays as it is."""
+        raise NotImplementedError
 
     def hold(self, id_: int, blocks: int, held: dict[object, int]) -> None:
         """Notes in *held* that a request is to hold its first *blocks* blocks."""
@@ -193,9 +201,3 @@ class KvPool:
     def full_blocks(self, id_: int) -> int:
         """Blocks of an admitted request whose content is cached."""
         return 0
-
-    def try_out(self) -> None:
-        """Begins to log moves, for `undo`."""
-
-    def undo(self) -> None:
-        """Undoes all moves since `try_out`, the last first."""

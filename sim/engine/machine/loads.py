@@ -35,12 +35,15 @@ class CoreLoad:
 
     @property
     def kv_blocks_used(self) -> int:
-        """Blocks in use, including those that the span in flight has taken by now beyond those of its first iteration."""
-        span, used = self._batch.span, self._sequences.kv.used
-        if span is None or span.n == 1:
-            return used
-        taken = self._batch.decoding.blocks_for(span.index_at(self._clock.now_ns << TICK_BITS))
-        return used + taken - span.growth_first
+        """Blocks in use, including those that the span in flight has begun to use by now."""
+        batch, used = self._batch, self._sequences.kv.used
+        rounds = self._rounds()
+        return used if rounds == 1 else used + batch.decoding.blocks_for(rounds) - batch.blocks_taken
+
+    def _rounds(self) -> int:
+        """The iteration of the span in flight, from 1, that has begun by now; 1 where there is none."""
+        span = self._batch.span
+        return 1 if span is None or span.n == 1 else span.index_at(self._clock.now_ns << TICK_BITS)
 
     @property
     def kv_use(self) -> float:
@@ -69,20 +72,15 @@ class CoreLoad:
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached now."""
-        kv, batch, prefix_lookup = self._sequences.kv, self._batch, self._sequences.prefix_lookup
+        kv, prefix_lookup = self._sequences.kv, self._sequences.prefix_lookup
         if not kv.caches:
             return 0
-        span = batch.span
-        kv.try_out()
-        if span is not None and span.n > 1:
-            # As if the span had been taken step by step: what its growth evicts is gone, and what it has emitted is there.
-            rounds = span.index_at(self._clock.now_ns << TICK_BITS)
-            prefix_lookup.rounds_since = rounds - 1
-            if batch.decoding.blocks_for(rounds) > span.growth_first:
-                take_for_rounds(kv, batch.decoding, rounds, span.growth_first)
-        found = kv.found_blocks(request.id, request.prompt_tokens + 1)
+        # As if the span in flight were taken step by step: what its growth evicts is gone, and what it has emitted is there.
+        rounds = self._rounds()
+        take_for_rounds(kv, self._batch, rounds)
+        prefix_lookup.rounds_since = rounds - 1
+        found = kv.would_find(request.id, request.prompt_tokens + 1)
         prefix_lookup.rounds_since = 0
-        kv.undo()
         return found * kv.block_tokens
 
     def done_ns(self, model: int, *, waiting: bool) -> int:

@@ -340,7 +340,6 @@ class EngineCore:
         fewer when the machine stops."""
         span = batch.span
         assert span is not None
-        batch.span = None
         if done < span.n or not span.is_recorded:
             span.close(self.recorder, done)
         if self._ahead is not None:
@@ -350,9 +349,11 @@ class EngineCore:
         sequences, end_ns = self.sequences, end_ticks >> TICK_BITS
         if self.loading is not None:
             self._write_prompts(self.loading.tiers, batch, end_ns)
+        if done > 1:
+            take_for_rounds(self._kv, batch, done)
+        batch.span = None
+        batch.rounds_taken = 1
         if batch.decodes:
-            if done > 1:
-                take_for_rounds(self._kv, batch.decoding, done, span.growth_first)
             batch.last_round_ns = end_ns
             departures = batch.decoding.advance(done)
             sequences.in_vain = 0
@@ -381,11 +382,10 @@ class EngineCore:
             span.close(self.recorder, 0)
             batch.undo_prompts()
             return
-        n = span.n
+        if done < span.n:
+            # The step in flight has taken its blocks, and what was evicted for them is gone.
+            take_for_rounds(self._kv, batch, done + 1)
         self.commit(batch, done, end_ticks)
-        if done < n:
-            # The step in flight had taken its blocks, and what was evicted for them is gone.
-            take_for_rounds(self._kv, batch.decoding, 1, 0)
 
     def drop_in_flight(self) -> None:
         """Forget the micro-batches that have not left the last stage."""

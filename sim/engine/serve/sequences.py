@@ -19,7 +19,7 @@ from policies.view import (
     takes_by_chunk,
 )
 from sim.engine.batch.async_scheduling import AsyncScheduling
-from sim.engine.batch.decoding import Departure, RunningSet
+from sim.engine.batch.decoding import Departure
 from sim.engine.batch.micro_batch import Ended, MicroBatch, Paused
 from sim.engine.batch.version import Version
 from sim.engine.cache.block_cache import pool_of
@@ -483,8 +483,12 @@ def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Seq
         sequences.version.changes += sequences.state.shorten(id_, tokens)
 
 
-def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
-    """The blocks of so many decode steps, of which *taken* have been taken."""
+def take_for_rounds(kv: KvPool, batch: MicroBatch, rounds: int) -> None:
+    """Take the blocks of the first *rounds* decode steps in flight, as far as they have not been taken."""
+    if rounds <= batch.rounds_taken:
+        return
+    decoding, taken = batch.decoding, batch.blocks_taken
+    batch.rounds_taken = rounds
     if kv.caches_late:
         # The eviction of the last depends on what there was before it.
         before = decoding.blocks_for(rounds - 1)

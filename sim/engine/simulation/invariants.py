@@ -213,8 +213,7 @@ class Watch:
             self._fail("INV-2", f"a micro-batch of machine {machine.index} has sequences that were not admitted")
         if core.sequences.hands_over and batch.decoding.n:
             self._fail("INV-13", f"machine {machine.index} decodes {batch.decoding.n} sequences")
-        # A span in flight has taken the blocks of its first iteration, and no others.
-        return held + (batch.span.growth_first if batch.span is not None and batch.decodes else 0)
+        return held + batch.blocks_taken
 
     def _check_connector(self, machine: AnyMachine, core: EngineCore, seen: set[int]) -> int:
         """The blocks held for KV that is on its way or here before its sequence is admitted, and for other machines."""
