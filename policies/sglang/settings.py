@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import ClassVar
 
 from policies.schedulers import at_least
 
@@ -45,6 +46,9 @@ class Settings:
     """True: nothing is looked up, and with *ignore_eos* a request joins as soon as the pool lasts at each of the ends to come. The
     setting `memory.prefix_caching` decides whether KV is found again."""
 
+    schedule_policies: ClassVar[tuple[str, ...]] = ("fcfs", "lof", "lpm")
+    """Orders of the queue that are there; (): whichever the release has."""
+
     def __post_init__(self) -> None:
         if self.chunked_prefill_size != -1:
             at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
@@ -55,13 +59,8 @@ class Settings:
                 at_least(name, getattr(self, name), 1)
         if self.scheduler_recv_interval > PROMPT_STEP:
             raise ValueError(f"scheduler_recv_interval is at most {PROMPT_STEP}; got {self.scheduler_recv_interval}")
-        if self.schedule_policy in BY_THE_CACHE:
-            raise ValueError(
-                f"schedule_policy {self.schedule_policy} orders requests by the prefix cache in a way that is not modelled here; "
-                "lpm is the one that is"
-            )
-        if self.schedule_policy not in ("fcfs", "lof", "lpm"):
-            raise ValueError(f"schedule_policy is fcfs, lof or lpm; got {self.schedule_policy!r}")
+        if self.schedule_policies and self.schedule_policy not in self.schedule_policies:
+            self._refuse_policy()
         if not (isfinite(self.schedule_conservativeness) and self.schedule_conservativeness >= 0):
             raise ValueError(
                 f"schedule_conservativeness is a number of at least 0; got {self.schedule_conservativeness!r}"
@@ -71,6 +70,14 @@ class Settings:
                 f"enable_mixed_chunk leaves no prompt tokens in a chunk of {self.chunked_prefill_size} beside "
                 f"{self.max_running_requests or 'up to 4096'} decodes; give max_running_requests below chunked_prefill_size"
             )
+
+    def _refuse_policy(self) -> None:
+        if self.schedule_policy in BY_THE_CACHE:
+            raise ValueError(
+                f"schedule_policy {self.schedule_policy} orders requests by the prefix cache in a way that is not modelled here; "
+                "lpm is the one that is"
+            )
+        raise ValueError(f"schedule_policy is fcfs, lof or lpm; got {self.schedule_policy!r}")
 
     @property
     def by_prefix(self) -> bool:

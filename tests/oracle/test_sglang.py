@@ -1,7 +1,8 @@
 """`policies.sglang` in our engine beside SGLang's own scheduler: the same requests, tokens and memory in every step.
 
-Needs a Python with sglang 0.5.23: ROOFTRACE_SGLANG_PYTHON names it, `sglang_scheduler.py` says how to make one and which parts of
-the release run. Recorded decisions of the release on the first workloads are compared everywhere.
+Needs a Python with sglang 0.5.23: ROOFTRACE_SGLANG_PYTHON names it. The release drives inside our event loop, by the parts that
+`policies.installed.sglang.worker` names; `test_installed` says how to make such an environment. Recorded decisions of the release on
+the first workloads, from loops of their own over a clock that counts steps, are compared everywhere.
 
 Switched off on both sides: what `policies.sglang` leaves out, and the prefix cache, but for the workloads of
 `sglang_prefix_cases`, where the tokens found and evicted, those free and those kept for others are compared in every step as well.
@@ -16,7 +17,7 @@ import gzip
 import json
 import os
 import random
-import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -31,7 +32,7 @@ from sim.engine import Experiment, ReplicaSpec, run
 from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
 from tests.oracle import sglang_prefix_cases
-from workloads import Trace
+from tests.oracle.sglang_driven import SETTINGS, driven, release_of, trace_of
 
 RELEASE = "0.5.23"
 RECORDED = Path(__file__).with_name(f"sglang-{RELEASE}.json.gz")
@@ -40,10 +41,6 @@ RECORDED_PREFIXES = Path(__file__).with_name(f"sglang-{RELEASE}-prefixes.json.gz
 STEP = ("step", "run", "decode", "retract", "free")
 """What is noted: when an iteration starts, prompt tokens by request, who decodes, who is retracted, tokens of the pool left."""
 STEP_NS = 1_000_000
-OURS = (
-    "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "max_running_requests", "schedule_policy",
-    "schedule_conservativeness", "enable_mixed_chunk", "scheduler_recv_interval", "disable_overlap_schedule", "ignore_eos",
-)  # fmt: skip
 
 
 def a_workload(rng: random.Random, *, overlap: bool = False) -> dict[str, Any]:
@@ -122,14 +119,8 @@ class Noted:
 
 def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of our engine, up to where memory is not there."""
-    settings, requests = workload["settings"], workload["requests"]
-    scheduler = Noted(Sglang(**{name: settings[name] for name in OURS}, disable_radix_cache=True))
-    trace = Trace(
-        arrival_ns=[request["step"] * STEP_NS for request in requests],
-        prompt_tokens=[request["prompt"] for request in requests],
-        output_tokens=[request["output"] for request in requests],
-        max_tokens=[request["max_tokens"] for request in requests],
-    )
+    settings = workload["settings"]
+    scheduler = Noted(Sglang(**{name: settings[name] for name in SETTINGS}, disable_radix_cache=True))
     replica = ReplicaSpec(
         cost=Linear(fixed_s=1e-3),
         scheduler=scheduler,
@@ -137,27 +128,17 @@ def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
         block_tokens=settings["page_size"],
     )
     with contextlib.suppress(PolicyError):
-        run(Experiment(workload=trace, replicas=(replica,), router=RoundRobin()), fast_forward=False)
+        run(Experiment(workload=trace_of(workload), replicas=(replica,), router=RoundRobin()), fast_forward=False)
     return scheduler.steps
 
 
-def theirs(workloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def theirs(workloads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The steps of SGLang's scheduler."""
     python = os.environ.get("ROOFTRACE_SGLANG_PYTHON")
     if python is None:
         pytest.skip(f"needs SGLang {RELEASE}: ROOFTRACE_SGLANG_PYTHON names the Python of an environment that has it")
-    done = subprocess.run(
-        [python, str(Path(__file__).with_name("sglang_scheduler.py"))],
-        input=json.dumps(workloads),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        pytest.fail(f"SGLang's scheduler did not run: {done.stderr[-2000:]}")
-    answer = json.loads(done.stdout)
-    assert answer["release"] == RELEASE
-    return [by_number(each) for each in answer["results"]]
+    assert release_of(python) == f"SGLang {RELEASE}"
+    return (driven(workload, python) for workload in workloads)
 
 
 def by_number(result: dict[str, Any]) -> dict[str, Any]:
@@ -168,26 +149,43 @@ def by_number(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def difference(workload: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """The first step in which ours and SGLang's differ; None where none does."""
-    steps = sglang_prefix_cases.ours(workload, OURS) if "id_tokens" in workload["settings"] else ours(workload)
+def aligned(workload: dict[str, Any], other: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | str:
+    """Our steps and SGLang's as far as they are compared; a sentence where one stopped and the other did not."""
+    steps = sglang_prefix_cases.ours(workload) if "id_tokens" in workload["settings"] else ours(workload)
+    theirs, died = other["steps"], other["died"]
     if not workload["settings"]["disable_overlap_schedule"]:
         # After a retraction a token in flight has been dropped there, and kept here.
-        last = next((j for j, step in enumerate(other["steps"]) if step["retract"]), None)
+        last = next((j for j, step in enumerate(theirs) if step["retract"]), None)
         if last is not None:
-            steps, other = steps[: last + 1], {"steps": other["steps"][: last + 1], "died": None}
+            steps, theirs, died = steps[: last + 1], theirs[: last + 1], None
     refused = next((j for j, step in enumerate(steps) if "reject" in step), None)
     if refused is not None:
         # Theirs leaves it at the queue's head, and waits for ever when all others have ended.
-        if other["died"] is None:
-            return f"step {refused}: refused {steps[refused]}, and SGLang served it"
-        steps, other = steps[:refused], {"steps": other["steps"][:refused]}
-    elif other["died"] is not None:
-        return f"SGLang stopped: {other['died']}"
-    for j, (our, their) in enumerate(zip_longest(steps, other["steps"])):
+        if died is None:
+            return f"SGLang served what is refused here at step {refused}: {steps[refused]}"
+        return steps[:refused], theirs[:refused]
+    return f"SGLang stopped: {died}" if died is not None else (steps, theirs)
+
+
+def first_difference(
+    ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    """The first step that is not the same, as here and there; None where all are. {}: there is none."""
+    for j, (our, their) in enumerate(zip_longest(ours, theirs, fillvalue={})):
         if our != their:
-            return f"step {j}, {workload['settings']}\nours   {our}\nSGLang {their}"
+            return j, our, their
     return None
+
+
+def difference(workload: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """The first step in which ours and SGLang's differ; None where none does."""
+    found = aligned(workload, other)
+    if isinstance(found, str):
+        return found
+    first = first_difference(*found)
+    if first is None:
+        return None
+    return f"step {first[0]}, {workload['settings']}\nours   {first[1]}\nSGLang {first[2]}"
 
 
 def compare(workloads: list[dict[str, Any]]) -> dict[str, int]:
@@ -290,7 +288,7 @@ def test_every_step_made_ahead_is_the_one_that_sglang_takes() -> None:
 def record() -> None:
     """Write the recorded steps with shared beginnings anew: `python -m tests.oracle.test_sglang`."""
     found = {
-        "synchronous" if not overlap else "overlap": theirs(short(prefix_workloads(150, overlap=overlap)))
+        "synchronous" if not overlap else "overlap": [*theirs(short(prefix_workloads(150, overlap=overlap)))]
         for overlap in (False, True)
     }
     kept = json.dumps({"release": RELEASE, **found}, separators=(",", ":"))

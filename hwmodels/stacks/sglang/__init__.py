@@ -104,7 +104,13 @@ STACK = Stack(
             policy="policies.sglang:Sglang",
             known_from="release 0.5.23: `srt/managers/schedule_policy.py`, `scheduler.py`, `schedule_batch.py`",
             compared_with="the release's own classes",
-        )
+        ),
+        "sglang_installed": Scheduler(
+            policy="policies.installed:SglangInstalled",
+            known_from="the release that is installed: its class decides, 0.5.20 and 0.5.23 tried",
+            compared_with="`sglang`, step for step, where the release is 0.5.23",
+            chosen_for=True,
+        ),
     },
     choices=_choices,
     limits=_limits,
