@@ -3,10 +3,10 @@
     python -m benchmarks.engines_diff --python PYTHON_WITH_VLLM [--workloads 500] [--first 0]
     python -m benchmarks.engines_diff --engine sglang --python PYTHON_WITH_SGLANG
 
-The release drives inside our event loop (`policies.installed`), where our own policy drives once more. Drawn are prefix cache and
-asynchronous scheduling or overlap; of vLLM priorities and speculation, of SGLang chunks, mixed steps, orders of the queue and polls.
-Printed are the workloads whose steps are all the same, and of the others what differs on the first step that does, such as who runs
-or how many tokens, who is preempted, blocks held, tokens found, blocks evicted.
+The release drives inside our event loop (`policies.installed`), where our own policy drives once more. Drawn are prefix cache,
+asynchronous scheduling and overlap; of vLLM priorities and speculation, of SGLang chunks, mixed steps, orders of the queue and
+polls. Printed are the workloads whose steps are all the same, and of the others what differs on the first step that does, such as
+who runs or how many tokens, who is preempted, blocks held, tokens found, blocks evicted.
 """
 
 from __future__ import annotations

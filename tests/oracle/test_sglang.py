@@ -1,8 +1,8 @@
 """`policies.sglang` in our engine beside SGLang's own scheduler: the same requests, tokens and memory in every step.
 
 Needs a Python with sglang 0.5.23: ROOFTRACE_SGLANG_PYTHON names it. The release drives inside our event loop, by the parts that
-`policies.installed.sglang.worker` names; `test_installed` says how to make such an environment. Recorded decisions of the release on
-the first workloads, from loops of their own over a clock that counts steps, are compared everywhere.
+`policies.installed.sglang.worker` names; `test_installed` says how to make such an environment. Recorded decisions of the release
+on the first workloads, from loops of their own over a clock that counts steps, are compared everywhere.
 
 Switched off on both sides: what `policies.sglang` leaves out, and the prefix cache, but for the workloads of
 `sglang_prefix_cases`, where the tokens found and evicted, those free and those kept for others are compared in every step as well.

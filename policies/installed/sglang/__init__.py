@@ -25,6 +25,7 @@ class SglangInstalled(Installed, Settings):
     release that its scheduler reads.
     """
 
+    reserves: ClassVar[bool] = True
     schedule_policies: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
