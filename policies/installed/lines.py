@@ -21,7 +21,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -70,9 +70,8 @@ class Found:
     def __getattr__(self, name: str) -> Any:
         return self.found[name]
 
-    def made(self, what: str, given: Mapping[str, Any], asked: Sequence[str] = ()) -> Any:
-        """An object of the class *what*; those settings of *given* that were *asked* for must be its own, others are left out where
-        it has none of the name."""
+    def has_settings(self, what: str, asked: Iterable[str]) -> Collection[str]:
+        """Settings of the class *what*, to which those that were *asked* for belong."""
         kind = self.found[what]
         # A class that hands all on takes what its base takes.
         while any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind).parameters.values()):
@@ -81,6 +80,12 @@ class Found:
         for name in asked:
             if name not in own:
                 raise Unfit(f"{self.name}: {what} has no {name}; leave it out, or take a release that has it")
+        return own
+
+    def made(self, what: str, given: Mapping[str, Any], asked: Sequence[str] = ()) -> Any:
+        """An object of the class *what*; those settings of *given* that were *asked* for must be its own, others are left out where
+        it has none of the name."""
+        own = self.has_settings(what, asked)
         return self.found[what](**{name: value for name, value in given.items() if name in own})
 
 

@@ -179,9 +179,8 @@ class _Pages:
 def arguments_of(release, asked):
     """Server arguments of the release for an engine."""
     options = asked["options"]
+    release.has_settings("ServerArgs", options)
     for name in options:
-        if name not in release.ServerArgs.__dataclass_fields__:
-            raise Unfit(f"{release.name}: ServerArgs has no {name}; leave it out, or take a release that has it")
         if name not in OPTIONS:
             raise Unfit(
                 f"{release.name}: {name} does not reach the scheduler where it is driven without a model; leave it out "
