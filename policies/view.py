@@ -226,6 +226,8 @@ class ReplicaView:
     step: int = -1
     """For a scheduler that `counts_steps`, on a machine with ranks: their common steps since the last time that all were idle; -1:
     not counted."""
+    since_prompts: int = ALWAYS_NS
+    """The same since the last step in which a rank computed prompt tokens; ALWAYS_NS: there was none."""
     terms: Terms = NO_TERMS
     """Terms of classes of service."""
     cache: PrefixCache | None = None

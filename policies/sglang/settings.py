@@ -46,6 +46,12 @@ class Settings:
     """True: nothing is looked up, and with *ignore_eos* a request joins as soon as the pool lasts at each of the ends to come. The
     setting `memory.prefix_caching` decides whether KV is found again."""
 
+    prefill_decode_interval: int = 0
+    """Rounds without prompts after a step with prompt tokens, with ranks after one on any of them. Rounds in which nothing runs
+    anywhere take no time."""
+    prefill_decode_interval_min_bs: int = 0
+    """A smaller decode batch ends these rounds on its rank."""
+
     schedule_policies: ClassVar[tuple[str, ...]] = ("fcfs", "lof", "lpm")
     """Orders of the queue that are there; (): whichever the release has."""
 
@@ -57,6 +63,8 @@ class Settings:
         for name in ("prefill_max_requests", "max_running_requests"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
+        at_least("prefill_decode_interval", self.prefill_decode_interval, 0)
+        at_least("prefill_decode_interval_min_bs", self.prefill_decode_interval_min_bs, 0)
         if self.scheduler_recv_interval > PROMPT_STEP:
             raise ValueError(f"scheduler_recv_interval is at most {PROMPT_STEP}; got {self.scheduler_recv_interval}")
         if self.schedule_policies and self.schedule_policy not in self.schedule_policies:
@@ -83,6 +91,11 @@ class Settings:
     def by_prefix(self) -> bool:
         """Whether the queue is sorted by what its requests would find."""
         return self.schedule_policy == "lpm"
+
+    @property
+    def counts_steps(self) -> bool:
+        """See `policies.view.counts_steps`."""
+        return self.prefill_decode_interval > 0
 
     @property
     def async_scheduling(self) -> bool:

@@ -20,6 +20,7 @@ STEP_NS = 1_000_000
 SETTINGS = (
     "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "max_running_requests", "schedule_policy",
     "schedule_conservativeness", "enable_mixed_chunk", "scheduler_recv_interval", "disable_overlap_schedule", "ignore_eos",
+    "prefill_decode_interval", "prefill_decode_interval_min_bs",
 )  # fmt: skip
 
 
@@ -57,11 +58,16 @@ def trace_of(workload: Mapping[str, Any]) -> Trace:
     )
 
 
+def given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the scheduler among those of a workload."""
+    return {name: settings[name] for name in SETTINGS if name in settings}
+
+
 def driven(workload: Mapping[str, Any], python: str, **options: Any) -> dict[str, Any]:
     """The `steps` of the release in the words of `test_sglang.ours`; `died` where it stopped before all requests had ended."""
     settings = workload["settings"]
     caching, page = "id_tokens" in settings, settings["page_size"]
-    scheduler = Overheard(python=python, options=options, **{name: settings[name] for name in SETTINGS})
+    scheduler = Overheard(python=python, options=options, **given(settings))
     spec = ReplicaSpec(
         cost=Linear(fixed_s=1e-3),
         scheduler=scheduler,

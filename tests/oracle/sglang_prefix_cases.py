@@ -19,7 +19,7 @@ from sim.engine.serve.engine_core import EngineCore
 from sim.engine.simulation.cluster import Cluster
 from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
-from tests.oracle.sglang_driven import SETTINGS, trace_of
+from tests.oracle.sglang_driven import given, trace_of
 
 STEP_NS = 1_000_000
 
@@ -135,7 +135,7 @@ class Noted:
 def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of our engine, up to where memory is not there."""
     settings = workload["settings"]
-    scheduler = Noted(Sglang(**{name: settings[name] for name in SETTINGS}))
+    scheduler = Noted(Sglang(**given(settings)))
     replica = ReplicaSpec(
         cost=Linear(fixed_s=1e-3),
         scheduler=scheduler,

@@ -14,8 +14,9 @@ Tried with 0.24.0, 0.28.0, 0.32.0 and 0.33.0.
 ROOFTRACE_SGLANG_PYTHONS does the same for SGLang, whose own requirements are those of GPUs; its import asks for these:
 
     python -m venv s && s/bin/pip install torch==2.13.0 transformers triton gguf orjson msgspec pyzmq IPython psutil numpy \\
-        pydantic fastapi uvicorn uvloop aiohttp requests pybase64 setproctitle pillow partial_json_parser python-multipart xgrammar einops \\
-        compressed-tensors tiktoken interegular prometheus-client packaging blobfile cuda-python dill sentencepiece openai
+        pydantic fastapi uvicorn uvloop aiohttp requests pybase64 setproctitle pillow partial_json_parser python-multipart \\
+        xgrammar einops compressed-tensors tiktoken interegular prometheus-client packaging blobfile cuda-python dill \\
+        sentencepiece openai
     s/bin/pip install --no-deps sglang==0.5.23
     s/bin/pip install --no-deps --target sglang-0.5.20 sglang==0.5.20
 
@@ -155,7 +156,7 @@ def test_orders_of_the_queue_that_are_not_modelled_have_their_effect(sglang: str
 
 def test_server_arguments_that_are_not_modelled_have_their_effect(sglang: str) -> None:
     at_once = SglangInstalled(python=sglang, max_running_requests=16)
-    spaced = SglangInstalled(python=sglang, max_running_requests=16, options={"prefill_decode_interval": 10})
+    spaced = SglangInstalled(python=sglang, max_running_requests=16, prefill_decode_interval=10)
     gaps = [int(np.repeat(*served(scheduler).itl()).max()) for scheduler in (at_once, spaced)]
     firsts = [ttft_s(served(scheduler)) for scheduler in (at_once, spaced)]
     assert gaps[1] < gaps[0]

@@ -32,7 +32,7 @@ from sim.engine import Experiment, ReplicaSpec, run
 from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
 from tests.oracle import sglang_prefix_cases
-from tests.oracle.sglang_driven import SETTINGS, driven, release_of, trace_of
+from tests.oracle.sglang_driven import driven, given, release_of, trace_of
 
 RELEASE = "0.5.23"
 RECORDED = Path(__file__).with_name(f"sglang-{RELEASE}.json.gz")
@@ -120,7 +120,7 @@ class Noted:
 def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of our engine, up to where memory is not there."""
     settings = workload["settings"]
-    scheduler = Noted(Sglang(**{name: settings[name] for name in SETTINGS}, disable_radix_cache=True))
+    scheduler = Noted(Sglang(**given(settings), disable_radix_cache=True))
     replica = ReplicaSpec(
         cost=Linear(fixed_s=1e-3),
         scheduler=scheduler,

@@ -14,6 +14,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 _NAMES = (
     "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "schedule_policy", "schedule_conservativeness",
     "enable_mixed_chunk", "scheduler_recv_interval", "disable_overlap_schedule", "ignore_eos",
+    "prefill_decode_interval", "prefill_decode_interval_min_bs",
 )  # fmt: skip
 
 

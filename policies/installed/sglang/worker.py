@@ -49,8 +49,8 @@ NEEDED = {
 """Names of the release that driving it takes, by module."""
 
 OPTIONS = (
-    "disable_priority_preemption", "enable_priority_scheduling", "prefill_decode_interval", "prefill_decode_interval_min_bs",
-    "priority_scheduling_preemption_threshold", "radix_eviction_policy", "retraction_policy", "schedule_low_priority_values_first",
+    "disable_priority_preemption", "enable_priority_scheduling", "priority_scheduling_preemption_threshold",
+    "radix_eviction_policy", "retraction_policy", "schedule_low_priority_values_first",
 )  # fmt: skip
 """Server arguments that reach the scheduler as it is driven here, beside those that the simulation has a setting for."""
 
@@ -188,11 +188,15 @@ def arguments_of(release, asked):
             )
     own = (
         "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "schedule_policy", "schedule_conservativeness",
-        "scheduler_recv_interval", "disable_overlap_schedule", "enable_mixed_chunk",
+        "scheduler_recv_interval", "disable_overlap_schedule", "enable_mixed_chunk", "prefill_decode_interval",
     )  # fmt: skip
+    later = {"prefill_decode_interval_min_bs": asked["prefill_decode_interval_min_bs"]}
+    later = {name: value for name, value in later.items() if value}
+    release.has_settings("ServerArgs", later)
     return {
         **options,
         **{name: asked[name] for name in own},
+        **later,
         "page_size": asked["block_tokens"],
         "disable_radix_cache": not asked["prefix_cache"],
         "attention_backend": "torch_native",
@@ -294,8 +298,8 @@ def scheduler_of(release, asked):
             maybe_convert_decode_to_extend=lambda batch: batch,
         ),
         ngram_embedding_manager=SimpleNamespace(prepare_for_forward=lambda batch, chunked_req=None: batch),
-        prefill_decode_interval=options.get("prefill_decode_interval") or 0, _prefill_decode_interval_remaining=0,
-        prefill_decode_interval_min_bs=options.get("prefill_decode_interval_min_bs", 0),
+        prefill_decode_interval=asked["prefill_decode_interval"], _prefill_decode_interval_remaining=0,
+        prefill_decode_interval_min_bs=asked["prefill_decode_interval_min_bs"],
         prefill_delayer=None, grammar_manager=Grammars(), enable_priority_scheduling=by_priority,
         enable_priority_preemption=by_priority and not options.get("disable_priority_preemption", False),
         priority_scheduling_preemption_threshold=options.get("priority_scheduling_preemption_threshold", 10),

@@ -31,6 +31,8 @@ class Group:
         self._waited = Waited()
         self._step = 0 if prices is not None and counts_steps(cores[0].spec.scheduler) else -1
         """The number of the coming step since all ranks were idle; -1: it is not counted."""
+        self._since_prompts = ALWAYS_NS
+        """Steps since the last one in which a rank computed prompt tokens."""
         self._ready = deque(zip(*(core.batches for core in cores), strict=True))
         """Micro-batches that are not in flight, one of each engine core; the longest idle first."""
 
@@ -97,7 +99,7 @@ class Group:
         end, bubbles = self._stages.send(ticks, durations, handover, prefills, 0, record)
         for rank in taking:
             self.cores[rank].iterations.launch(batches[rank], ticks, end, bubbles)
-        self.count_steps(1)
+        self.count_steps(1, prompts=prefills)
         return end
 
     def prepare(
@@ -106,6 +108,11 @@ class Group:
         """Have the scheduler of each rank plan at *ticks*; return the numbers of those that take part, and rank by rank the totals
         and the draft steps. *refused*: ranks that plan nothing for an empty micro-batch."""
         if self._balance is None:
+            found = self._plan(batches, ticks, refused)
+            if found[0] or self._step < 0 or self._since_prompts == ALWAYS_NS or not self.has_work:
+                return found
+            # Rounds in which nothing runs take no time.
+            self._since_prompts = ALWAYS_NS
             return self._plan(batches, ticks, refused)
         waited = self._waited
         self._let_prompts_start(self._balance, batches, ticks)
@@ -125,7 +132,7 @@ class Group:
         """Plan as `prepare` does, with prompts shown or not."""
         if self._step >= 0:
             for batch in batches:
-                batch.view.step = self._step
+                batch.view.step, batch.view.since_prompts = self._step, self._since_prompts
         taking: list[int] = []
         totals, draft_steps = [IDLE] * len(batches), [0] * len(batches)
         for rank, core in enumerate(self.cores):
@@ -166,10 +173,11 @@ class Group:
         for core in self.cores:
             core.planner.let_prompts_start(starts)
 
-    def count_steps(self, n: int) -> None:
-        """Count *n* steps; 0: all ranks are idle, and the next step is the first."""
+    def count_steps(self, n: int, *, prompts: bool = False) -> None:
+        """Count *n* steps, the last of which computed *prompts* or not; 0: all ranks are idle, and the next step is the first."""
         if self._step >= 0:
             self._step = self._step + n if n else 0
+            self._since_prompts = 0 if prompts else self._since_prompts + n if n else ALWAYS_NS
 
     def pass_steps(self, decodes: Sequence[bool], n: int) -> None:
         """Count *n* steps in which the ranks had no prompt that could run; *decodes*: whether each had decodes."""
