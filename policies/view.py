@@ -349,7 +349,7 @@ def plan_of(scheduler: Scheduler | PlanFunction) -> PlanFunction:
 def takes_by_chunk(scheduler: object) -> bool:
     """Whether KV blocks are taken as tokens are scheduled, rather than for a whole prompt when it is admitted: asked for with an
     attribute `by_chunk` of *scheduler* or of the one that it wraps."""
-    return bool(_asked(scheduler, "by_chunk"))
+    return bool(asked(scheduler, "by_chunk"))
 
 
 def plans_ahead(scheduler: object) -> bool:
@@ -360,7 +360,7 @@ def plans_ahead(scheduler: object) -> bool:
     end in it and which requests arrive during it. An empty plan is made again when the iteration has ended, with all that is known
     then.
     """
-    return bool(_asked(scheduler, "async_scheduling"))
+    return bool(asked(scheduler, "async_scheduling"))
 
 
 def admits_in_turn(scheduler: object) -> bool:
@@ -369,41 +369,41 @@ def admits_in_turn(scheduler: object) -> bool:
 
     For others the engine shows the hits at the time of the look, and keeps them for requests that the plan admits.
     """
-    return bool(_asked(scheduler, "admits_in_turn"))
+    return bool(asked(scheduler, "admits_in_turn"))
 
 
 def looks_itself(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, looks prefix-cache hits of waiting requests up itself, as SGLang does for one
     after the other: by an attribute `looks_itself`. Its queue shows sequences without their hits, and those that its plan admits
     hold them before any blocks are taken. `Plan.looks` has its lookups."""
-    return bool(_asked(scheduler, "looks_itself"))
+    return bool(asked(scheduler, "looks_itself"))
 
 
 def evicts(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, decides itself what is preempted when memory runs out: by an attribute
     `evicts`."""
-    return bool(_asked(scheduler, "evicts"))
+    return bool(asked(scheduler, "evicts"))
 
 
 def preempted_last(scheduler: object) -> bool:
     """Whether preempted sequences wait at the end of the queue rather than at its head: set by an attribute `preempted_last` of
     *scheduler* or of the one that it wraps."""
-    return bool(_asked(scheduler, "preempted_last"))
+    return bool(asked(scheduler, "preempted_last"))
 
 
 def reserves(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, keeps memory for what clients allow (`ReplicaView.max_tokens`): by an attribute
     `reserves`."""
-    return bool(_asked(scheduler, "reserves"))
+    return bool(asked(scheduler, "reserves"))
 
 
 def counts_steps(scheduler: object) -> bool:
     """Whether plans of *scheduler*, or of one that it wraps, depend on the number of the step that ranks take together
     (`ReplicaView.step`): by an attribute `counts_steps`."""
-    return bool(_asked(scheduler, "counts_steps"))
+    return bool(asked(scheduler, "counts_steps"))
 
 
-def _asked(scheduler: object, name: str) -> object:
+def asked(scheduler: object, name: str) -> object:
     """An attribute of *scheduler*, or of the nearest that it wraps which has it; None where none has."""
     while scheduler is not None:
         if hasattr(scheduler, name):

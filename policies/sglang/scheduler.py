@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
+from policies.sglang.delayer import DELAY_MS, PrefillDelayer
 from policies.sglang.joining import GO_ON, NO_MEMORY, OUT_OF_ROOM, SPENT, Adder, Room
 from policies.sglang.past import Past, Running
 from policies.sglang.settings import PROMPT_STEP, Settings
@@ -59,6 +60,20 @@ class Sglang(Settings):
             "prompt that is cut is cut to whole pages; give more, or less as memory.block_tokens"
         )
 
+    def prompt_balance(self, pool_tokens: int, context_tokens: int) -> PrefillDelayer | None:
+        """The rule for prompts of ranks with a KV pool of so many tokens each."""
+        if not self.enable_prefill_delayer:
+            return None
+        return PrefillDelayer(
+            seats=self.seats(pool_tokens, context_tokens),
+            interval=self.prefill_decode_interval,
+            max_delay_passes=self.prefill_delayer_max_delay_passes,
+            low_watermark=self.prefill_delayer_token_usage_low_watermark,
+            queue_min_ratio=self.prefill_delayer_queue_min_ratio,
+            max_delay_ms=DELAY_MS if self.prefill_delayer_max_delay_ms is None else self.prefill_delayer_max_delay_ms,
+            prefill_max_requests=self.prefill_max_requests,
+        )
+
     def plan(self, view: ReplicaView, /) -> Plan:
         past = self._recalled(view)
         queue, known = self._queue(view, past)
@@ -68,7 +83,9 @@ class Sglang(Settings):
             left, past = self._rounds_left(view, past)
             if left > 0:
                 plan = self._decode(view, past, bool(queue))
-                return plan._replace(hold=min(plan.hold, left), through_arrivals=False)
+                # The batch may become smaller with any step.
+                hold = 1 if self.prefill_decode_interval_min_bs else min(plan.hold, left)
+                return plan._replace(hold=hold, through_arrivals=False)
         if not (view.prefilling or (queue and not past.full)):
             return self._decode(view, past, bool(queue))
         seats = self.seats(view.total_blocks * view.block_tokens, view.max_model_len)

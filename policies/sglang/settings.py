@@ -52,6 +52,14 @@ class Settings:
     prefill_decode_interval_min_bs: int = 0
     """A smaller decode batch ends these rounds on its rank."""
 
+    enable_prefill_delayer: bool = False
+    """Ranks start prompts together (`policies.sglang.delayer`)."""
+    prefill_delayer_max_delay_passes: int = 30
+    prefill_delayer_token_usage_low_watermark: float | None = None
+    prefill_delayer_queue_min_ratio: float | None = None
+    prefill_delayer_max_delay_ms: float | None = None
+    """None: 5,000."""
+
     schedule_policies: ClassVar[tuple[str, ...]] = ("fcfs", "lof", "lpm")
     """Orders of the queue that are there; (): whichever the release has."""
 
@@ -65,6 +73,14 @@ class Settings:
                 at_least(name, getattr(self, name), 1)
         at_least("prefill_decode_interval", self.prefill_decode_interval, 0)
         at_least("prefill_decode_interval_min_bs", self.prefill_decode_interval_min_bs, 0)
+        at_least("prefill_delayer_max_delay_passes", self.prefill_delayer_max_delay_passes, 1)
+        if self.enable_prefill_delayer and self.disable_overlap_schedule:
+            raise ValueError("enable_prefill_delayer needs overlap; leave disable_overlap_schedule out")
+        if self.enable_prefill_delayer and self.prefill_decode_interval_min_bs:
+            raise ValueError(
+                "with prefill_decode_interval_min_bs some ranks ask for prompts while others do not, and the release's prefill "
+                "delayer waits for all of them for ever; leave one of the two out"
+            )
         if self.scheduler_recv_interval > PROMPT_STEP:
             raise ValueError(f"scheduler_recv_interval is at most {PROMPT_STEP}; got {self.scheduler_recv_interval}")
         if self.schedule_policies and self.schedule_policy not in self.schedule_policies:

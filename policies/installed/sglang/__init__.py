@@ -32,6 +32,8 @@ class SglangInstalled(Installed, Settings):
     def __post_init__(self) -> None:
         Installed.__post_init__(self)
         Settings.__post_init__(self)
+        if self.enable_prefill_delayer:
+            raise ValueError("an installed SGLang is driven without ranks; leave enable_prefill_delayer out")
 
     def connect(self, engine: Engine, /) -> Driven:
         """The release, started for *engine*; DrivingError where it cannot be driven."""

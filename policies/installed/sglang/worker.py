@@ -421,7 +421,7 @@ class Engine:
             scheduler.running_batch, batch = found.running_batch, found.batch_to_run
             last, scheduler.last_batch = scheduler.last_batch, batch
             if batch:
-                return self._launched(batch)
+                return self.launched(batch)
             if scheduler.result_queue:
                 # What is in flight may make room.
                 return None
@@ -433,7 +433,7 @@ class Engine:
                 if not self.inbox and not waits:
                     return None
 
-    def _launched(self, batch):
+    def launched(self, batch):
         """`run_batch` without the model: what the step runs."""
         import torch
 
