@@ -17,6 +17,8 @@ import gzip
 import json
 import os
 import random
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -25,6 +27,7 @@ from typing import Any
 
 import pytest
 
+import policies.installed
 from policies.routers import RoundRobin
 from policies.sglang import Sglang
 from policies.view import Plan, ReplicaView
@@ -33,11 +36,13 @@ from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
 from tests.oracle import sglang_prefix_cases
 from tests.oracle.sglang_driven import driven, given, release_of, trace_of
+from tests.oracle.sglang_ranks_cases import an_sglang_ranks_case, in_ranks, our_ranks
 
 RELEASE = "0.5.23"
 RECORDED = Path(__file__).with_name(f"sglang-{RELEASE}.json.gz")
 RECORDED_PREFIXES = Path(__file__).with_name(f"sglang-{RELEASE}-prefixes.json.gz")
 """Steps of the release over the first short workloads with shared beginnings."""
+RECORDED_RANKS = Path(__file__).with_name(f"sglang-{RELEASE}-ranks.json.gz")
 STEP = ("step", "run", "decode", "retract", "free")
 """What is noted: when an iteration starts, prompt tokens by request, who decodes, who is retracted, tokens of the pool left."""
 STEP_NS = 1_000_000
@@ -132,11 +137,17 @@ def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
     return scheduler.steps
 
 
-def theirs(workloads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The steps of SGLang's scheduler."""
+def release_python() -> str:
+    """The Python of an environment with the release."""
     python = os.environ.get("ROOFTRACE_SGLANG_PYTHON")
     if python is None:
         pytest.skip(f"needs SGLang {RELEASE}: ROOFTRACE_SGLANG_PYTHON names the Python of an environment that has it")
+    return python
+
+
+def theirs(workloads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The steps of SGLang's scheduler."""
+    python = release_python()
     assert release_of(python) == f"SGLang {RELEASE}"
     return (driven(workload, python) for workload in workloads)
 
@@ -285,6 +296,69 @@ def test_every_step_made_ahead_is_the_one_that_sglang_takes() -> None:
     assert seen["retracted"] > 100
 
 
+def steps_of_ranks(cases: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """The steps of SGLang's schedulers of ranks."""
+    here = Path(__file__).parent
+    worker = Path(policies.installed.__file__).parent
+    source, target = folder / "cases.json", folder / "steps.json"
+    source.write_text(json.dumps(cases))
+    done = subprocess.run(
+        [release_python(), str(here / "sglang_ranks_release.py"), str(worker), str(source), str(target)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr[-2000:]
+    answer = json.loads(target.read_text())
+    assert answer["release"] == f"SGLang {RELEASE}"
+    return [in_ranks(steps) for steps in answer["steps"]]
+
+
+def recorded_ranks() -> list[tuple[dict[str, Any], list[Any]]]:
+    """Workloads of ranks and what the release has been recorded to decide on them."""
+    kept = json.loads(gzip.decompress(RECORDED_RANKS.read_bytes()))
+    return [
+        (an_sglang_ranks_case(seed), [[at, {int(rank): ran for rank, ran in step.items()}] for at, step in steps])
+        for seed, steps in kept
+    ]
+
+
+def test_prompts_of_ranks_start_when_sglang_has_been_recorded_to_start_them() -> None:
+    recorded = recorded_ranks()
+    for case, steps in recorded:
+        assert our_ranks(case)[: len(steps)] == steps, f"workload {case['seed']}"
+    settings = [case["settings"] for case, _ in recorded]
+    assert {each["enable_prefill_delayer"] for each in settings} == {False, True}
+    assert len({each["prefill_decode_interval"] for each in settings}) > 2
+
+
+def test_steps_of_ranks_that_are_one_event_are_those_that_are_asked_for_one_by_one() -> None:
+    for case, _ in recorded_ranks():
+        assert our_ranks(case) == our_ranks(case, fast_forward=False), f"workload {case['seed']}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 300, 100))
+def test_prompts_of_ranks_start_when_those_of_sglang_do(first: int, tmp_path: Path) -> None:
+    cases = [an_sglang_ranks_case(seed) for seed in range(first, first + 100)]
+    compared = 0
+    for case, steps in zip(cases, steps_of_ranks(cases, tmp_path), strict=True):
+        assert our_ranks(case)[: len(steps)] == steps, f"workload {case['seed']}"
+        compared += len(steps)
+    assert compared > 5000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlap"])
+def test_rounds_without_prompts_are_sglang_s_own(overlap: bool) -> None:
+    rng = random.Random(23)
+    cases = workloads(150, overlap=overlap)
+    for case in cases:
+        case["settings"] |= {
+            "prefill_decode_interval": rng.choice([1, 2, 3, 7, 22]),
+            "prefill_decode_interval_min_bs": rng.choice([0, 0, 1, 2, 4]),
+        }
+    compare(cases)
+
+
 def record() -> None:
     """Write the recorded steps with shared beginnings anew: `python -m tests.oracle.test_sglang`."""
     found = {
@@ -293,6 +367,16 @@ def record() -> None:
     }
     kept = json.dumps({"release": RELEASE, **found}, separators=(",", ":"))
     RECORDED_PREFIXES.write_bytes(gzip.compress(kept.encode(), mtime=0))
+    chosen = [
+        case
+        for case in map(an_sglang_ranks_case, range(5000, 5200))
+        if sum(request["output"] for request in case["requests"]) < 200
+    ][:20]
+    with tempfile.TemporaryDirectory() as folder:
+        steps = [
+            [case["seed"], steps] for case, steps in zip(chosen, steps_of_ranks(chosen, Path(folder)), strict=True)
+        ]
+    RECORDED_RANKS.write_bytes(gzip.compress(json.dumps(steps, separators=(",", ":")).encode(), mtime=0))
 
 
 if __name__ == "__main__":
