@@ -109,3 +109,14 @@ def test_the_rounds_after_prompts_ask_nobody() -> None:
     delayer = PrefillDelayer(seats=8, interval=3)
     assert steps(delayer, [(ABLE, FULL)] * 3, since_prompts=2) == [True] * 3
     assert steps(delayer, [(ABLE, FULL)] * 3, since_prompts=3) == [False] * 3
+
+
+def test_prompts_that_were_delayed_count_as_a_batch_of_the_queue_or_of_the_free_seats() -> None:
+    few = PrefillDelayer(seats=8)
+    mixed = (ABLE._replace(running=2, waiting=4), FULL)
+    all_able = (ABLE._replace(running=5, waiting=1),) * 2
+    # Four were to start, and three seats are free: let pass once, then delayed.
+    assert steps(few, [mixed, all_able, all_able, all_able]) == [False, True, False, False]
+    # Two were, by the queue, or three, by the seats.
+    for works in (mixed[0]._replace(waiting=2), mixed[0]._replace(running=5)):
+        assert steps(few, [(works, FULL), all_able, all_able, all_able]) == [False, True, True, True]
