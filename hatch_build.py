@@ -17,8 +17,8 @@ LEVEL = "ROOFTRACE_COMPILE_LEVEL"
 """The C compiler's level of optimisation, 0 to 3; 2 where it is not set. Level 0, for tests, takes a sixth of its time."""
 
 BUILT_WITH = ("mypy[mypyc]==2.4.1", "setuptools==84.2.1", "numpy==2.4.6")
-"""What the compiled build was tried with; numpy is there for its types alone. Another mypyc may refuse these sources or end with an
-error of its own."""
+"""The releases that the compiled build was tried with; numpy is there for its types alone. Another mypyc may refuse these
+sources or end with an error of its own."""
 
 COMPILED = (
     *(
@@ -28,7 +28,7 @@ COMPILED = (
             "batch/pricing", "batch/rank_prices", "batch/span", "batch/speculative_set", "batch/stages", "batch/version",
             "cache/block_cache", "cache/prefix_lookup", "cache/radix_cache", "kv/block_runs", "kv/caching_pool", "kv/content",
             "kv/page_tree", "kv/pool", "machine/groups", "machine/loads", "machine/machine", "machine/ranks", "machine/together",
-            "machine/turns", "machine/driven", "machine/any_machine", "machine/encoder",
+            "machine/turns", "machine/driven", "machine/any_machine", "machine/encoder", "machine/one_queue",
             "record/columns", "requests/state", "serve/iterations", "serve/planner",
             "serve/sequences", "serve/engine_core", "simulation/cluster", "simulation/online", "time/clock",
         )
@@ -37,8 +37,8 @@ COMPILED = (
     "hwmodels/layerwise.py",
     "hwmodels/totals.py",
 )  # fmt: skip
-"""What an iteration passes through, and whatever is derived from a class in there: of a compiled class mypyc makes objects of no
-class that is not compiled. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
+"""The modules that an iteration passes through, and whatever is derived from a class in there: of a compiled class mypyc makes
+objects of no class that is not compiled. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
 ones with compiled methods. Of such a class mypyc keeps no annotation but the name of a class: `int | None` and `Literal` become
 `type`, by which scenarios would refuse every value, and a `ClassVar` becomes a setting. So not `policies.vllm` and
 `policies.wrappers`."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sim.engine import Experiment, MachineSpec, ReplicaSpec
     from sim.engine import run as run_experiment
     from sim.errors import OutputError, RooftraceError, ScenarioError
+    from sim.explore.notebook import explore
     from sim.results import Result
     from sim.run import simulate
     from sim.scenario import Scenario
@@ -54,6 +55,7 @@ _HOMES = {
     "cheapest": "sim.study.optimize",
     "compare": "sim.study.compare",
     "deploy": "hwmodels.deployment",
+    "explore": "sim.explore.notebook",
     "highest_rate": "sim.study.rates",
     "load_device": "hwmodels.device",
     "load_model": "hwmodels.model",
@@ -87,6 +89,7 @@ __all__ = [
     "cheapest",
     "compare",
     "deploy",
+    "explore",
     "highest_rate",
     "load_device",
     "load_model",

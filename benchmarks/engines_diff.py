@@ -20,13 +20,15 @@ from functools import partial
 from itertools import islice, zip_longest
 from typing import Any
 
+from hwmodels.overheads import at_or_before
+from policies.vllm import RELEASES
 from sim.engine.time.errors import PolicyError
 from tests.oracle import test_sglang, vllm_prefix_cases
 from tests.oracle.sglang_driven import driven
 from tests.oracle.sglang_driven import release_of as sglang_release_of
 from tests.oracle.vllm_cases import a_case, our_decisions
-from tests.oracle.vllm_driven import PADDED, driven_decisions, release_of
-from tests.oracle.vllm_prefix_cases import a_prefix_case
+from tests.oracle.vllm_driven import PADDED, USUAL, driven_decisions, release_of
+from tests.oracle.vllm_prefix_cases import a_drafter_case
 
 PARTS = ("second", "requests and their tokens", "preempted", "blocks held", "tokens found", "blocks evicted")
 ENDLESS = "endless"
@@ -35,7 +37,7 @@ ENDLESS = "endless"
 
 def vllm_case(seed: int) -> dict[str, Any]:
     """Every other workload has prompts that begin alike, and the prefix cache."""
-    return a_prefix_case(seed) if seed % 2 else a_case(seed)
+    return a_drafter_case(seed) if seed % 2 else a_case(seed)
 
 
 def decided(decide: Callable[[], Any]) -> Any:
@@ -48,16 +50,18 @@ def decided(decide: Callable[[], Any]) -> Any:
         return ENDLESS
 
 
-def ours_of(case: dict[str, Any]) -> Any:
-    return decided(lambda: (vllm_prefix_cases.our_decisions if "id_tokens" in case else our_decisions)(case))
+def ours_of(case: dict[str, Any], release: str) -> Any:
+    decide = vllm_prefix_cases.our_decisions if "id_tokens" in case else our_decisions
+    return decided(lambda: decide(case, release))
 
 
 def circumstances(case: Mapping[str, Any]) -> str:
-    """What of a workload may make its rules differ."""
+    """The features of a workload that may make its rules differ."""
     there = {
         "prefix cache": "id_tokens" in case,
         f"{case['scheduling_policy']}": case["scheduling_policy"] != "fcfs",
         "speculation": case["k"] > 0,
+        "target's states": case["reads_target"],
         "asynchronous": case["async_scheduling"],
     }
     return ", ".join(name for name, given in there.items() if given) or "plain"
@@ -74,10 +78,22 @@ def first_difference(ours: Any, theirs: Any) -> tuple[int, str]:
     return min(len(ours), len(theirs)), "one has more steps"
 
 
-def vllm_differences(python: str, seeds: range) -> Iterator[tuple[int, str, str]]:
-    """(seed, kind, circumstances) of each workload; kind "" where all steps are the same."""
+def nearest_rules(installed: str) -> str:
+    """The release whose rules `vllm` has for an installed one: its own, or the nearest before it."""
+    return at_or_before(installed.split()[-1], tuple(RELEASES)[::-1])
+
+
+def fitted(case: dict[str, Any], release: str) -> dict[str, Any]:
+    """A workload without settings that *release* does not have."""
+    return case | {name: USUAL[name] for name in RELEASES[release].lacks}
+
+
+def vllm_differences(python: str, seeds: range, rules: str | None = None) -> Iterator[tuple[int, str, str]]:
+    """(seed, kind, circumstances) of each workload; kind "" where all steps are the same. *rules*: the release whose rules `vllm`
+    has; None: those of the release that is installed."""
+    release = rules or nearest_rules(release_of(python))
     for seed in seeds:
-        case = vllm_case(seed)
+        case = fitted(vllm_case(seed), release)
         try:
             theirs = decided(partial(driven_decisions, case, python))
         except PolicyError as error:
@@ -86,7 +102,7 @@ def vllm_differences(python: str, seeds: range) -> Iterator[tuple[int, str, str]
         if theirs == PADDED:
             yield seed, PADDED, circumstances(case)
             continue
-        ours = ours_of(case)
+        ours = ours_of(case, release)
         kind = ""
         if ours != theirs:
             step, what = first_difference(ours, theirs)
@@ -139,10 +155,13 @@ def main() -> None:
     parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--python", default=sys.executable, help="the Python of an environment that has the release")
     parser.add_argument("--workloads", type=int, default=500)
+    parser.add_argument(
+        "--rules", choices=tuple(RELEASES), help="our release; left out: the installed one, or the one before it"
+    )
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args()
     seeds = range(options.first, options.first + 2 * options.workloads)
-    differences = vllm_differences if options.engine == "vllm" else sglang_differences
+    differences = partial(vllm_differences, rules=options.rules) if options.engine == "vllm" else sglang_differences
     began, kinds, alike = time.perf_counter(), Counter[str](), Counter[str]()
     compared = 0
     for _, kind, around in differences(options.python, seeds):

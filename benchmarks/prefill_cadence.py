@@ -85,7 +85,7 @@ def tpot_ms(point: Point, interval: int) -> float:
 
 
 def errors(interval: int) -> list[float]:
-    """Of each point, as a share of what was measured."""
+    """The error of each point, as a share of the measured TPOT."""
     return [tpot_ms(point, interval) / point.tpot_ms - 1 for point in POINTS]
 
 

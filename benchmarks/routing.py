@@ -2,7 +2,8 @@
 
 The load is that of inference-perf (`workload: {shared_prefix: ...}`), 8 replicas of Qwen3-32B on two H100 each. Nothing is fitted
 to these tables. What the sources do not say is assumed: the KV capacity of the ladder is what the memory model finds, routers read
-loads every 50 ms, and clients have no limit on requests in flight.
+loads every 50 ms, and clients have no limit on requests in flight unless `--in-flight` gives one. A gateway with the exact index
+brings prompts to tokens, which takes it as long as it takes an engine.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ CASES = {
             },
             "precise": {
                 "router": {"policy": "llm_d", "index": "exact", **_GUIDE},
+                "gateway": {"tokenizes": True},
                 "memory": {"release": "0.19", "gpu_memory_utilization": 0.95, "block_tokens": 64},
             },
         },
@@ -88,13 +90,15 @@ def measured(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def simulated(case: Case, arm: str, stages: list[tuple[float, float]], seed: int) -> Iterator[dict[str, float]]:
+def simulated(
+    case: Case, arm: str, stages: list[tuple[float, float]], *, seed: int, in_flight: int | None = None
+) -> Iterator[dict[str, float]]:
     """The table's figures of each stage, and the share of prompt tokens found."""
     settings = {**_MACHINES, **case.engine, **case.arms[arm], "seed": seed}
     settings["workload"] = {
         "shared_prefix": {
             "groups": 150, "prompts_per_group": 5, "system_prompt_tokens": 6000, "question_tokens": 1200,
-            "output_tokens": 1000, "pause_s": case.pause_s,
+            "output_tokens": 1000, "pause_s": case.pause_s, "in_flight": in_flight,
             "stages": [{"rate_per_s": rate, "duration_s": duration} for rate, duration in (WARM_UP, *stages)],
         }
     }  # fmt: skip
@@ -126,6 +130,9 @@ def main() -> None:
     parser.add_argument("case", nargs="*", help="which tables; all without it")
     parser.add_argument("--data", type=Path, default=Path("../shared/serving"), help="folder of the measured tables")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--in-flight", type=int, help="requests that the client has under way at most; no limit without it"
+    )
     asked = parser.parse_args()
     for name in asked.case or CASES:
         case = CASES[name]
@@ -140,7 +147,7 @@ def main() -> None:
             columns = ("output_tokens_per_s", "ttft_mean_s", "ttft_p90_s")
             said[arm] = [{key: float(row[key]) for key in columns} for row in mine]
             began = time.perf_counter()
-            found[arm] = list(simulated(case, arm, stages, asked.seed))
+            found[arm] = list(simulated(case, arm, stages, seed=asked.seed, in_flight=asked.in_flight))
             print(f"{name}, {arm}: {time.perf_counter() - began:.1f} s", flush=True)
         print(_table(rates, said, found))
         print(_verdicts(rates, said, found), flush=True)

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from sim.bench.compare import HEADLINES, compared, headline, load_text, saturation_text
-from sim.bench.facts import divided, with_facts
+from sim.bench.facts import all_with_facts, divided
 from sim.bench.reading import read_files
 from sim.scenario import Scenario
 
@@ -48,7 +48,7 @@ def main() -> None:
     for arm, own in ARMS.items():
         settings, facts = divided((*FACTS, *own, *release))
         scenario = Scenario.load(SCENARIO).with_set(*settings)
-        found = compared(scenario, [with_facts(run, facts) for run in runs if run.config["arm"] == arm])
+        found = compared(scenario, all_with_facts([run for run in runs if run.config["arm"] == arm], facts))
         print(arm)
         for each in found.replays:
             cells = []

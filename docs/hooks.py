@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 NAMED = ("Scheduler", "Router", "Eviction", "Control", "Process", "Distribution")
-"""What is chosen by name, with settings of its own, which are described below those of the scenario."""
+"""Policies and distributions that are chosen by name, with settings of its own, which are described below those of the scenario."""
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hwmodels.model import AttentionKind, LatentAttention, ModelSpec
+from hwmodels.model import AttentionKind, CompressedAttention, LatentAttention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,15 @@ class StageCache:
     """Those of the stage."""
     token_bytes: float
     """One token in one layer of softmax attention."""
+    local_token_bytes: float | None = None
+    """One token in one with a window or chunks, where that is other."""
     state_bytes: float
     """One sequence in one layer of linear attention."""
     window_tokens: int | None
+
+    def bytes_of(self, kind: AttentionKind) -> float:
+        """One token in one layer of *kind* that caches tokens."""
+        return self.token_bytes if self.local_token_bytes is None or kind == "full" else self.local_token_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +45,14 @@ class Group:
 
 def cached_kinds(spec: ModelSpec) -> tuple[AttentionKind, ...]:
     """Layer by layer, what its cache keeps: sparse attention reads a few tokens, but any of them, so that it keeps all."""
-    if isinstance(spec.attention, LatentAttention):
+    if isinstance(spec.attention, (LatentAttention, CompressedAttention)):
         return ("full",) * spec.n_layers
     return spec.layer_attention
 
 
 def keeps_every_token(spec: ModelSpec) -> bool:
-    """Each layer caches each token, so that bytes for each token say it all."""
-    return all(kind == "full" for kind in cached_kinds(spec))
+    """Each layer that has attention caches each token, so that bytes for each token say it all."""
+    return all(kind in ("full", "none") for kind in cached_kinds(spec))
 
 
 @functools.lru_cache(maxsize=256)
@@ -58,7 +64,8 @@ def groups_of(kinds: tuple[AttentionKind, ...]) -> tuple[Group, ...]:
     """
     by_kind: dict[AttentionKind, list[int]] = {}
     for i, kind in enumerate(kinds):
-        by_kind.setdefault(kind, []).append(i)
+        if kind != "none":
+            by_kind.setdefault(kind, []).append(i)
     rarest, commonest = min(map(len, by_kind.values())), max(map(len, by_kind.values()))
     size = commonest if commonest < 1.5 * rarest else rarest
     found = []
@@ -75,19 +82,25 @@ class PagedCache:
     groups: tuple[Group, ...]
     page_tokens: int
     """Tokens of a block of softmax attention: enlarged until a state fits in as many bytes."""
+    local_page_tokens: int
+    """Tokens of a block of layers with a window or chunks: where a token takes other bytes there, so many that blocks are alike."""
     block_bytes: float
     """The bytes of a block on one device of the stage; 0 where none of its layers keeps anything."""
     window_tokens: int | None
 
     def blocks(self, context: int) -> int:
         """Blocks that a sequence holds which has computed *context* tokens and computes one more."""
-        return sum(_held(group.kind, context, self.page_tokens, self.window_tokens) for group in self.groups)
+        return sum(_held(group.kind, context, self._page(group.kind), self.window_tokens) for group in self.groups)
+
+    def _page(self, kind: AttentionKind) -> int:
+        return self.page_tokens if kind == "full" else self.local_page_tokens
 
     def peak_blocks(self, context: int, in_flight: int) -> int:
         """Blocks that vLLM counts a sequence of *context* tokens at when it says how many fit, *in_flight* tokens of it in one
         iteration: `max_memory_usage_bytes` of v1/kv_cache_interface.py."""
-        page, window, found = self.page_tokens, self.window_tokens, 0
+        window, found = self.window_tokens, 0
         for group in self.groups:
+            page = self._page(group.kind)
             if group.kind == "linear":
                 found += 1
             elif group.kind == "window":
@@ -102,22 +115,34 @@ class PagedCache:
 
 
 def paged(cache: StageCache, block_tokens: int) -> PagedCache:
-    """*cache* in blocks of *block_tokens* tokens, or of more where a state needs them (`_align_hybrid_block_size`)."""
+    """*cache* in blocks of *block_tokens* tokens, or of more where a state needs them (`_align_hybrid_block_size`) or where tokens
+    of other layers take more bytes (`unify_kv_cache_spec_page_size` of v1/core/kv_cache_utils.py)."""
     groups = groups_of(cache.kinds)
     page = block_tokens
     if "linear" in cache.kinds and cache.token_bytes:
         page = max(page, block_tokens * math.ceil(cache.state_bytes / (block_tokens * cache.token_bytes)))
-    page_bytes = page * cache.token_bytes if cache.token_bytes else cache.state_bytes
+    local, local_bytes = page, cache.local_token_bytes
+    if local_bytes and cache.token_bytes:
+        page *= max(1, round(local_bytes / cache.token_bytes))
+        local *= max(1, round(cache.token_bytes / local_bytes))
+    page_bytes = max(page * cache.token_bytes, local * (local_bytes or 0.0)) or cache.state_bytes
     wide = max(sum(i in cache.layers for i in group.layers) for group in groups)
-    return PagedCache(groups=groups, page_tokens=page, block_bytes=wide * page_bytes, window_tokens=cache.window_tokens)
+    return PagedCache(
+        groups=groups,
+        page_tokens=page,
+        local_page_tokens=local,
+        block_bytes=wide * page_bytes,
+        window_tokens=cache.window_tokens,
+    )
 
 
 def held_bytes(cache: StageCache, context: int) -> float:
     """The bytes that a sequence of *context* tokens needs on one device, no page or pool being wasted."""
     kinds: Iterable[AttentionKind] = (cache.kinds[i] for i in cache.layers)
     return sum(
-        cache.state_bytes if kind == "linear" else _reach(kind, context, cache.window_tokens) * cache.token_bytes
+        cache.state_bytes if kind == "linear" else _reach(kind, context, cache.window_tokens) * cache.bytes_of(kind)
         for kind in kinds
+        if kind != "none"
     )
 
 

@@ -14,7 +14,7 @@ from hwmodels.graphs import DEFAULT_GRAPHS, STACKS, GraphSettings, captured_size
 from hwmodels.kernels.families import FAMILIES
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.memory import engine_defaults
-from hwmodels.model import LatentAttention, ModelSpec
+from hwmodels.model import CompressedAttention, LatentAttention, ModelSpec
 from hwmodels.operations import StageWork
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
@@ -172,6 +172,11 @@ class Calibrated:
             for needed, family, what in (
                 (spec.experts is not None, "moe", "a mixture of experts"),
                 (isinstance(spec.attention, LatentAttention), "mla_decode", "latent attention"),
+                (
+                    isinstance(spec.attention, CompressedAttention),
+                    "compressed_decode",
+                    "attention to compressed tokens",
+                ),
                 (profile.kind == "tpu", "tpu_decode", "attention"),
             )
             if needed and not profile.has(family)
@@ -189,7 +194,7 @@ class Calibrated:
             stack=self.stack,
             layers=layers,
             expert_layers=layers if spec.experts is not None else 0,
-            latent_layers=layers if isinstance(spec.attention, LatentAttention) else 0,
+            latent_layers=layers if isinstance(spec.attention, (LatentAttention, CompressedAttention)) else 0,
             captured=captured,
         )
         return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)

@@ -113,7 +113,7 @@ class CpuKernels:
 
         return form
 
-    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
+    def elementwise_s(self, size_bytes: Any, launches: int, op: str = "") -> Any:
         # One rate for all of a layer's: the mean time of a byte over what was timed.
         timed = [p for p in (self._elementwise(op) for op in ("norm", "add", "act")) if p is not None]
         if not timed:

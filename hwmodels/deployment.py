@@ -146,7 +146,7 @@ class Deployment:
             return self.model.notes
         return (
             *self.model.notes,
-            f"The linear attention of {self.model.name} has not been measured on {self.device.name}: convolution and delta rule "
+            f"The linear attention of {self.model.name} has not been measured on {self.device.name}: convolution and state "
             f"are priced at {RECURRENT_FLOPS_SHARE:g} of the datasheet's arithmetic and {RECURRENT_BYTES_SHARE:g} of its "
             "bandwidth, which are assumptions.",
         )
@@ -162,7 +162,9 @@ class Deployment:
         """For each stage, what one of its devices keeps, layer by layer."""
         kinds, stages = cached_kinds(self.model), self._stages()
         # Pages are as large on every stage, whichever kinds of layer it has.
-        token_bytes = max(_layer_bytes(stage) for stage in stages)
+        uneven = self.model.local_attention is not None
+        token_bytes = max(_layer_bytes(stage, False if uneven else None) for stage in stages)
+        local_bytes = max(_layer_bytes(stage, True) for stage in stages) if uneven else None
         states = [stage.recurrence for stage in stages if stage.recurrence is not None]
         state_bytes = max((state.held_bytes / state.layers for state in states), default=0.0)
         return tuple(
@@ -170,6 +172,7 @@ class Deployment:
                 kinds=kinds,
                 layers=layers,
                 token_bytes=token_bytes,
+                local_token_bytes=local_bytes,
                 state_bytes=state_bytes,
                 window_tokens=self.model.window_tokens,
             )
@@ -313,10 +316,12 @@ def _degrees(parallel: ParallelConfig) -> str:
     )
 
 
-def _layer_bytes(stage: StageWork) -> float:
-    """Cache of one token in one layer of softmax attention; 0 where the stage has none."""
-    layers = sum(shape.layers for shape in stage.attention if shape.kind != "indexer")
-    return _kv_bytes(stage) / layers if layers else 0.0
+def _layer_bytes(stage: StageWork, windowed: bool | None) -> float:
+    """Cache of one token in one layer of softmax attention, of those with a window, those without, or (None) all; 0 where the
+    stage has none."""
+    shapes = [shape for shape in stage.attention if windowed is None or shape.windowed == windowed]
+    layers = sum(shape.layers for shape in shapes if shape.kind != "indexer")
+    return sum(shape.kv_bytes * shape.layers for shape in shapes) / layers if layers else 0.0
 
 
 def _kv_bytes(stage: StageWork) -> float:

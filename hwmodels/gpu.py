@@ -10,9 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.kernels.attention import widest_group
-from hwmodels.kernels.families import DECODE, ELEMENTWISE, GEMM, MLA_BMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
+from hwmodels.kernels.families import (
+    COMPRESSED_DECODE,
+    COMPRESSED_PREFILL,
+    DECODE,
+    ELEMENTWISE,
+    GEMM,
+    MLA_BMM,
+    MLA_DECODE,
+    MLA_PREFILL,
+    MOE,
+    PREFILL,
+)
 from hwmodels.kernels.gemm import library_of
-from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
+from hwmodels.kernels.linear_attention import DECODED_AS, KERNELS, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
 from hwmodels.operations import AttentionShape, ExpertMlp, HeadProducts, Recurrence, StageWork
@@ -138,16 +149,20 @@ class GpuKernels(StackKernels):
                 variants = self._head_format(stage.head_products.precision)[1]
                 ask("products of each head", "mla_bmm", variants, variants[:1])
             if stage.recurrence is not None and self.profile.has("linear_decode"):
-                self._ask_recurrence(ask)
+                self._ask_recurrence(ask, stage.recurrence.rule)
             if self.profile.links_measured:
                 self._ask_collectives(ask, stage)
         return list(found.values())
 
-    def _ask_recurrence(self, ask: Callable[..., None]) -> None:
+    def _ask_recurrence(self, ask: Callable[..., None], rule: str) -> None:
         for family, whose in (("linear_prefill", "prompts"), ("linear_decode", "decodes")):
-            for kernel in KERNELS:
-                variants = [f"{kernel}/{source}" for source in self.sources]
+            for kernel in KERNELS[rule]:
+                variants = self._recurrent_variants(family, kernel)
                 ask(f"linear attention's {kernel} kernels for {whose}", family, variants, variants[:1])
+
+    def _recurrent_variants(self, family: str, kernel: str) -> list[str]:
+        names = [kernel, DECODED_AS[kernel]] if family == "linear_decode" and kernel in DECODED_AS else [kernel]
+        return [f"{name}/{source}" for name in names for source in self.sources]
 
     def _ask_collectives(self, ask: Callable[..., None], stage: StageWork) -> None:
         pairs = [(each.kind, each.n) for each in stage.collectives]
@@ -167,7 +182,11 @@ class GpuKernels(StackKernels):
 
     def _ask_attention(self, ask: Callable[..., None], shape: AttentionShape) -> None:
         cache = _cache_bytes(shape)
-        if shape.kind == "gqa":
+        if shape.kind == "compressed":
+            variants = self._compressed_variants(shape)
+            for family, whose in (("compressed_prefill", "prompts"), ("compressed_decode", "decodes")):
+                ask(f"compressed attention for {whose}", family, variants, variants[:1])
+        elif shape.kind == "gqa":
             for family, whose in (("prefill", "prompts"), ("decode", "decodes")):
                 variants = self.attention_variants(shape, cache, prompts=whose == "prompts")
                 ask(f"attention kernels for {whose}", family, variants, variants[:1])
@@ -198,8 +217,29 @@ class GpuKernels(StackKernels):
                 f"{place}."
             )
 
+    def _compressed_variants(self, shape: AttentionShape) -> list[str]:
+        """Layers without compressed keys were not timed alone: theirs are those of the kind that has fewest."""
+        return [f"{'csa' if shape.chosen else 'hca'}/{source}" for source in self.sources]
+
+    def _compressed_shape(self, shape: AttentionShape) -> dict[str, Any]:
+        return {
+            "heads": shape.n_heads,
+            "head_dim": shape.qk_dim,
+            "hidden": shape.hidden,
+            "compress": float(shape.compress),
+            "window": float(shape.near),
+            "chosen": float(shape.chosen) if shape.chosen else None,
+            "index_flops": shape.index_flops,
+            "in_blocks": float(shape.in_blocks),
+            "token_bytes": shape.kv_bytes,
+            "run": self.running(shape),
+        }
+
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         run, sheet = self.running(shape), self.profile.datasheet
+        if shape.kind == "compressed":
+            params = self.profile.get("compressed_prefill", self._compressed_variants(shape))
+            return COMPRESSED_PREFILL.folded(params, sheet, **self._compressed_shape(shape))
         if shape.kind == "gqa":
             wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=True)
             params = self.profile.get("prefill", wanted)
@@ -210,6 +250,7 @@ class GpuKernels(StackKernels):
                 heads=shape.n_heads,
                 kv_heads=shape.n_kv_heads,
                 head_dim=shape.qk_dim,
+                v_dim=shape.v_dim,
                 token_bytes=shape.kv_bytes,
                 dtype="fp8" if kernel is not None and kernel.variant.startswith("fp8q/") else "bf16",
                 run=run,
@@ -242,6 +283,12 @@ class GpuKernels(StackKernels):
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
         run, sheet = self.running(shape), self.profile.datasheet
+        if shape.kind == "compressed":
+            params = self.profile.get("compressed_decode", self._compressed_variants(shape))
+            own = {**self._compressed_shape(shape), "entry_bytes": shape.entry_bytes}
+            # Of the cache the keys of the indexer are read, and the vectors that are attended.
+            own["token_bytes"] = shape.kv_bytes - shape.entry_bytes / shape.compress if shape.compress else 0.0
+            return COMPRESSED_DECODE.folded(params, sheet, **own)
         if shape.kind == "gqa":
             wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=False)
             params = self.profile.get("decode", wanted)
@@ -296,13 +343,23 @@ class GpuKernels(StackKernels):
         """
         if not self.profile.has("linear_decode"):
             return StackKernels.recurrence_forms(self, shape)
-        of_prompts, of_decodes = self.linear_forms(
+        found = {
+            family: [
+                self.profile.get(family, self._recurrent_variants(family, kernel)) for kernel in KERNELS[shape.rule]
+            ]
+            for family in ("linear_prefill", "linear_decode")
+        }
+        of_prompts, of_decodes = layer_forms(
+            self.profile.datasheet,
+            found["linear_prefill"],
+            found["linear_decode"],
+            rule=shape.rule,
             key_heads=shape.n_key_heads,
             key_dim=shape.key_dim,
             value_heads=shape.n_value_heads,
             value_dim=shape.value_dim,
             conv_width=shape.conv_width,
-            layers=float(shape.layers),
+            run=Running(layers=float(shape.layers), start_share=1.0 - self._own.launch_overlap),
         )
 
         def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
@@ -313,35 +370,10 @@ class GpuKernels(StackKernels):
 
         return prefill, decode
 
-    def linear_forms(
-        self, *, key_heads: int, key_dim: int, value_heads: int, value_dim: int, conv_width: int, layers: float
-    ) -> tuple[LinearPrefillForm, LinearDecodeForm]:
-        """Prompts and decodes of `layers` layers of gated delta nets: convolution and delta rule, heads per device.
-
-        ValueError names what the profile lacks.
-        """
-        found = {
-            family: tuple(
-                self.profile.get(family, [f"{kernel}/{source}" for source in self.sources]) for kernel in KERNELS
-            )
-            for family in ("linear_prefill", "linear_decode")
-        }
-        return layer_forms(
-            self.profile.datasheet,
-            found["linear_prefill"],
-            found["linear_decode"],
-            key_heads=key_heads,
-            key_dim=key_dim,
-            value_heads=value_heads,
-            value_dim=value_dim,
-            conv_width=conv_width,
-            run=Running(layers=layers, start_share=1.0 - self.stack.overheads.launch_overlap),
-        )
-
 
 def _cache_bytes(shape: AttentionShape) -> float:
     """The bytes of one number in the cache."""
-    numbers = {"gqa": 2 * shape.n_kv_heads * shape.qk_dim, "mla": shape.latent_dim + shape.rope_dim}
+    numbers = {"gqa": shape.n_kv_heads * (shape.qk_dim + shape.v_dim), "mla": shape.latent_dim + shape.rope_dim}
     return shape.kv_bytes / numbers.get(shape.kind, shape.qk_dim)
 
 
@@ -360,14 +392,15 @@ def expert_format(precision: str, dtype: str) -> ExpertFormat:
 
 
 def _expert_variants(
-    profile: Profile, sources: Sequence[str], fmt: ExpertFormat, hidden: int, topk: int, count: int
+    profile: Profile, sources: Sequence[str], fmt: ExpertFormat, hidden: int, topk: int, count: int, gated: bool = True
 ) -> tuple[str, ...]:
     blackwell = "fp4" in profile.datasheet.peak_flops_per_s
-    return fmt.variants(sources, layer=(hidden, topk, count), blackwell=blackwell)
+    return fmt.variants(sources, layer=(hidden, topk, count), gated=gated, blackwell=blackwell)
 
 
 def _layer_variants(profile: Profile, sources: Sequence[str], fmt: ExpertFormat, experts: ExpertMlp) -> tuple[str, ...]:
-    return _expert_variants(profile, sources, fmt, experts.hidden, experts.per_token, experts.n_experts)
+    shape = experts.hidden, experts.per_token, experts.n_experts
+    return _expert_variants(profile, sources, fmt, *shape, gated=experts.gated)
 
 
 def _variants(sources: Sequence[str], fmt: str) -> list[str]:
@@ -452,6 +485,7 @@ def _moe_table(profile: Profile, sources: tuple[str, ...], experts: ExpertMlp, d
         "topk": experts.per_token,
         "experts": experts.n_experts + experts.redundant,
         "ep": experts.expert,
+        "gated": experts.gated,
         "distribution": _ROUTING,
         "by": experts.load,
     }

@@ -43,9 +43,17 @@ class _Stage:
         self.replayed = captured[-1] * data if captured else 1 << 62
         host = kernels.host
         self.factors = host.compute_factor, host.bandwidth_factor
+        self.prompt_factor = host.prompt_factor
         self.row_s, self.step_s = host.row_s, host.step_s
-        self.rows = RowTable(self.stretched(self._rows_s, row_s=host.row_s))
-        self.decode_rows = RowTable(self.stretched(self._padded_rows_s, row_s=host.row_s)) if captured else self.rows
+        self.rows = RowTable(self.stretched(self._rows_s, row_s=host.row_s, prompts=True))
+        bare = self.rows
+        if self.prompt_factor != 1.0:
+            bare = RowTable(self.stretched(self._rows_s, row_s=host.row_s))
+            # Prompts whose arithmetic is faster than that of decodes make no step shorter than its decodes.
+            self.widest_gap = 1 << 62
+        self.bare_rows = bare
+        """Iterations of decodes alone, as many rows as there are."""
+        self.decode_rows = RowTable(self.stretched(self._padded_rows_s, row_s=host.row_s)) if captured else bare
         self.logits = RowTable(self.stretched(self._logits_s))
         self.has_head = last
         self.encoder = spec.is_encoder
@@ -58,10 +66,10 @@ class _Stage:
             self.attention += (_by_rows(absorbed if always else RowTable(self._expanded_s), absorbed),)
         if work.recurrence is not None:
             self.attention += ((*kernels.recurrence_forms(work.recurrence), False),)
-        if self.factors != (1.0, 1.0):
-            compute, bandwidth = self.factors
+        compute, bandwidth = self.factors
+        if (compute, bandwidth, self.prompt_factor) != (1.0, 1.0, 1.0):
             self.attention = tuple(
-                (_times(prefill, compute), _times(decode, bandwidth), windowed)
+                (_times(prefill, compute * self.prompt_factor), _times(decode, bandwidth), windowed)
                 for prefill, decode, windowed in self.attention
             )
         # Each group has a scheduler and sampler of its own, beside the others.
@@ -94,7 +102,8 @@ class _Stage:
             if not op.of_logits and not op.of_prompts:
                 total = total + op.layers * self.kernels.gemm_s(own, op.n, op.k, precision=op.precision)
         for stream in self.work.elementwise:
-            total = total + stream.layers * self.kernels.elementwise_s(own * stream.bytes_per_row, stream.launches)
+            size_bytes = own * stream.bytes_per_row
+            total = total + stream.layers * self.kernels.elementwise_s(size_bytes, stream.launches, stream.op)
         return total
 
     def _expanded_s(self, rows: FloatArray) -> FloatArray:
@@ -122,16 +131,18 @@ class _Stage:
         return total
 
     def stretched(
-        self, kernels_s: Callable[[FloatArray], FloatArray], *, row_s: float = 0.0
+        self, kernels_s: Callable[[FloatArray], FloatArray], *, row_s: float = 0.0, prompts: bool = False
     ) -> Callable[[FloatArray], FloatArray]:
         """Times by rows with what they take for one row as reading, and what they take more as arithmetic, each so many times as
-        long; *row_s* of each row is the host's, and stays.
+        long; *row_s* of each row is the host's, and stays. *prompts*: of iterations that compute some.
 
         Both parts grow with the rows, so that their sum does, whatever the factors. Experts that more tokens wake are read from
         memory too, and count as arithmetic here.
         """
         compute, bandwidth = self.factors
-        if self.factors == (1.0, 1.0):
+        if prompts:
+            compute *= self.prompt_factor
+        if compute == bandwidth == 1.0:
             return kernels_s
 
         def device_s(rows: FloatArray) -> FloatArray:
@@ -228,8 +239,9 @@ class _Stage:
         """`array` divided by what the time is spent on (`hwmodels.time_parts`). Totals of int64 arrays of one shape."""
         rows, prompt = totals.rows, totals.prefill_rows
         found = no_parts(rows.shape)
-        bare_s = self.rows.array(rows)
-        found["padding"] += self._table_s(rows, rows - prompt, prompt > 0) - bare_s
+        some_prompt = prompt > 0
+        bare_s = np.where(some_prompt, self.rows.array(rows), self.bare_rows.array(rows))
+        found["padding"] += self._table_s(rows, rows - prompt, some_prompt) - bare_s
         host_s = np.minimum(np.ceil(rows * self.share) * self.row_s, bare_s)
         found["host"] += host_s
         layers = self._by_factors(
@@ -237,6 +249,7 @@ class _Stage:
                 self.work, self.kernels, each, self.share, lambda some: (self.experts_s(some), self.exchange_s(some))
             ),
             rows,
+            np.where(some_prompt, self.prompt_factor, 1.0),
         )
         add_parts(found, scaled(layers, bare_s - host_s))
         if self.has_head:
@@ -249,11 +262,13 @@ class _Stage:
         found["host"] += self.array(totals) - sum(found.values())
         return found
 
-    def _by_factors(self, parts: Callable[[NDArray[np.int64]], Parts], rows: NDArray[np.int64]) -> Parts:
-        """*parts* of *rows* with the factors of `stretched`, part by part."""
-        if self.factors == (1.0, 1.0):
+    def _by_factors(
+        self, parts: Callable[[NDArray[np.int64]], Parts], rows: NDArray[np.int64], arithmetic: FloatArray | float = 1.0
+    ) -> Parts:
+        """*parts* of *rows* with the factors of `stretched`, part by part, and another on *arithmetic*."""
+        if self.factors == (1.0, 1.0) and np.all(arithmetic == 1.0):
             return parts(rows)
-        compute, bandwidth = self.factors
+        compute, bandwidth = arithmetic * self.factors[0], self.factors[1]
         least = parts(np.ones(1, np.int64))
         return {
             name: bandwidth * np.minimum(each, least[name]) + compute * np.maximum(each - least[name], 0.0)
@@ -263,7 +278,7 @@ class _Stage:
     def _table_s(
         self, rows: NDArray[np.int64], decodes: NDArray[np.int64], some_prompt: NDArray[np.bool_]
     ) -> FloatArray:
-        if not self.captured:
+        if self.decode_rows is self.rows:
             return self.rows.array(rows)
         alone = self.decode_rows.array(decodes)
         return np.where(some_prompt, np.maximum(self.rows.array(rows), alone), alone) if some_prompt.any() else alone
@@ -311,7 +326,9 @@ class _Ranks:
         # What cannot be exchanged so is said here, and not at the first step.
         stage.exchange_s(np.ones(1))
         self._pads = kernels.pads_ranks
-        self._experts = RowTable(stage.stretched(stage.experts_s))
+        self._experts = RowTable(stage.stretched(stage.experts_s, prompts=True))
+        alone = stage.prompt_factor != 1.0
+        self._experts_alone = RowTable(stage.stretched(stage.experts_s)) if alone else self._experts
         self._exchange = RowTable(stage.exchange_s)
 
     def _graph(self, rows: int) -> int:
@@ -331,7 +348,10 @@ class _Ranks:
             beyond = totals[0] - totals[1] > self._replayed
             floor = max(floor, self._floors[2 if beyond else 0 if totals[1] > totals[2] else 1] + host)
         sent = prompt + len(ranks) * self._graph(fullest) if self._pads else rows
-        return max(slowest + (self._experts.scalar(rows) + self._exchange.scalar(sent)), floor)
+        experts_s = (self._experts if prompt else self._experts_alone).scalar(rows)
+        if prompt and self._experts is not self._experts_alone:
+            experts_s = max(experts_s, self._experts_alone.scalar(rows - prompt))
+        return max(slowest + (experts_s + self._exchange.scalar(sent)), floor)
 
     def array(self, ranks: Sequence[Totals]) -> FloatArray:
         own = self._own
@@ -348,7 +368,11 @@ class _Ranks:
             beyond = totals.rows - totals.prefill_rows > self._replayed
             floor = np.maximum(floor, np.where(beyond, self._floors[2], least) + host)
         sent = prompt + len(ranks) * padded(own.captured, fullest) if self._pads else rows
-        return np.maximum(slowest + (self._experts.array(rows) + self._exchange.array(sent)), floor)
+        experts_s = self._experts.array(rows)
+        if self._experts is not self._experts_alone:
+            alone = self._experts_alone.array(rows - prompt)
+            experts_s = np.where(prompt > 0, np.maximum(experts_s, alone), alone)
+        return np.maximum(slowest + (experts_s + self._exchange.array(sent)), floor)
 
 
 class LayerwiseCost:
@@ -526,6 +550,7 @@ class LayerwiseCost:
                 prefix, n = ("window_" if shape.windowed else ""), shape.layers * t
                 terms[f"{prefix}pair_flops"] += shape.prefill_flops_per_pair * n
                 terms["past_flops"] += shape.expand_flops * n
+                terms["row_flops"] += shape.flops_per_row * n
                 terms[f"{prefix}query_flops"] += shape.decode_flops_per_pair * n
                 terms[f"{prefix}kv_bytes"] += shape.kv_bytes * n
             if stage.work.recurrence is not None:

@@ -380,7 +380,8 @@ def workspace_bytes(spec: ModelSpec, parallel: ParallelConfig, tokens: int) -> f
         return 0.0
     ffn = math.ceil(spec.experts.ffn / parallel.expert_tensor)
     rows = tokens * spec.experts.per_token / parallel.expert
-    return rows * (max(2 * ffn, spec.hidden) + ffn) * precision(spec.base_precision).element_bytes
+    first = ffn * (2 if spec.experts.gated else 1)
+    return rows * (max(first, spec.expert_hidden) + ffn) * precision(spec.base_precision).element_bytes
 
 
 def forward_bytes(spec: ModelSpec, parallel: ParallelConfig, tokens: int) -> float:
@@ -433,7 +434,8 @@ def _padding_bytes(spec: ModelSpec, parallel: ParallelConfig, layers: range) -> 
     if experts is None or spec.expert_precision != "mxfp4":
         return 0.0
     padded = math.ceil(spec.hidden / PADDED_TO) * PADDED_TO / spec.hidden - 1
-    parameters = 3.0 * spec.hidden * experts.ffn * experts.n_experts / (parallel.expert * parallel.expert_tensor)
+    matrices = 3.0 if experts.gated else 2.0
+    parameters = matrices * spec.hidden * experts.ffn * experts.n_experts / (parallel.expert * parallel.expert_tensor)
     return padded * parameters * precision("mxfp4").weight_bytes * sum(spec.layer_is_moe[i] for i in layers)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hwmodels.experts import ExpertLoad
+from hwmodels.model import Rule
 from hwmodels.precision import precision
 
 
@@ -61,6 +62,8 @@ class ExpertMlp:
     expert: int
     """Groups of devices with different experts."""
     precision: str
+    gated: bool = True
+    """Three matrices an expert, two without."""
     layers: int = 1
     load: ExpertLoad | None = None
     """The experts' popularities and places; None: as the tables of kernels were measured, even where there are none."""
@@ -80,11 +83,12 @@ class ExpertMlp:
 
     def flops_of_all(self, rows: Any) -> Any:
         """Over all groups of devices with different experts: on one device of each, all its layers."""
-        return rows * (6.0 * self.per_token * self.hidden * self.ffn * self.layers)
+        return rows * (2.0 * self._matrices * self.per_token * self.hidden * self.ffn * self.layers)
 
     def flops(self, rows: Any) -> Any:
         """The operations on the busiest device, of all its layers."""
-        return rows * (6.0 * self.per_token * self.busiest_share * self.hidden * self.ffn * self.layers)
+        share = self.per_token * self.busiest_share
+        return rows * (2.0 * self._matrices * share * self.hidden * self.ffn * self.layers)
 
     def read_bytes(self, rows: Any) -> Any:
         """Weights of the experts that *rows* tokens are expected to visit, on the busiest device, all layers."""
@@ -95,12 +99,16 @@ class ExpertMlp:
     @property
     def expert_bytes(self) -> float:
         """Weights of one expert on one device in one layer."""
-        return 3.0 * self.hidden * self.ffn * precision(self.precision).weight_bytes
+        return self._matrices * self.hidden * self.ffn * precision(self.precision).weight_bytes
+
+    @property
+    def _matrices(self) -> float:
+        return 3.0 if self.gated else 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Attention of `layers` layers on one device; `kind` is gqa, mla or indexer.
+    """Attention of `layers` layers on one device; `kind` is gqa, mla, indexer or compressed.
 
     `windowed` layers count the window totals. For `mla` prefill multiplies expanded heads (`qk_dim`, `v_dim`) and
     decode the latent (`latent_dim` + `rope_dim`), except where `absorbed` says that prefill does so too.
@@ -123,13 +131,33 @@ class AttentionShape:
     absorbed: bool = False
     expand_flops: float = 0.0
     """The operations that expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
+    compress: int = 0
+    """Tokens that a key stands for beside the last `near`, which are keys themselves (`compressed`); 0: there are no others."""
+    near: int = 0
+    chosen: int = 0
+    """Of those keys a query attends to so many, scored in `index_flops` each; 0: to all of them."""
+    index_flops: float = 0.0
+    entry_bytes: float = 0.0
+    """Cached bytes of one key."""
+    in_blocks: bool = False
+    """The layer's products are of FP8 in blocks."""
+    hidden: int = 0
 
     @property
     def decode_flops_per_pair(self) -> float:
         """The operations of one query token and one KV token, one layer."""
         if self.kind == "mla":
             return 2.0 * self.n_heads * (2 * self.latent_dim + self.rope_dim)
+        if self.kind == "compressed":
+            if self.chosen:
+                return self.index_flops / self.compress
+            return 4.0 * self.n_heads * self.qk_dim / self.compress if self.compress else 0.0
         return 2.0 * self.n_heads * (self.qk_dim + self.v_dim)
+
+    @property
+    def flops_per_row(self) -> float:
+        """The operations of one token on keys whose number does not grow with its context, one layer; of contexts beyond them."""
+        return 4.0 * self.n_heads * self.qk_dim * (self.near + self.chosen) if self.kind == "compressed" else 0.0
 
     @property
     def prefill_flops_per_pair(self) -> float:
@@ -168,6 +196,8 @@ class Elementwise:
     launches: int
     """The launches of one layer."""
     layers: int = 1
+    op: str = ""
+    """The operation whose own measured kernel prices it; empty: one that streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +239,12 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """Gated delta nets of `layers` layers on one device, heads per device: the short convolution and the delta rule.
+    """Linear attention of `layers` layers on one device, heads per device: the short convolution and the update of the state.
 
     Their projections are `Linear`. A sequence's state is read and written once an iteration, whatever its rows.
     """
 
+    rule: Rule = "delta"
     n_key_heads: int
     n_value_heads: int
     key_dim: int
@@ -238,8 +269,10 @@ class Recurrence:
     @property
     def flops_per_row(self) -> float:
         """The operations of one token, all layers: read with the key, write the outer product, read with the query (Yang et al.,
-        arXiv 2406.06484), two each for a cell; and a multiply-add for each tap of the convolution."""
-        return (6.0 * self.cells + 2.0 * self.conv_width * self.channels) * self.layers
+        arXiv 2406.06484), two each for a cell, of which Mamba-2 has no read with the key; and a multiply-add for each tap of the
+        convolution."""
+        by_cell = 4.0 if self.rule == "mamba2" else 6.0
+        return (by_cell * self.cells + 2.0 * self.conv_width * self.channels) * self.layers
 
     @property
     def held_bytes(self) -> float:

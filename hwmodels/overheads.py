@@ -3,11 +3,9 @@ TTFT.
 
 They stand in overheads.toml in the folder of each stack (`hwmodels.stacks`). Terms are [value, "source"]; one that is left out
 is zero, for the data put it there or it moved nothing. `python -m sim.validation.fit_stacks MEASURED vllm trtllm sglang eager`
-fits what is called fitted; the errors in held_back are of fits that did not see the deployment, linearised around the fit of
-all and priced with the kernels that profiles had then: TensorRT-LLM's with today's, the others' with older ones
-(docs/hardware.md, Terms of a stack). Those of RTX PRO 6000 were fitted again since: docs/validation.md has the recorded run
-with today's, 1.6 % of TPOT and 4.4 % of TTFT in the median. SGLang's sequence_s, the admission of its 0.5.6 and TensorRT-LLM's
-of 1.1 were fitted again with the other terms held (docs/validation/kernels.md); held_back is from before. admission_s is paid
+fits what is called fitted; the errors in held_back are of the terms as they stand, less what a deployment did to their fit on
+straight lines (--as-they-stand), and eager's of its fit. SGLang's sequence_s, the admission of its 0.5.6 and TensorRT-LLM's of
+1.1 were fitted again with the other terms held (docs/validation/kernels.md). admission_s is paid
 by every request of any model: SGLang's was fitted to models of 8 billion parameters and more, and is far more than a small
 model's first token can be expected to take. kernels: whose measured kernels stand in. fp8: the format of FP8 checkpoints made
 for the stack where it is not fp8: TensorRT-LLM's are ModelOpt's, whose activations have static scales. releases: older ones,
@@ -77,6 +75,12 @@ class Overheads:
         -0.9,
         9.0,
         "the same of reading weights and cache: what an iteration of one token takes, and attention of decodes",
+    )
+    prompt_excess: float = parameter(
+        0.0,
+        -0.9,
+        9.0,
+        "by what share of itself arithmetic takes longer still in iterations that compute prompts; negative where it takes less",
     )
 
 

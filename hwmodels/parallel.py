@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hwmodels.experts import ExpertLayout
-from hwmodels.model import Attention, ModelSpec
+from hwmodels.model import Attention, CompressedAttention, LatentAttention, LinearAttention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +57,41 @@ class ParallelConfig:
             start = stop
         return tuple(found)
 
-    def check(self, spec: ModelSpec) -> None:
-        """ValueError in one sentence if *spec* cannot be split this way."""
-        heads = spec.attention.n_heads
+    def _check_heads(self, name: str, attention: Attention | LatentAttention | CompressedAttention) -> None:
+        heads = attention.n_heads
         if heads % self.tensor:
             fits = [str(t) for t in range(1, heads + 1) if heads % t == 0]
             raise ValueError(
-                f"parallel.tensor {self.tensor} does not divide the {heads} attention heads of {spec.name}; "
+                f"parallel.tensor {self.tensor} does not divide the {heads} attention heads of {name}; "
                 f"it may be {', '.join(fits)}"
             )
-        if isinstance(spec.attention, Attention):
-            kv = spec.attention.n_kv_heads
+        if isinstance(attention, Attention):
+            kv = attention.n_kv_heads
             if kv % self.tensor and self.tensor % kv:
                 raise ValueError(
-                    f"parallel.tensor {self.tensor} neither divides the {kv} key-value heads of {spec.name} nor is a "
+                    f"parallel.tensor {self.tensor} neither divides the {kv} key-value heads of {name} nor is a "
                     "multiple of them"
                 )
-        if spec.ffn % self.tensor:
-            raise ValueError(f"parallel.tensor {self.tensor} does not divide the MLP width {spec.ffn} of {spec.name}")
-        if spec.linear_attention is not None and spec.linear_attention.n_key_heads % self.tensor:
+
+    def _check_state(self, name: str, linear: LinearAttention) -> None:
+        # Groups of a state space are replicated, as key-value heads are.
+        by_group = linear.rule == "mamba2" and self.tensor % linear.n_key_heads == 0
+        heads = linear.n_value_heads if by_group else linear.n_key_heads
+        if heads % self.tensor:
             raise ValueError(
-                f"parallel.tensor {self.tensor} does not divide the {spec.linear_attention.n_key_heads} "
-                f"linear-attention heads of {spec.name}"
+                f"parallel.tensor {self.tensor} does not divide the {heads} linear-attention heads of {name}"
             )
+
+    def check(self, spec: ModelSpec) -> None:
+        """ValueError in one sentence if *spec* cannot be split this way."""
+        for attention in (spec.attention, spec.local_attention):
+            if attention is not None:
+                self._check_heads(spec.name, attention)
+        for width in (spec.ffn, *spec.layer_ffn):
+            if width % self.tensor:
+                raise ValueError(f"parallel.tensor {self.tensor} does not divide the MLP width {width} of {spec.name}")
+        if spec.linear_attention is not None:
+            self._check_state(spec.name, spec.linear_attention)
         if self.pipeline > spec.n_layers:
             raise ValueError(f"parallel.pipeline {self.pipeline} exceeds the {spec.n_layers} layers of {spec.name}")
         n_experts = None if spec.experts is None else spec.experts.n_experts

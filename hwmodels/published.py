@@ -193,8 +193,8 @@ class PublishedKernels:
 
         return form
 
-    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
-        return self.base.elementwise_s(size_bytes, launches)
+    def elementwise_s(self, size_bytes: Any, launches: int, op: str = "") -> Any:
+        return self.base.elementwise_s(size_bytes, launches, op)
 
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
         return self.base.recurrence_forms(shape)

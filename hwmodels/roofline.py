@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, Interconnect
+from hwmodels.kernels.compressed import bound_of_decodes, bound_of_prompts
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
@@ -80,6 +81,8 @@ class RooflineKernels:
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         peak = self._flops_per_s(shape.precision)
+        if shape.kind == "compressed":
+            return bound_of_prompts(shape, peak, self._bytes_per_s)
         pair_s = shape.prefill_flops_per_pair * shape.layers / peak
         past_s = shape.expand_flops * shape.layers / peak
         kv_s = shape.kv_bytes * shape.layers / self._bytes_per_s
@@ -103,6 +106,8 @@ class RooflineKernels:
         return plain
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
+        if shape.kind == "compressed":
+            return bound_of_decodes(shape, self._flops_per_s(shape.precision), self._bytes_per_s)
         pair_s = shape.decode_flops_per_pair * shape.layers / self._flops_per_s(shape.precision)
         kv_s = shape.kv_bytes * shape.layers / self._bytes_per_s
 
@@ -111,7 +116,7 @@ class RooflineKernels:
 
         return form
 
-    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
+    def elementwise_s(self, size_bytes: Any, launches: int, op: str = "") -> Any:
         return size_bytes * 0.0
 
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:

@@ -1,8 +1,10 @@
 """The errors of served runs whose deployment, model or device no fit had seen: 90 % intervals for TPOT and TTFT.
 
-The widths are in serving_intervals.toml, which `python -m sim.validation.fit_stacks --intervals` writes: for each stack the 5th and
-95th percentile of measured over predicted, on rows of which the fit had seen nothing of the deployment, of the model, or of the
-device. A prediction is multiplied by them. They are of means over closed-loop benchmarks, the kind of figure that was held back.
+The widths are in serving_intervals.toml, which `python -m sim.validation.fit_stacks --intervals` writes: for each stack the ends of
+measured over predicted, on rows of which the fit had seen nothing of the deployment, of the model, or of the device. Rows of one
+deployment lie together, so that the 5th and 95th percentile of few deployments hold less than nine in ten rows of another: as much
+is left out on either side, 5 percent at most, as lets them hold that many. A prediction is multiplied by them. They are of means
+over closed-loop benchmarks, the kind of figure that was held back.
 
 Those rows are of GPUs whose kernels were measured, but for a few that their profiles borrow, whose errors the rows contain. On a
 device that no row is of, and over a network between nodes, both ends move out by the interval of what is lent, that of the family
@@ -20,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hwmodels.model import LatentAttention, ModelSpec
+from hwmodels.model import CompressedAttention, LatentAttention, ModelSpec
 from hwmodels.tables import ROOM, read_toml
 
 FILE = ROOM / "serving_intervals.toml"
@@ -60,7 +62,7 @@ def architecture_of(model: ModelSpec) -> str:
     """hybrid (linear attention in some layers), latent, experts or dense."""
     if any(model.layer_is_linear):
         return "hybrid"
-    if isinstance(model.attention, LatentAttention):
+    if isinstance(model.attention, (LatentAttention, CompressedAttention)):
         return "latent"
     return "dense" if model.experts is None else "experts"
 

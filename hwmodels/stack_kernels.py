@@ -119,6 +119,7 @@ class StackKernels:
             launch_floor_s=launch_floor_s,
             compute_factor=1.0 + own.compute_excess,
             bandwidth_factor=1.0 + own.bandwidth_excess,
+            prompt_factor=1.0 + own.prompt_excess,
         )
 
     def running(self, shape: AttentionShape) -> Running:
@@ -162,8 +163,12 @@ class StackKernels:
         beyond = np.maximum(0.0, rows - nodes[-1]) * (seconds[-1] / nodes[-1])
         return np.interp(rows, nodes, seconds) + beyond + self._loss_s(flops, dtype, weight_bytes)
 
-    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
+    def elementwise_s(self, size_bytes: Any, launches: int, op: str = "") -> Any:
         """Kernels that only stream: their start, and their bytes at the share of the bandwidth a stream reaches."""
+        own = self.profile.find("elementwise", [f"{op}/{source}" for source in self.sources]) if op else None
+        if own is not None:
+            hidden_s = own.launch_s * self._own.launch_overlap
+            return launches * (own.launch_s - hidden_s) + streamed_s(own, self.profile.datasheet, size_bytes)
         params = self.profile.get("elementwise", ("add/vidur", "rope/lss", "rope/jax", "add/torch"))
         start_s = _ELEMENTWISE_START_S * (1.0 - self._own.launch_overlap)
         return launches * start_s + streamed_s(params, self.profile.datasheet, size_bytes)

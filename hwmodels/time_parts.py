@@ -50,7 +50,7 @@ def layer_parts(
         own = np.ceil(each * share)
         reading, more = _products(kernels, (op for op in work.linears if not (op.of_logits or op.of_prompts)), own)
         streamed = sum(
-            stream.layers * kernels.elementwise_s(own * stream.bytes_per_row, stream.launches)
+            stream.layers * kernels.elementwise_s(own * stream.bytes_per_row, stream.launches, stream.op)
             for stream in work.elementwise
         )
         experts, exchange = of_all_rows(each)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from hwmodels.experts import even_load
-from hwmodels.model import Attention, Experts, LatentAttention, ModelSpec
+from hwmodels.model import LOCAL, Attention, AttentionKind, CompressedAttention, Experts, LatentAttention, ModelSpec
 from hwmodels.operations import (
     AttentionShape,
     Collective,
@@ -33,15 +34,48 @@ _EXPAND = "kv_up"
 class _Layers(NamedTuple):
     """The number of layers of each kind in a stage."""
 
-    all: int
-    softmax: int
-    """The number of layers with softmax attention, windowed or not."""
-    windowed: int
-    linear: int
+    attention: Mapping[AttentionKind, int]
+    """By what their queries see."""
     indexers: int
     """Layers of sparse attention that choose tokens themselves."""
-    dense: int
+    dense: Mapping[int, int]
+    """By the width of their dense MLP."""
     moe: int
+    hashed: int
+    """Those of them that choose experts by the token's id."""
+    norms: Mapping[int, int]
+    """By their normalisations."""
+
+    @property
+    def linear(self) -> int:
+        return self.attention.get("linear", 0)
+
+    @property
+    def mixing(self) -> int:
+        """Layers with attention of any kind."""
+        return sum(n for kind, n in self.attention.items() if kind != "none")
+
+    @property
+    def softmax(self) -> int:
+        """Layers with softmax attention, windowed or not."""
+        return self.mixing - self.linear
+
+
+class _Softmax(NamedTuple):
+    """Layers whose softmax attention is alike in shape."""
+
+    shape: Attention | LatentAttention | CompressedAttention
+    kind: AttentionKind
+    """One of the kinds of its layers."""
+    params: int
+    """The parameters of one layer, an indexer apart."""
+    full: int
+    local: int
+    """Layers with a window or chunks."""
+
+    @property
+    def layers(self) -> int:
+        return self.full + self.local
 
 
 class _Share(NamedTuple):
@@ -62,23 +96,25 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
     count = _counted(spec, parallel.stage_layers(spec.n_layers)[stage])
     first, last = stage == 0, stage == parallel.pipeline - 1
     experts = _expert_mlp(spec, parallel, count.moe)
+    softmax = _softmax(spec, count)
     shares = [
-        _attention_share(spec, parallel.tensor, count),
+        _attention_share(spec, parallel.tensor, count, softmax),
         _mlp_share(spec, parallel.tensor, count.dense),
-        _expert_share(spec, parallel, experts),
+        _expert_share(spec, parallel, experts, count.hashed),
         _mtp_share(spec) if spec.is_mtp else _Share([], 0.0),
         _ends_share(spec, parallel.tensor, first, last),
     ]
-    norms = count.all * spec.norms_per_layer * spec.norm_params * precision(spec.base_precision).weight_bytes
+    beside = sum(layers * (n * spec.norm_params + spec.hyper_params) for n, layers in count.norms.items())
+    norms = beside * precision(spec.base_precision).weight_bytes
     linears = [op for share in shares for op in share.linears]
     return StageWork(
         linears=tuple(linears),
         experts=experts,
-        attention=tuple(_attention_shapes(spec, parallel.tensor, kv_precision, count)),
-        elementwise=tuple(_elementwise(spec, parallel.tensor, count, first)),
+        attention=tuple(_attention_shapes(spec, parallel.tensor, kv_precision, count, softmax)),
+        elementwise=tuple(_elementwise(spec, parallel.tensor, count, softmax, first)),
         collectives=(
             *_collectives_of_ends(spec, parallel.tensor, first, last),
-            *_collectives_of_layers(spec, parallel, count),
+            *_collectives_of_layers(spec, parallel, count, softmax),
         ),
         recurrence=_recurrence(spec, parallel.tensor, count.linear),
         exchange=_exchange(spec, parallel, count.moe),
@@ -88,18 +124,34 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
 
 
 def _counted(spec: ModelSpec, layers: Sequence[int]) -> _Layers:
-    kinds = [spec.layer_attention[i] for i in layers]
-    n_linear = kinds.count("linear")
-    n_moe = sum(spec.layer_is_moe[i] for i in layers)
+    widths, norms = spec.dense_widths, spec.layer_norms
     return _Layers(
-        all=len(layers),
-        softmax=len(layers) - n_linear,
-        windowed=kinds.count("window") + kinds.count("chunked"),
-        linear=n_linear,
+        attention=Counter(spec.layer_attention[i] for i in layers),
         indexers=sum(spec.layer_has_indexer[i] for i in layers) if spec.layer_has_indexer else 0,
-        dense=len(layers) - n_moe,
-        moe=n_moe,
+        dense=Counter(widths[i] for i in layers if widths[i]),
+        moe=sum(spec.layer_is_moe[i] for i in layers),
+        hashed=sum(spec.layer_is_moe[i] and i < spec.experts.hash_layers for i in layers) if spec.experts else 0,
+        norms=Counter(norms[i] for i in layers),
     )
+
+
+def _softmax(spec: ModelSpec, count: _Layers) -> tuple[_Softmax, ...]:
+    full = count.attention.get("full", 0)
+    local = sum(count.attention.get(kind, 0) for kind in LOCAL)
+    if isinstance(spec.attention, CompressedAttention):
+        kinds: tuple[AttentionKind, ...] = "window", "csa", "hca"
+        found = [
+            _Softmax(spec.attention, kind, spec.attention_params(kind), count.attention.get(kind, 0), 0)
+            for kind in kinds
+        ]
+    elif spec.local_attention is None:
+        found = [_Softmax(spec.attention, "full", spec.attention_params(), full, local)]
+    else:
+        found = [
+            _Softmax(spec.attention, "full", spec.attention_params(), full, 0),
+            _Softmax(spec.local_attention, "window", spec.attention_params("window"), 0, local),
+        ]
+    return tuple(each for each in found if each.layers)
 
 
 def _linears(matrices: _Matrices, fmt: str, layers: int) -> list[Linear]:
@@ -111,16 +163,14 @@ def _beside(matrices: _Matrices, params: int, fmt: str, layers: int) -> float:
     return layers * (params - sum(n * k for _, n, k in matrices)) * precision(fmt).weight_bytes
 
 
-def _attention_share(spec: ModelSpec, tensor: int, count: _Layers) -> _Share:
+def _attention_share(spec: ModelSpec, tensor: int, count: _Layers, softmax: Sequence[_Softmax]) -> _Share:
     fmt = spec.attention_precision
     linears: list[Linear] = []
     other = 0.0
-    if count.softmax:
-        linears += [
-            replace(op, of_prompts=op.name == _EXPAND)
-            for op in _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
-        ]
-        other += _beside(_attention_matrices(spec, 1), spec.attention_params, fmt, count.softmax)
+    for each in softmax:
+        split, whole = (_attention_matrices(each, spec.hidden, devices) for devices in (tensor, 1))
+        linears += [replace(op, of_prompts=op.name == _EXPAND) for op in _linears(split, fmt, each.layers)]
+        other += _beside(whole, each.params, fmt, each.layers)
     if count.indexers:
         linears += _linears(_indexer_matrices(spec), fmt, count.indexers)
         other += _beside(_indexer_matrices(spec), spec.indexer_params, fmt, count.indexers)
@@ -130,13 +180,15 @@ def _attention_share(spec: ModelSpec, tensor: int, count: _Layers) -> _Share:
     return _Share(linears, other)
 
 
-def _mlp_share(spec: ModelSpec, tensor: int, layers: int) -> _Share:
-    if not layers:
-        return _Share([], 0.0)
-    split, whole = (_mlp_matrices(spec.hidden, spec.ffn // devices, spec.gated_mlp) for devices in (tensor, 1))
-    return _Share(
-        _linears(split, spec.mlp_precision, layers), _beside(whole, spec.dense_mlp_params, spec.mlp_precision, layers)
-    )
+def _mlp_share(spec: ModelSpec, tensor: int, dense: Mapping[int, int]) -> _Share:
+    """*dense*: layers by the width of their MLP."""
+    linears: list[Linear] = []
+    other = 0.0
+    for width, layers in dense.items():
+        split, whole = (_mlp_matrices(spec.hidden, width // devices, spec.gated_mlp) for devices in (tensor, 1))
+        linears += _linears(split, spec.mlp_precision, layers)
+        other += _beside(whole, spec.dense_mlp_params(width), spec.mlp_precision, layers)
+    return _Share(linears, other)
 
 
 def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> ExpertMlp | None:
@@ -146,8 +198,9 @@ def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exper
     assert isinstance(e, Experts)
     return ExpertMlp(
         name="experts",
-        hidden=spec.hidden,
+        hidden=spec.expert_hidden,
         ffn=e.ffn // parallel.expert_tensor,
+        gated=e.gated,
         n_experts=e.n_experts,
         per_token=e.per_token,
         expert=parallel.expert,
@@ -158,21 +211,25 @@ def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exper
     )
 
 
-def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp | None) -> _Share:
-    """Router, shared experts, and the weights of the routed ones, which are no `Linear`."""
+def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp | None, hashed: int) -> _Share:
+    """Router, shared experts, and the weights of the routed ones, which are no `Linear`; *hashed* layers have no router's bias."""
     e, h = spec.experts, spec.hidden
     if experts is None or e is None:
         return _Share([], 0.0)
     layers = experts.layers
     linears = _linears([("router", e.n_experts, h)], spec.base_precision, layers)
-    other = layers * e.n_experts * e.router_bias * precision(spec.base_precision).weight_bytes
+    beside = (layers - hashed) * e.n_experts * e.router_bias + layers * e.router_scales
+    other = beside * precision(spec.base_precision).weight_bytes
     if e.shared_ffn:
         # Shared experts split over the devices of an attention group, like a dense MLP.
         width = -(-e.shared_ffn // parallel.tensor)
-        linears += _linears(_mlp_matrices(h, width, True, "shared"), spec.mlp_precision, layers)
+        linears += _linears(_mlp_matrices(h, width, spec.gated_mlp, "shared"), spec.mlp_precision, layers)
         other += layers * e.shared_gate * h * precision(spec.mlp_precision).weight_bytes
+    if e.latent:
+        # Each device projects all rows.
+        linears += _linears([("latent_in", e.latent, h), ("latent_out", h, e.latent)], spec.mlp_precision, layers)
     local = (e.n_experts + experts.redundant) // parallel.expert
-    biases = (spec.expert_params - 3 * h * e.ffn) * precision(spec.expert_precision).weight_bytes
+    biases = e.bias * (2 * e.ffn + spec.expert_hidden) * precision(spec.expert_precision).weight_bytes
     return _Share(linears, other + layers * local * (experts.expert_bytes + biases))
 
 
@@ -195,7 +252,7 @@ def _ends_share(spec: ModelSpec, tensor: int, first: bool, last: bool) -> _Share
     if first:
         other += (spec.extra_norms - 1) * spec.norm_params * base_bytes
     if last:
-        other += (spec.norm_params + spec.lm_head_params) * base_bytes
+        other += (spec.norm_params + spec.lm_head_params + spec.hyper_head_params) * base_bytes
         if spec.lm_head:
             head = Linear(name="lm_head", n=shard, k=h, precision=spec.base_precision, of_logits=True)
             linears.append(head)
@@ -205,18 +262,20 @@ def _ends_share(spec: ModelSpec, tensor: int, first: bool, last: bool) -> _Share
 
 
 def _attention_shapes(
-    spec: ModelSpec, tensor: int, kv_precision: str | None, count: _Layers
+    spec: ModelSpec, tensor: int, kv_precision: str | None, count: _Layers, softmax: Sequence[_Softmax]
 ) -> Iterator[AttentionShape]:
     element = precision(kv_precision or spec.kv_precision or spec.base_precision).element_bytes
-    for layers, windowed in ((count.softmax - count.windowed, False), (count.windowed, True)):
-        if not layers:
-            continue
-        window = spec.window_tokens if windowed else None
-        if isinstance(spec.attention, Attention):
-            shape = _grouped(spec.attention, tensor, element, spec.base_precision)
+    for each in softmax:
+        if isinstance(each.shape, Attention):
+            shape = _grouped(each.shape, tensor, element, spec.base_precision)
+        elif isinstance(each.shape, CompressedAttention):
+            shape = _compressed(spec, each.shape, each.kind, tensor)
         else:
-            shape = _latent(spec.attention, tensor, element, spec.base_precision)
-        yield replace(shape, layers=layers, windowed=windowed, window_tokens=window)
+            shape = _latent(each.shape, tensor, element, spec.base_precision)
+        for layers, windowed in ((each.full, False), (each.local, True)):
+            window = spec.window_tokens if windowed else None
+            if layers:
+                yield replace(shape, layers=layers, windowed=windowed, window_tokens=window)
     if count.indexers:
         assert isinstance(spec.attention, LatentAttention)
         yield _indexer(spec.attention, spec.index_bytes_per_layer(), spec.base_precision, count.indexers)
@@ -229,9 +288,30 @@ def _grouped(a: Attention, tensor: int, element_bytes: float, fmt: str) -> Atten
         n_heads=a.n_heads // tensor,
         n_kv_heads=kv_heads,
         qk_dim=a.head_dim,
-        v_dim=a.head_dim,
-        kv_bytes=2 * kv_heads * a.head_dim * element_bytes,
+        v_dim=a.v_dim,
+        kv_bytes=kv_heads * (a.head_dim + a.v_dim) * element_bytes,
         precision=fmt,
+    )
+
+
+def _compressed(spec: ModelSpec, a: CompressedAttention, kind: AttentionKind, tensor: int) -> AttentionShape:
+    """Each device has the one key of all heads; the indexer is not split."""
+    choosing = kind == "csa"
+    return AttentionShape(
+        kind="compressed",
+        n_heads=a.n_heads // tensor,
+        n_kv_heads=1,
+        qk_dim=a.head_dim,
+        v_dim=a.head_dim,
+        kv_bytes=spec.compressed_bytes_per_token(kind),
+        precision=spec.base_precision,
+        compress=a.tokens_of(kind),
+        near=spec.compressed_window,
+        chosen=a.index_topk if choosing else 0,
+        index_flops=2.0 * a.index_heads * a.index_dim if choosing else 0.0,
+        entry_bytes=a.entry_bytes,
+        in_blocks=spec.attention_precision == "fp8_block",
+        hidden=spec.hidden,
     )
 
 
@@ -276,18 +356,21 @@ def _collectives_of_ends(spec: ModelSpec, tensor: int, first: bool, last: bool) 
         yield Collective(name="logits", kind="all_gather", bytes_per_row=spec.vocab * act, n=tensor, of_logits=True)
 
 
-def _collectives_of_layers(spec: ModelSpec, parallel: ParallelConfig, count: _Layers) -> Iterator[Collective]:
+def _collectives_of_layers(
+    spec: ModelSpec, parallel: ParallelConfig, count: _Layers, softmax: Sequence[_Softmax]
+) -> Iterator[Collective]:
     t, row = parallel.tensor, spec.hidden * precision(spec.base_precision).element_bytes
     if t > 1:
         # One behind attention; one behind the MLP, where experts with data-parallel attention reduce otherwise.
-        after_mlp = count.all if parallel.data == 1 else count.dense
-        for name, layers in (("attention", count.all), ("mlp", after_mlp)):
+        after_mlp = sum(count.dense.values()) + (count.moe if parallel.data == 1 else 0)
+        for name, layers in (("attention", count.mixing), ("mlp", after_mlp)):
             if layers:
                 yield Collective(name=name, kind="all_reduce", bytes_per_row=row, n=t, layers=layers)
-        if isinstance(spec.attention, Attention) and spec.attention.norm_over_heads and count.softmax:
-            # A sum of squares in 32 bits of queries and one of keys, as engines have it of MiniMax (from knowledge). OLMo's
-            # layers gather queries and keys whole, which is no less.
-            yield Collective(name="query_key_norm", kind="all_reduce", bytes_per_row=8.0, n=t, layers=count.softmax)
+        for each in softmax:
+            if isinstance(each.shape, Attention) and each.shape.norm_over_heads:
+                # A sum of squares in 32 bits of queries and one of keys, as engines have it of MiniMax (from knowledge). OLMo's
+                # layers gather queries and keys whole, which is no less.
+                yield Collective(name="query_key_norm", kind="all_reduce", bytes_per_row=8.0, n=t, layers=each.layers)
     if parallel.data > 1 and count.moe and t > 1:
         # Each device of a group has brought back its share of the group's rows.
         yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
@@ -299,8 +382,8 @@ def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchang
         return None
     shape = e.n_experts, e.per_token, parallel.expert
     return Exchange(
-        row_bytes=spec.hidden * precision(spec.base_precision).element_bytes,
-        hidden=spec.hidden,
+        row_bytes=spec.expert_hidden * precision(spec.base_precision).element_bytes,
+        hidden=spec.expert_hidden,
         n=parallel.tensor * parallel.data,
         tensor=parallel.tensor,
         expert=parallel.expert,
@@ -326,20 +409,30 @@ def _head_products(spec: ModelSpec, tensor: int, layers: int) -> HeadProducts | 
     )
 
 
-def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> Iterator[Elementwise]:
-    a, h, norms = spec.attention, spec.hidden, spec.norms_per_layer
-    act = precision(spec.base_precision).element_bytes
+def _elementwise(
+    spec: ModelSpec, tensor: int, count: _Layers, softmax: Sequence[_Softmax], first: bool
+) -> Iterator[Elementwise]:
+    h, act = spec.hidden, precision(spec.base_precision).element_bytes
     # Each norm reads the residual and the update, and writes both sum and result.
-    yield Elementwise(name="norms", bytes_per_row=4.0 * h * act * norms, launches=norms, layers=count.all)
-    width = a.n_heads // tensor * (a.head_dim if isinstance(a, Attention) else a.v_dim)
-    if count.softmax:
-        yield Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * width * act, launches=2, layers=count.softmax)
-    if count.softmax and isinstance(a, Attention) and a.norm_over_heads:
-        # Squares and their sum, and the products with root and weights: queries and keys are read twice and written once.
-        heads = a.n_heads // tensor + max(1, a.n_kv_heads // tensor)
+    if spec.hyper_streams:
+        # At attention and at the MLP: the streams are read and give one input; they and the result are read, and they written.
+        n, places = spec.hyper_streams, 2 * sum(count.norms.values())
+        yield Elementwise(name="hyper_in", bytes_per_row=(n + 1.0) * h * act, launches=1, layers=places, op="mhc_pre")
         yield Elementwise(
-            name="query_key_norm", bytes_per_row=3.0 * heads * a.head_dim * act, launches=2, layers=count.softmax
+            name="hyper_out", bytes_per_row=(2.0 * n + 1) * h * act, launches=1, layers=places, op="mhc_post"
         )
+    for norms, layers in count.norms.items():
+        yield Elementwise(name="norms", bytes_per_row=4.0 * h * act * norms, launches=norms, layers=layers)
+    for each in softmax:
+        a, layers = each.shape, each.layers
+        width = a.n_heads // tensor * (a.head_dim if isinstance(a, Attention) else a.v_dim)
+        yield Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * width * act, launches=2, layers=layers)
+        if isinstance(a, Attention) and a.norm_over_heads:
+            # Squares and their sum, and the products with root and weights: queries and keys are read twice and written once.
+            heads = a.n_heads // tensor + max(1, a.n_kv_heads // tensor)
+            yield Elementwise(
+                name="query_key_norm", bytes_per_row=3.0 * heads * a.head_dim * act, launches=2, layers=layers
+            )
     if count.linear and spec.linear_attention is not None:
         s = spec.linear_attention
         values = s.n_value_heads // tensor * s.value_dim
@@ -347,11 +440,9 @@ def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> I
         yield Elementwise(
             name="linear_attention_norm", bytes_per_row=3.0 * values * act, launches=1, layers=count.linear
         )
-    if count.dense:
+    for width, layers in count.dense.items():
         passes = 3.0 if spec.gated_mlp else 2.0
-        yield Elementwise(
-            name="activation", bytes_per_row=passes * (spec.ffn // tensor) * act, launches=1, layers=count.dense
-        )
+        yield Elementwise(name="activation", bytes_per_row=passes * (width // tensor) * act, launches=1, layers=layers)
     if first:
         yield Elementwise(name="embedding", bytes_per_row=2.0 * h * act, launches=1)
 
@@ -361,7 +452,8 @@ def _recurrence(spec: ModelSpec, tensor: int, layers: int) -> Recurrence | None:
     if not layers or s is None:
         return None
     return Recurrence(
-        n_key_heads=s.n_key_heads // tensor,
+        rule=s.rule,
+        n_key_heads=max(1, s.n_key_heads // tensor),
         n_value_heads=s.n_value_heads // tensor,
         key_dim=s.key_dim,
         value_dim=s.value_dim,
@@ -372,15 +464,16 @@ def _recurrence(spec: ModelSpec, tensor: int, layers: int) -> Recurrence | None:
     )
 
 
-def _attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
-    a, h = spec.attention, spec.hidden
+def _attention_matrices(softmax: _Softmax, h: int, tensor: int) -> _Matrices:
+    a = softmax.shape
+    if isinstance(a, CompressedAttention):
+        return a.matrices(h, softmax.kind, tensor)
     heads = a.n_heads // tensor
     if isinstance(a, Attention):
         kv = max(1, a.n_kv_heads // tensor)
-        width = heads * a.head_dim
         return [
-            ("qkv", width * (2 if a.output_gate else 1) + 2 * kv * a.head_dim, h),
-            ("attention_out", h, width),
+            ("qkv", a.query_columns // tensor + kv * a.kv_columns, h),
+            ("attention_out", h, heads * a.v_dim),
         ]
     found: _Matrices = []
     query = heads * (a.nope_dim + a.rope_dim)
@@ -403,10 +496,14 @@ def _indexer_matrices(spec: ModelSpec) -> _Matrices:
 def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
     a = spec.linear_attention
     assert a is not None
-    keys, values = a.n_key_heads * a.key_dim, a.n_value_heads * a.value_dim
+    keys, values = max(1, a.n_key_heads // tensor) * a.key_dim, a.n_value_heads * a.value_dim
+    if a.rule == "mamba2":
+        # Gate, values, B, C and the step size of each head in one product.
+        columns = 2 * keys + (2 * values + a.n_value_heads) // tensor
+        return [("linear_attention_in", columns, spec.hidden), ("linear_attention_out", spec.hidden, values // tensor)]
     return [
         # Queries, keys, values and their gate in one product; the write strength and decay of each head in another.
-        ("linear_attention_in", (2 * keys + 2 * values) // tensor, spec.hidden),
+        ("linear_attention_in", 2 * keys + 2 * values // tensor, spec.hidden),
         ("linear_attention_decay", 2 * a.n_value_heads // tensor, spec.hidden),
         ("linear_attention_out", spec.hidden, values // tensor),
     ]

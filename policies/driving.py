@@ -21,6 +21,8 @@ class Engine(NamedTuple):
     """Tokens that are drafted for each sequence; 0: none."""
     lookahead_tokens: int
     draft_slots: int
+    reads_target: bool = False
+    """Whether the drafter reads the target's states (EAGLE, MTP)."""
 
 
 class Asked(NamedTuple):

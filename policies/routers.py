@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from math import exp, isfinite
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast
 
@@ -220,6 +221,16 @@ class Router(Protocol):
 RouteFunction = Callable[[RoutedRequest, Sequence[ReplicaLoad]], "int | Refused"]
 
 
+SpreadFunction = Callable[[Sequence[int], Sequence[ReplicaLoad]], list[tuple[int, int]]]
+"""Prompts and ranks -> which prompt goes to which rank, in the order in which they join."""
+
+
+def spread_of(router: object) -> SpreadFunction | None:
+    """The method `spread` of a router between ranks whose requests wait in one queue of all ranks; None: it has none."""
+    found = getattr(router, "spread", None)
+    return cast(SpreadFunction, found) if callable(found) else None
+
+
 def route_of(router: Router | RouteFunction) -> RouteFunction:
     """The function that routes: the router's method, or the function itself. TypeError for anything else."""
     route = getattr(router, "route", router)
@@ -333,18 +344,31 @@ class VllmRanks:
 @dataclass(frozen=True)
 class TrtLlmRanks:
     """The rank with the fewest prompt tokens, of those with fewer requests than in an even spread; then fewest requests, lowest
-    index.
+    index. Where all seats are taken requests wait in one queue of all ranks, and those that leave it together are spread together,
+    the longest prompts first.
 
-    TensorRT-LLM, tensorrt_llm/_torch/pyexecutor/scheduler/adp_router.py, `DefaultADPRouter` at 02385f29 of 2026, for requests that
-    arrive one by one: there those of one fetch are spread together, the longest first, and where all seats are taken requests wait
-    in one queue of all ranks; here each goes to a rank when it comes.
+    TensorRT-LLM, tensorrt_llm/_torch/pyexecutor/scheduler/adp_router.py, `DefaultADPRouter` at 02385f29 of 2026. There requests
+    that come during one iteration are spread together, too; here each goes to a rank when it comes, while there are seats.
     """
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        return self.spread([request.prompt_tokens], replicas)[0][1]
+
+    def spread(self, prompts: Sequence[int], replicas: Sequence[ReplicaLoad], /) -> list[tuple[int, int]]:
+        """Which of *prompts* goes to which rank, in the order in which they join."""
         active = [_outstanding(load) for load in replicas]
-        expected = max(-(-(sum(active) + 1) // len(replicas)), max(active))
-        below = [i for i in range(len(replicas)) if active[i] < expected]
-        return min(below, key=lambda i: (replicas[i].prompt_tokens, active[i], i))
+        even = max(-(-(sum(active) + len(prompts)) // len(replicas)), max(active))
+        ranks = [
+            (load.prompt_tokens, n, i) for i, (load, n) in enumerate(zip(replicas, active, strict=True)) if n < even
+        ]
+        heapify(ranks)
+        found: list[tuple[int, int]] = []
+        for at in sorted(range(len(prompts)), key=lambda at: -prompts[at]):
+            tokens, n, rank = heappop(ranks)
+            found.append((at, rank))
+            if n + 1 < even:
+                heappush(ranks, (tokens + prompts[at], n + 1, rank))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,11 @@ Each iteration is planned in three steps, each from a file of TensorRT-LLM:
 Settings have the names and defaults of `TorchLlmArgs` and `SchedulerConfig` (tensorrt_llm/llmapi/llm_args.py), which
 `trtllm-serve` takes over. docs/validation/schedulers.md says what of this could be compared with the source and what could not.
 
-Left out: the delay of prompts that are to reuse each other's blocks, parts of blocks that are reused, KV manager v2, beams, LoRA
-pages, encoders, disaggregation, `batch_wait_timeout_ms`, and the second step that `MAX_UTILIZATION` looks ahead with pipelines.
+4. With `use_kv_cache_manager_v2` prompts that do not fit are passed over (`_schedule_loop` in
+   tensorrt_llm/_torch/pyexecutor/scheduler/scheduler_v2.py of 2026, read in part).
+
+Left out: parts of blocks that are reused, the prompts that make others give way under KV manager v2, beams, LoRA pages, encoders,
+disaggregation, `batch_wait_timeout_ms`, and the second step that `MAX_UTILIZATION` looks ahead with pipelines.
 Sequences of a pipeline stay in their micro-batch. Ranks under attention data parallelism are `policies.ranks` and
 `policies.routers.TrtLlmRanks`.
 """
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from policies.reserving import longest_blocks, unpromised_blocks
 from policies.schedulers import at_least
@@ -62,11 +65,26 @@ class TrtLlm:
     count_cached_tokens: bool = True
     """Whether what is cached of a prompt counts as tokens of the iteration that starts it, as in 1.x; the scheduler of 2026 counts
     what is computed."""
+    enable_prefix_aware_scheduling: bool = True
+    """A prompt waits while another computes the block that it would be the first to miss, since it finds that afterwards; those
+    behind it do not wait. Without a prefix cache it has no effect; the engine has it off where layers have windows."""
+    chunk_unit_size: int = 0
+    """Tokens of which chunks are multiples, where a KV block has fewer."""
+    use_kv_cache_manager_v2: bool = False
+    """Memory is packed as by `MAX_UTILIZATION`, whatever *capacity_scheduler_policy* says, and prompts that do not fit are passed
+    over. Sequences that give way are suspended, which `memory.preemption: swap` simulates."""
+    max_util_for_resume: float = 0.95
+    """Share of memory up to which such sequences come back."""
     disable_overlap_scheduler: bool = False
     """True: an iteration is planned when the one before has ended, not while it runs; see `policies.view.plans_ahead`."""
 
+    asks_beginnings: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         at_least("max_batch_size", self.max_batch_size, 1)
+        at_least("chunk_unit_size", self.chunk_unit_size, 0)
+        if not 0 < self.max_util_for_resume <= 1:
+            raise ValueError(f"max_util_for_resume is a share of memory in (0, 1]; got {self.max_util_for_resume!r}")
         at_least("max_num_tokens", self.max_num_tokens, 1)
         at_least("batch_wait_timeout_iters", self.batch_wait_timeout_iters, 0)
         if not 0 <= self.batch_wait_max_tokens_ratio <= 1:
@@ -88,7 +106,16 @@ class TrtLlm:
     @property
     def evicts(self) -> bool:
         """Whether it decides itself what is preempted; see `policies.view.evicts`."""
-        return self.capacity_scheduler_policy == "MAX_UTILIZATION"
+        return self._capacity == "MAX_UTILIZATION"
+
+    @property
+    def seats(self) -> int:
+        """See `policies.view.seats`."""
+        return self.max_batch_size
+
+    @property
+    def _capacity(self) -> Capacity:
+        return "MAX_UTILIZATION" if self.use_kv_cache_manager_v2 else self.capacity_scheduler_policy
 
     @property
     def reserves(self) -> bool:
@@ -103,7 +130,7 @@ class TrtLlm:
     def plan(self, view: ReplicaView, /) -> Plan:
         decode = view.n_decoding > 0
         left = self.max_num_tokens - view.decode_tokens
-        policy = self.capacity_scheduler_policy
+        policy = self._capacity
         if left < 0 or (policy == "MAX_UTILIZATION" and view.growth_blocks > view.free_blocks):
             return self._plan_in_order(view)
         if policy == "STATIC_BATCH" and decode:
@@ -113,12 +140,12 @@ class TrtLlm:
             return Plan(decode, hold=UNTIL_CHANGE, through_arrivals=seats <= 0, memo=view.memo)
         fitting, rejected, full = self._fitting(view, seats)
         contexts = [*view.prefilling, *fitting]
-        run = self._run(contexts, left, view.block_tokens)
+        run = self._run(contexts, left, self._unit(view))
         if run:
             run, memo = self._in_company(view, contexts, run, view.decode_tokens)
             return Plan(decode or any(not tokens for _, tokens in run), run, reject=rejected, memo=memo)
         # A whole prompt that is more than the decodes leave of the budget holds up all behind it.
-        blocked = full or (bool(contexts) and not self.enable_chunked_prefill)
+        blocked = full or (bool(contexts) and not (self.enable_chunked_prefill or self.use_kv_cache_manager_v2))
         hold = 1 if rejected else UNTIL_CHANGE
         return Plan(decode, hold=hold, through_arrivals=blocked, reject=rejected, memo=view.memo)
 
@@ -129,27 +156,73 @@ class TrtLlm:
         rejected: list[tuple[int, str]] = []
         full = seats <= 0
         if view.waiting and not full:
-            reserves = self.capacity_scheduler_policy != "MAX_UTILIZATION"
-            drafted = (view.query_tokens - 1) * (2 if self.async_scheduling else 1)
-            free = unpromised_blocks(view, drafted) if reserves else view.free_blocks - view.growth_blocks
+            free = self._free(view)
             tokens_left = self.max_num_tokens - view.decode_tokens
+            computed, passes_over = self._being_computed(view), self.use_kv_cache_manager_v2
             for seq in view.waiting:
-                if not self.enable_chunked_prefill:
-                    tokens = self._counted(seq)
-                    if tokens > self.max_num_tokens and not seq.preempted:
-                        rejected.append((seq.id, self._too_long(tokens)))
-                        continue
-                    # Whole prompts are taken in order: none behind a spent budget needs a look.
-                    if tokens_left <= 0:
-                        full = True
-                        break
-                    tokens_left -= tokens
-                free -= longest_blocks(view, seq.id, drafted) if reserves else view.blocks_to_admit(seq)
-                if free < 0 or len(fitting) == seats:
+                tokens = 0 if self.enable_chunked_prefill else self._counted(seq)
+                if tokens > self.max_num_tokens and not seq.preempted:
+                    rejected.append((seq.id, self._too_long(tokens)))
+                    continue
+                name = self._first_missed(view, seq)
+                if name is not None and name in computed:
+                    continue
+                needed = self._needed(view, seq)
+                lacks = needed + self._kept_free(view, seq) > free
+                # Whole prompts are taken in order: none behind a spent budget needs a look.
+                spent = tokens_left <= 0 and not self.enable_chunked_prefill
+                if spent or len(fitting) == seats or (lacks and not passes_over):
                     full = True
                     break
+                if passes_over and (lacks or min(tokens, self.max_num_tokens) > tokens_left):
+                    continue
+                tokens_left -= tokens
+                free -= needed
+                computed.add(name)
                 fitting.append(seq)
         return fitting, tuple(rejected), full or len(fitting) == seats
+
+    def _free(self, view: ReplicaView) -> int:
+        """KV blocks that admissions may take."""
+        return (
+            view.free_blocks - view.growth_blocks
+            if self.evicts
+            else unpromised_blocks(view, self._drafted_tokens(view))
+        )
+
+    def _needed(self, view: ReplicaView, seq: WaitingSeq) -> int:
+        """KV blocks that must be free for a waiting sequence."""
+        if not self.evicts:
+            return longest_blocks(view, seq.id, self._drafted_tokens(view))
+        return view.blocks_to_admit(seq)
+
+    def _kept_free(self, view: ReplicaView, seq: WaitingSeq) -> int:
+        """KV blocks that must be free behind them: where others run, a suspended sequence does not fill memory."""
+        if not (self.use_kv_cache_manager_v2 and seq.preempted and view.n_running):
+            return 0
+        return view.total_blocks - int(self.max_util_for_resume * view.total_blocks)
+
+    def _drafted_tokens(self, view: ReplicaView) -> int:
+        return (view.query_tokens - 1) * (2 if self.async_scheduling else 1)
+
+    def _being_computed(self, view: ReplicaView) -> set[object]:
+        """The blocks that prompts half computed compute next, by name."""
+        return {self._name(view, seq.id, seq.cached_tokens, seq.remaining_tokens) for seq in view.prefilling}
+
+    def _first_missed(self, view: ReplicaView, seq: WaitingSeq) -> object:
+        """The first block of a prompt that is not cached, by name; None where it has no other."""
+        return None if seq.kept_blocks else self._name(view, seq.id, seq.cached_tokens, seq.tokens)
+
+    def _name(self, view: ReplicaView, id_: int, cached: int, tokens: int) -> object:
+        """The name of the block behind *cached* tokens of a prompt, of which *tokens* are to be computed; None where they fill
+        none, and where nobody waits for it."""
+        if view.cache is None or not self.enable_prefix_aware_scheduling or self._capacity == "STATIC_BATCH":
+            return None
+        upto = (cached // view.block_tokens + 1) * view.block_tokens
+        return (view.cache.beginning(id_, upto), upto) if upto <= cached + tokens else None
+
+    def _unit(self, view: ReplicaView) -> int:
+        return max(view.block_tokens, self.chunk_unit_size)
 
     def _too_long(self, tokens: int) -> str:
         return f"a prompt of {tokens} tokens exceeds max_num_tokens ({self.max_num_tokens}) and enable_chunked_prefill is off"
@@ -157,7 +230,7 @@ class TrtLlm:
     def _plan_in_order(self, view: ReplicaView) -> Plan:
         """The plan where memory or the budget does not serve all running sequences: in order of admission, the last preempted
         first."""
-        packed = self.capacity_scheduler_policy == "MAX_UTILIZATION"
+        packed = self.evicts
         running: Sequence[RunningSeq] = [seq for seq in view.running[:] if not seq.leaving]
         paused: tuple[int, ...] = ()
         if packed:
@@ -175,7 +248,7 @@ class TrtLlm:
             else:
                 left -= view.query_tokens
                 decode.append(seq.id)
-        run = self._run(contexts, left, view.block_tokens)
+        run = self._run(contexts, left, self._unit(view))
         run, memo = self._in_company(view, contexts, run, len(decode) * view.query_tokens)
         return Plan(tuple(decode), run, paused, memo=memo)
 

@@ -154,8 +154,9 @@ class PrefixCache(Protocol):
         """New blocks are taken, for which others are evicted."""
         ...
 
-    def cached(self, id_: int, tokens: int, /) -> None:
-        """An admitted sequence is to be computed to *tokens* tokens: its full blocks can be found."""
+    def cached(self, id_: int, tokens: int, /, *, is_all: bool = False) -> None:
+        """An admitted sequence is to be computed to *tokens* tokens: its full blocks can be found. *is_all*: it has no token
+        behind these yet."""
         ...
 
     def freed_by(self, id_: int, gone: dict[object, int], /) -> int:
@@ -231,8 +232,8 @@ class ReplicaView:
     terms: Terms = NO_TERMS
     """Terms of classes of service."""
     cache: PrefixCache | None = None
-    """None without a prefix cache. The hit of each waiting request is among its `cached_tokens`, but for a scheduler that
-    `admits_in_turn` or `looks_itself`, which looks it up here."""
+    """None without a prefix cache, and for a scheduler that asks nothing of it. The hit of each waiting request is among its
+    `cached_tokens`, but for a scheduler that `admits_in_turn` or `looks_itself`, which looks it up here."""
 
     @property
     def n_running(self) -> int:
@@ -326,10 +327,10 @@ class Scheduler(Protocol):
     """Decides, from a view alone, what the next iteration runs. Implementations are frozen dataclasses.
 
     A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
-    below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`, `preempted_last`, `reserves`,
-    `counts_steps`, `pads_to`. A wrapper has those of its `inner` unless it has its own. A method
-    `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what helps; such a run is
-    refused.
+    below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `asks_beginnings`, `evicts`,
+    `preempted_last`, `reserves`, `counts_steps`, `pads_to`, `seats`, `rules`. A wrapper has those of its `inner` unless it
+    has its own. A method `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what
+    helps; such a run is refused.
     """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...
@@ -379,6 +380,19 @@ def looks_itself(scheduler: object) -> bool:
     return bool(asked(scheduler, "looks_itself"))
 
 
+def asks_beginnings(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, asks which prompts begin alike (`PrefixCache.beginning`), and nothing else, of a
+    prefix cache whose hits it is shown: by an attribute `asks_beginnings`."""
+    return bool(asked(scheduler, "asks_beginnings"))
+
+
+def seats(scheduler: object) -> int | None:
+    """Requests that *scheduler*, or one that it wraps, is given at once where those of several ranks wait in one queue: by an
+    attribute `seats`. None: all that there are."""
+    found = asked(scheduler, "seats")
+    return found if isinstance(found, int) else None
+
+
 def evicts(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, decides itself what is preempted when memory runs out: by an attribute
     `evicts`."""
@@ -401,6 +415,18 @@ def counts_steps(scheduler: object) -> bool:
     """Whether plans of *scheduler*, or of one that it wraps, depend on the number of the step that ranks take together
     (`ReplicaView.step`): by an attribute `counts_steps`."""
     return bool(asked(scheduler, "counts_steps"))
+
+
+def rule_of(scheduler: object, name: str) -> bool | None:
+    """A rule of the release whose scheduler *scheduler* is, or the one that it wraps, by name: found in an attribute `rules`. None:
+    it has none."""
+    return getattr(asked(scheduler, "rules"), name, None)
+
+
+def drafts_prompts(scheduler: object) -> bool:
+    """Whether an iteration drafts for sequences that compute prompts as well: where *scheduler*, or one that it wraps, has a rule
+    for when it does not (`drafts_if_used`)."""
+    return rule_of(scheduler, "drafts_if_used") is not None
 
 
 def asked(scheduler: object, name: str) -> object:

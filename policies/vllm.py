@@ -1,11 +1,12 @@
-"""vLLM's schedulers, rule for rule: `Vllm` is version 1 as of release 0.32.0, `VllmV0` the prefill-first one before it.
+"""vLLM's schedulers, rule for rule: `Vllm` is version 1 as of releases 0.24 to 0.33, `VllmV0` the prefill-first one before it.
 
 The rules are those of `vllm/v1/core/sched/scheduler.py` (`Scheduler.schedule`) and `vllm/v1/core/kv_cache_manager.py`
-(`KVCacheManager.allocate_slots`) of that release; settings and their defaults are in `vllm/config/scheduler.py` and
-`vllm/engine/arg_utils.py` (`EngineArgs.get_batch_defaults`). `tests/oracle` lays these decisions beside the release's own.
+(`KVCacheManager.allocate_slots`) of 0.32.0, and where `Rules` says so of other releases; settings and their defaults are in
+`vllm/config/scheduler.py` and `vllm/engine/arg_utils.py` (`EngineArgs.get_batch_defaults`). `tests/oracle` lays these decisions
+beside those of the releases.
 
-Left out, and not needed for text: encoder inputs, LoRA limits, Mamba alignment, structured output, data-parallel throttling
-(`prefill_schedule_interval`). A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
+Left out, and not needed for text: encoder inputs, LoRA limits, Mamba alignment, structured output, and the cadence of prompts that
+0.33 has without ranks. A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
 verifies some of them; prompts of one token are not padded to a round of speculation.
 """
 
@@ -13,13 +14,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from functools import cached_property
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from policies.schedulers import admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
 from policies.view import UNTIL_CHANGE, Largest, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq, prompts
 
 _DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+
+
+class Rules(NamedTuple):
+    """The rules in which releases differ."""
+
+    counts_draft_slots: bool = True
+    """Slots that drafting takes count as tokens of the iteration."""
+    spares_one_prompt: bool = True
+    """`long_prefill_token_threshold` does not cut the prompt of a sequence that is the only one."""
+    lacks: tuple[str, ...] = ()
+    """Settings that came later."""
+    goes_on: bool = False
+    """Where the sequence of the lowest priority has preempted itself, those behind it are tried."""
+    caches_verified: bool = False
+    """Verified tokens can be found when their iteration has ended; otherwise when the sequence is planned for again."""
+    names_next_token: bool = False
+    """The name of a block has the token behind it, where a drafter reads that one: its hits lose no block."""
+    drafts_if_used: bool = False
+    """An iteration whose drafts nobody can use leaves out all passes but the first of a drafter that reads the target's states; of
+    others it takes all (`v1/worker/gpu/spec_decode`: `propose` of target_dependent_ar and of standalone_ar)."""
+
+
+_LATE_SETTINGS: Final = ("max_num_active_seqs", "long_prefill_token_threshold_adaptive")
+RELEASES: Final[Mapping[str, Rules]] = {
+    "0.24": Rules(counts_draft_slots=False, spares_one_prompt=False, lacks=_LATE_SETTINGS),
+    "0.28": Rules(spares_one_prompt=False, lacks=_LATE_SETTINGS),
+    "0.32": Rules(),
+    "0.33": Rules(goes_on=True, caches_verified=True, names_next_token=True, drafts_if_used=True),
+}
+"""The releases whose rules are known, the oldest first."""
 
 
 @checked_as_given
@@ -55,6 +87,8 @@ class Vllm:
     prefill_schedule_interval: int = 1
     """Ranks compute prompts in every so many of their common steps, unless the last such step left some waiting or nobody decodes.
     Without ranks it has no effect."""
+    release: str = "0.32"
+    """The release whose rules hold, one of `RELEASES`."""
 
     by_chunk: ClassVar[bool] = True
     evicts: ClassVar[bool] = True
@@ -66,6 +100,7 @@ class Vllm:
     }
 
     def __post_init__(self) -> None:
+        self._check_release()
         setting_at_least(self, "max_num_batched_tokens", 1)
         setting_at_least(self, "max_num_seqs", 1)
         setting_at_least(self, "long_prefill_token_threshold", 0)
@@ -87,6 +122,25 @@ class Vllm:
             raise ValueError(
                 f"max_num_scheduled_tokens is at most max_num_batched_tokens; got {self.max_num_scheduled_tokens}"
             )
+
+    def _check_release(self) -> None:
+        if self.release not in RELEASES:
+            known = ", ".join(RELEASES)
+            raise ValueError(
+                f"release is one whose scheduler is known: {known}; got {self.release!r}; "
+                "policy vllm_installed runs the scheduler of any release that is installed"
+            )
+        for name in self.rules.lacks:
+            if getattr(self, name):
+                first = next(release for release, rules in RELEASES.items() if name not in rules.lacks)
+                raise ValueError(
+                    f"release {self.release} has no {name}; leave it out, or take release {first} or a later one"
+                )
+
+    @cached_property
+    def rules(self) -> Rules:
+        """What differs between releases."""
+        return RELEASES[self.release]
 
     def never_planned(self, largest: Largest) -> str | None:
         scheduled = self.max_num_scheduled_tokens or self.max_num_batched_tokens
@@ -133,7 +187,7 @@ class Vllm:
 
     def _plan(self, view: ReplicaView, *, puts_off: bool = False) -> Plan:
         """*puts_off*: prompts are not computed, but for the last token of those whose other tokens are cached."""
-        n_decoding, query, draft_slots = view.n_decoding, view.query_tokens, view.draft_slots
+        n_decoding, query, draft_slots = view.n_decoding, view.query_tokens, self._draft_slots(view)
         left = (self.max_num_scheduled_tokens or self.max_num_batched_tokens) - n_decoding * query
         left_input = self.max_num_batched_tokens - n_decoding * (query + draft_slots)
         free = view.free_blocks - view.growth_blocks
@@ -169,6 +223,10 @@ class Vllm:
             return prompts(tuple(chunks), n_decoding > 0 or any(not tokens for _, tokens in chunks))
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full and self.scheduling_policy == "fcfs")
 
+    def _draft_slots(self, view: ReplicaView) -> int:
+        """Tokens of the budget that drafting takes for each sequence."""
+        return view.draft_slots if not view.draft_slots or self.rules.counts_draft_slots else 0
+
     def _seats(self, view: ReplicaView) -> int:
         """Sequences that may still be admitted, those of other micro-batches counted."""
         return (self.max_num_active_seqs or self.max_num_seqs) - view.n_running - len(view.elsewhere)
@@ -179,7 +237,7 @@ class Vllm:
         if not limit:
             return 0
         sequences = view.n_running + len(view.waiting)
-        if sequences <= 1:
+        if sequences <= 1 and self.rules.spares_one_prompt:
             return 0
         if self.long_prefill_token_threshold_adaptive:
             return max(limit, self.max_num_batched_tokens // sequences)
@@ -192,7 +250,7 @@ class Vllm:
         """Add chunks of waiting sequences; return whether a later one could not join either."""
         if seats <= 0:
             return True
-        if not view.waiting or left <= 0 or left_input <= view.draft_slots:
+        if not view.waiting or left <= 0 or left_input <= self._draft_slots(view):
             return False
         cache = view.cache
         if cache is None:
@@ -202,9 +260,10 @@ class Vllm:
             # Running sequences have taken their blocks when the first waiting one looks for its own.
             cache.take(view.free_blocks - free)
             if chunks:
-                computed = {partial.id: partial.cached_tokens for partial in view.prefilling}
+                partial = {seq.id: seq for seq in view.prefilling}
                 for id_, tokens in chunks:
-                    cache.cached(id_, computed[id_] + tokens)
+                    seq = partial[id_]
+                    cache.cached(id_, seq.cached_tokens + tokens, is_all=tokens == seq.remaining_tokens)
             return self._admit_some(view, chunks, left, left_input, free, seats, puts_off=puts_off)
         finally:
             cache.undo()
@@ -213,12 +272,12 @@ class Vllm:
         self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int, *,
         puts_off: bool,
     ) -> bool:  # fmt: skip
-        limit, draft_slots = self._longest_chunk(view), view.draft_slots
+        limit, draft_slots = self._longest_chunk(view), self._draft_slots(view)
         # The release counts its null block, which no sequence gets, among all blocks.
         kept = int(self.watermark * (view.total_blocks + 1))
         occupied = view.n_running > 0
         cache, block_tokens = view.cache, view.block_tokens
-        latest: tuple[int, int, int, int] | None = None
+        latest: tuple[int, int, int, int, bool] | None = None
         """The arguments of `_note_admitted` for the sequence admitted last: it is noted when another one looks."""
         for seq in self._queue(view):
             if left <= 0 or left_input <= draft_slots or seats <= 0:
@@ -253,7 +312,13 @@ class Vllm:
             if needed + reserve > free:
                 return True
             # A sequence with kept blocks holds them already.
-            latest = (seq.id, -1 if seq.kept_blocks else found, new, cached + (tokens if to_compute else 0))
+            latest = (
+                seq.id,
+                -1 if seq.kept_blocks else found,
+                new,
+                cached + (tokens if to_compute else 0),
+                tokens == to_compute,
+            )
             free -= needed
             left -= tokens
             left_input -= tokens + draft_slots
@@ -279,7 +344,7 @@ class Vllm:
     def _plan_in_order(self, view: ReplicaView, *, puts_off: bool = False) -> Plan:
         """The plan where the budget or the blocks do not serve all running sequences: one after the other, as admitted."""
         remaining = {partial.id: partial.remaining_tokens for partial in view.prefilling}
-        query, draft_slots = view.query_tokens, view.draft_slots
+        query, draft_slots = view.query_tokens, self._draft_slots(view)
         left = self.max_num_scheduled_tokens or self.max_num_batched_tokens
         left_input, free, limit = self.max_num_batched_tokens, view.free_blocks, self._longest_chunk(view)
         running = list(view.running)
@@ -288,8 +353,8 @@ class Vllm:
         gone_holders: dict[object, int] = {}
         scheduled: dict[int, tuple[int, int]] = {}
         """Tokens and new blocks, by id."""
-        at = 0
-        while at < len(running) and left > 0 and left_input > draft_slots:
+        at, ends = 0, False
+        while at < len(running) and left > 0 and left_input > draft_slots and not ends:
             seq = running[at]
             budget = min(left, left_input - draft_slots)
             prompt = seq.id in remaining
@@ -315,7 +380,8 @@ class Vllm:
                 preempted.append(victim.id)
                 gone = victim is seq
             if gone:
-                break
+                ends = not self.rules.goes_on
+                continue
             scheduled[seq.id] = (tokens, blocks)
             free -= blocks
             left -= tokens
@@ -337,13 +403,16 @@ class Vllm:
         return max(running, key=lambda seq: (seq.priority, seq.arrival_ns))
 
 
-def _note_admitted(cache: PrefixCache, id_: int, found_blocks: int, new_blocks: int, cached_tokens: int) -> None:
-    """Note in *cache* what an admitted sequence takes and then has; *found_blocks* is negative where it holds blocks already."""
+def _note_admitted(
+    cache: PrefixCache, id_: int, found_blocks: int, new_blocks: int, cached_tokens: int, is_all: bool
+) -> None:
+    """Note in *cache* what an admitted sequence takes and then has, *is_all*: of all its tokens; *found_blocks* is negative where
+    it holds blocks already."""
     if found_blocks >= 0:
         cache.admit(id_, found_blocks)
     cache.take(new_blocks)
     if found_blocks >= 0:
-        cache.cached(id_, cached_tokens)
+        cache.cached(id_, cached_tokens, is_all=is_all)
 
 
 def _freed_blocks(view: ReplicaView, victim: RunningSeq, gone_holders: dict[object, int]) -> int:

@@ -14,12 +14,13 @@ from sim.packages import handed_on
 
 if TYPE_CHECKING:
     from sim.errors import OutputError, RooftraceError, ScenarioError
+    from sim.explore.notebook import explore
     from sim.results import Result
     from sim.run import simulate
     from sim.scenario import Scenario
     from sim.study.sweep import sweep
 
-__all__ = ["OutputError", "Result", "RooftraceError", "Scenario", "ScenarioError", "simulate", "sweep"]
+__all__ = ["OutputError", "Result", "RooftraceError", "Scenario", "ScenarioError", "explore", "simulate", "sweep"]
 
 # Imported when first looked at: the command line's --help needs none of them.
 _HOMES = {
@@ -28,6 +29,7 @@ _HOMES = {
     "RooftraceError": "sim.errors",
     "Scenario": "sim.scenario",
     "ScenarioError": "sim.errors",
+    "explore": "sim.explore:",
     "simulate": "sim.run",
     "sweep": "sim.study.sweep",
 }

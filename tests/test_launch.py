@@ -14,12 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hwmodels.overheads import at_or_before
+from policies.vllm import RELEASES
 from sim.errors import RooftraceError
 from sim.launch import export, recommended, scenario_from
 from sim.launch.arguments import ENGINES, _gone_from, _listed, _plain, options_of, read_words, release_of
 from sim.launch.chosen import Chosen
 from sim.launch.translate import Translation
 from sim.scenario import Scenario
+from sim.scenario.assembly import resolve
 from tests.cli.test_run import APP, rooftrace
 
 
@@ -79,7 +81,8 @@ def test_a_drafter_of_sglang_without_a_checkpoint_is_the_models_own_layers() -> 
 def test_a_command_of_trtllm_and_the_file_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "extra.yaml"
     file.write_text(
-        "kv_cache_config: {free_gpu_memory_fraction: 0.8, enable_block_reuse: false, dtype: fp8}\n"
+        "kv_cache_config: {free_gpu_memory_fraction: 0.8, enable_block_reuse: false, dtype: fp8, use_kv_cache_manager_v2: auto, "
+        "max_util_for_resume: 0.9}\n"
         "scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}\nmoe_config: {backend: CUTLASS}\n"
         "cuda_graph_config: null\n"
     )
@@ -88,8 +91,36 @@ def test_a_command_of_trtllm_and_the_file_beside_it(tmp_path: Path) -> None:
     assert settings["memory"] == {"free_gpu_memory_fraction": 0.8, "prefix_caching": False}
     assert settings["kv_precision"] == "fp8"
     assert settings["cuda_graphs"] == {"eager": True}
-    assert settings["scheduler"] == {"policy": "trtllm", "capacity_scheduler_policy": "MAX_UTILIZATION"}
+    assert settings["scheduler"] == {
+        "policy": "trtllm",
+        "capacity_scheduler_policy": "MAX_UTILIZATION",
+        "max_util_for_resume": 0.9,
+    }
+    assert any("use_kv_cache_manager_v2 auto is left to the server" in note for note in found.notes)
     assert any("moe_config.backend is not modelled" in note for note in found.notes)
+
+    packed = Scenario.from_mapping(
+        {
+            "serving_stack": "trtllm",
+            "scheduler": {"policy": "trtllm", "use_kv_cache_manager_v2": True, "max_util_for_resume": 0.9},
+        }
+    )
+    written = export(Chosen(scenario=packed, reasons=()), "trtllm")
+    assert "use_kv_cache_manager_v2: true" in written.text
+    assert "max_util_for_resume: 0.9" in written.text
+    assert not [text for text in written.left_out if "scheduler" in text]
+
+
+def test_trtllm_cuts_prompts_coarsely_where_layers_have_windows_and_has_none_wait() -> None:
+    def chosen(model: str, **scheduler: Any) -> tuple[int, bool]:
+        settings = {"serving_stack": "trtllm", "model": model, "scheduler": {"policy": "trtllm", **scheduler}}
+        (machine,) = resolve(Scenario.from_mapping(settings)).experiment.hosted
+        inner = machine.scheduler.inner
+        return inner.chunk_unit_size, inner.enable_prefix_aware_scheduling
+
+    assert chosen("llama-3.1-8b") == (0, True)
+    assert chosen("gpt-oss-20b") == (256, False)
+    assert chosen("gpt-oss-20b", chunk_unit_size=64, enable_prefix_aware_scheduling=True) == (64, True)
 
 
 def test_ranks_and_experts_of_a_mixture() -> None:
@@ -245,6 +276,39 @@ def test_images_of_other_engines_name_releases_too_and_those_of_others_do_not(
 
 def test_a_release_that_is_named_stands_over_that_of_the_image() -> None:
     assert _of_release("", "0.24.0", "vllm/vllm-openai:v0.22.0").scenario.serving_release == "0.24.0"
+
+
+@pytest.mark.parametrize(
+    ("release", "options", "rules", "said"),
+    [
+        ("0.33.0", "", "0.33", False),
+        ("v0.28.0", "", "0.28", False),
+        ("0.30.2", "", "0.28", True),
+        ("0.22.0", "", "0.24", True),
+        ("0.22.0", "--max-num-active-seqs 16", "0.32", True),
+        ("0.99", "", "0.33", True),
+    ],
+)
+def test_the_scheduler_has_the_rules_of_the_release_or_of_the_nearest_that_is_known(
+    release: str, options: str, rules: str, said: bool
+) -> None:
+    found = _of_release(options, release)
+    assert found.scenario.scheduler.settings.get("release", "0.32") == rules
+    assert any(f"those of {rules} are taken" in note for note in found.notes) == said
+    # It can be simulated, and written as a command again.
+    (machine,) = resolve(found.scenario).experiment.hosted
+    assert machine.scheduler.rules == RELEASES[rules]
+    assert not [
+        text for text in export(Chosen(scenario=found.scenario, reasons=()), "vllm").left_out if "scheduler" in text
+    ]
+
+
+def test_a_release_whose_options_are_not_listed_is_said_to_be_read_as_another_and_as_nothing_else() -> None:
+    notes = [note for note in _of_release("", "0.99").notes if "0.99" in note]
+    assert notes == [
+        "vllm 0.99 is newer than the newest release whose options are listed: they are those of 0.33.0, and overheads and memory "
+        "those of the nearest releases that are known"
+    ]
 
 
 def test_options_are_those_of_the_release() -> None:

@@ -81,7 +81,10 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(f"hwmodels.totals.{name}" for name in ("Totals", "seen", "pairs_within")),
         *(
             f"policies.routers.{name}"
-            for name in ("Booked", "Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of")
+            for name in (
+                *("Booked", "Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of"),
+                *("SpreadFunction", "spread_of"),
+            )
         ),
         *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),
         *(f"policies.control.{name}" for name in ("Control", "PoolSeen", "Seen", "remembers_s", "stabilised")),
@@ -131,7 +134,7 @@ FLOORS = (
     ("theory", "tokens"),
     ("engine",),
     ("scenario", "metrics", "warmup", "protocols", "results", "run", "work", "extrapolated"),
-    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch", "serve"),
+    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch", "serve", "explore"),
     ("cli",),
 )
 """Rooms of `sim/`, from the ground up."""
@@ -216,7 +219,7 @@ def floor_of(name: str) -> int:
     if name != "sim" and not name.startswith("sim."):
         return 0
     other = name.removeprefix("sim").removeprefix(".").split(".")[0]
-    if other in ("", "*", *sim.__all__):
+    if other in ("", "*") or name in [f"sim.{handed_on}" for handed_on in sim.__all__]:
         return len(FLOORS) - 1
     assert other in FLOOR, f"{name} is of no floor of tests/test_layers.py"
     return FLOOR[other]

@@ -1,9 +1,9 @@
 """Workloads: request traces, the files they come from, and generators of synthetic ones.
 
 A `Workload` is columns of integers and when they are sent; a `Trace` has arrivals, a `ClosedLoop` waits for answers.
-`readers` recognises the formats of published traces, `exports` those of tools; `sessions`,
-`shared_prefix`, `conversations` and `servegen` make requests that depend on each other or begin alike. The room must not know what
-serves the requests. Read `workload` first, then `readers`.
+`readers` recognises the formats of published traces, `exports` those of tools; `sessions`, `shared_prefix`, `conversations`,
+`rollout` and `servegen` make requests that depend on each other or begin alike. The room must not know what serves the
+requests. Read `workload` first, then `readers`.
 """
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
@@ -22,16 +22,18 @@ from workloads.mix import draw_classes, predict_outputs, token_costs, with_class
 from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
 from workloads.reuse import ReuseCurve, reuse
+from workloads.rollout import Rollout
 from workloads.servegen import ServeGen
 from workloads.sessions import read_sessions
 from workloads.shared_prefix import LoadStage, SharedPrefix
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
-from workloads.workload import Clients, Workload
+from workloads.workload import Cancelling, Clients, Workload
 
 __all__ = [
     "FORMATS",
     "ArrivalProcess",
+    "Cancelling",
     "Clients",
     "ClosedLoop",
     "Conversations",
@@ -52,6 +54,7 @@ __all__ = [
     "Poisson",
     "Resampled",
     "ReuseCurve",
+    "Rollout",
     "ServeGen",
     "ServiceClass",
     "SharedPrefix",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -525,6 +525,27 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
 
 def _trace(name: Any, parts: Sequence[_Part], limit: int | None, rules: Rules) -> Trace:
     source = Path(name).name
+    notes = [*_left_out(name, parts, rules), *(note for part in parts for note in part.notes)]
+    arrival_ns = _from_first(name, parts)
+    prompt = np.array([each for part in parts for each in part.prompt], dtype=np.int64)
+    output, drawn = _outputs(name, parts, rules)
+    order = np.argsort(arrival_ns[: limit or len(prompt)], kind="stable")
+    columns, more = _optional(parts, output)
+    columns = {key: value[order] if isinstance(value, np.ndarray) else value for key, value in columns.items()}
+    notes += [*drawn, *_moved(arrival_ns[: len(order)], limit), *more]
+    return Trace(
+        arrival_ns=arrival_ns[order] - arrival_ns[order][0],
+        prompt_tokens=prompt[order],
+        output_tokens=output[order],
+        **columns,
+        **_prefixes(parts, order, prompt + output),
+        source=source,
+        notes=tuple(f"{source}: {note}" for note in dict.fromkeys(notes)),
+    )
+
+
+def _left_out(name: Any, parts: Sequence[_Part], rules: Rules) -> Iterator[str]:
+    """A note of the rows that are left out, where some are; ValueError where none is taken."""
     left_out: Counter[str] = sum((part.left_out for part in parts), Counter())
     n_rows = sum(part.n_rows for part in parts)
     taken = sum(len(part.prompt) for part in parts)
@@ -532,45 +553,39 @@ def _trace(name: Any, parts: Sequence[_Part], limit: int | None, rules: Rules) -
     if taken == 0:
         said = "; ".join(filter(None, [why, *(part.span for part in parts)]))
         raise ValueError(f"{name}: no requests are left of {n_rows:,} rows: {said}" + _ways(left_out, rules))
-    notes = list(dict.fromkeys(f"{source}: {note}" for part in parts for note in part.notes))
     if left_out:
-        notes.insert(
-            0, f"{source}: of {n_rows:,} rows {taken:,} are taken; left out are {why}{_ways(left_out, rules)}."
-        )
+        yield f"of {n_rows:,} rows {taken:,} are taken; left out are {why}{_ways(left_out, rules)}."
+
+
+def _from_first(name: Any, parts: Sequence[_Part]) -> IntArray:
+    """Nanoseconds from the first arrival, in the order of the file."""
     arrival = np.array([each for part in parts for each in part.arrival_ns], dtype=object)
     first = min(arrival)
     if int(max(arrival)) - int(first) > INT64_MAX:
         raise ValueError(f"{name}: its arrivals are more than 292 years apart")
-    arrival_ns = (arrival - first).astype(np.int64)
-    prompt = np.array([each for part in parts for each in part.prompt], dtype=np.int64)
+    return (arrival - first).astype(np.int64)
+
+
+def _outputs(name: Any, parts: Sequence[_Part], rules: Rules) -> tuple[IntArray, list[str]]:
+    """Output tokens, where they are missed drawn from the others', and a note that says so."""
     output = np.array([each for part in parts for each in part.output], dtype=np.int64)
-    if (drawn := output < 0).any():
-        if drawn.all():
-            raise ValueError(
-                f"{name}: no request has output tokens to draw the others' from; use missing_output max_tokens"
-            )
-        pool = output[~drawn]
-        output[drawn] = stream(rules.seed, Stream.MISSING_OUTPUTS).choice(pool, int(drawn.sum()))
-        notes.append(
-            f"{source}: outputs of {int(drawn.sum()):,} requests are drawn from those of the other {len(pool):,}."
+    missed = output < 0
+    if not missed.any():
+        return output, []
+    if missed.all():
+        raise ValueError(
+            f"{name}: no request has output tokens to draw the others' from; use missing_output max_tokens"
         )
-    order = np.argsort(arrival_ns[: limit or taken], kind="stable")
-    if moved := int(np.count_nonzero(np.diff(arrival_ns[: limit or taken]) < 0)):
-        read = "" if limit is None or taken < limit else f" Of the file the first {limit:,} are read, in its own order."
-        notes.append(f"{source}: {moved:,} rows came before the one above them; all are sorted by arrival.{read}")
-    columns, more = _optional(parts, output)
-    notes += [f"{source}: {note}" for note in more]
-    columns = {key: value[order] if isinstance(value, np.ndarray) else value for key, value in columns.items()}
-    trace = Trace(
-        arrival_ns=arrival_ns[order] - arrival_ns[order][0],
-        prompt_tokens=prompt[order],
-        output_tokens=output[order],
-        **columns,
-        **_prefixes(parts, order, prompt + output),
-        source=source,
-        notes=tuple(notes),
-    )
-    return trace
+    pool, n = output[~missed], int(missed.sum())
+    output[missed] = stream(rules.seed, Stream.MISSING_OUTPUTS).choice(pool, n)
+    return output, [f"outputs of {n:,} requests are drawn from those of the other {len(pool):,}."]
+
+
+def _moved(arrival_ns: IntArray, limit: int | None) -> Iterator[str]:
+    """A note where rows were sorted; *limit*: only so many were read, where the file has them."""
+    if moved := int(np.count_nonzero(np.diff(arrival_ns) < 0)):
+        read = f" Of the file the first {limit:,} are read, in its own order." if limit == len(arrival_ns) else ""
+        yield f"{moved:,} rows came before the one above them; all are sorted by arrival.{read}"
 
 
 def _ways(left_out: Counter[str], rules: Rules) -> str:

@@ -44,35 +44,6 @@ def concat(traces: Sequence[Trace], *, gap_s: float = 0.0, shared_ids: bool = Fa
 def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
     if not traces:
         raise ValueError("joining needs at least one trace; got none")
-    if len({bool(trace.models) for trace in traces}) > 1:
-        raise ValueError("traces with and without model names cannot be joined; name them all with with_models")
-    models = tuple(dict.fromkeys(name for trace in traces for name in trace.models))
-    position = {name: i for i, name in enumerate(models)}
-
-    def column(name: str, *, renumber: bool = False, absent: int = -1) -> IntArray | None:
-        if all(getattr(trace, name) is None for trace in traces):
-            return None
-        parts, base = [], 0
-        for trace in traces:
-            value = getattr(trace, name)
-            if value is None:
-                value = np.full(len(trace), absent, dtype=np.int64)
-            elif renumber:
-                value = np.where(value >= 0, value + base, -1)
-                base = max(base, int(value.max(initial=-1)) + 1)
-            parts.append(value)
-        return np.concatenate(parts)
-
-    index = None
-    if len(models) > 1:
-        index = np.concatenate(
-            [
-                np.array([position[name] for name in trace.models], dtype=np.int64)[
-                    np.zeros(len(trace), dtype=np.int64) if trace.model_index is None else trace.model_index
-                ]
-                for trace in traces
-            ]
-        )
     arrival = np.concatenate([trace.arrival_ns for trace in traces])
     order = np.argsort(arrival, kind="stable") if sort else np.arange(len(arrival))
     # Rows are put in order before the Trace is made, which checks it; prefix blocks follow through `take`.
@@ -80,15 +51,12 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         arrival_ns=np.zeros(len(arrival), dtype=np.int64),
         prompt_tokens=np.concatenate([trace.prompt_tokens for trace in traces]),
         output_tokens=np.concatenate([trace.output_tokens for trace in traces]),
-        model_index=index,
-        models=models,
-        deadline_ns=column("deadline_ns"),
-        session=column("session", renumber=not shared_ids),
-        priority=column("priority", absent=0),
-        max_tokens=np.concatenate([t.output_tokens if t.max_tokens is None else t.max_tokens for t in traces])
-        if any(trace.max_tokens is not None for trace in traces)
-        else None,
-        abort_ns=column("abort_ns"),
+        **_models(traces),
+        deadline_ns=_column(traces, "deadline_ns"),
+        session=_column(traces, "session") if shared_ids else _renumbered(traces, "session"),
+        priority=_column(traces, "priority", absent=0),
+        max_tokens=_max_tokens(traces),
+        abort_ns=_column(traces, "abort_ns"),
         **_by_name(traces, "class_index", "classes"),
         **_by_name(traces, "tenant_index", "tenants"),
         terms=_terms(traces),
@@ -100,6 +68,53 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
     return replace(unsorted.take(order), arrival_ns=arrival[order])
+
+
+def _column(traces: Sequence[Trace], name: str, *, absent: int = -1) -> IntArray | None:
+    """A column that some *traces* have; requests of the others have *absent*."""
+    columns = [getattr(trace, name) for trace in traces]
+    if all(each is None for each in columns):
+        return None
+    return np.concatenate(
+        [
+            np.full(len(trace), absent, dtype=np.int64) if each is None else each
+            for trace, each in zip(traces, columns, strict=True)
+        ]
+    )
+
+
+def _renumbered(traces: Sequence[Trace], name: str) -> IntArray | None:
+    """A column of numbers from 0, with other numbers for each trace; -1 stays none."""
+    found = _column(traces, name)
+    if found is None:
+        return None
+    base = 0
+    for own in np.split(found, np.cumsum([len(trace) for trace in traces])[:-1]):
+        own[own >= 0] += base
+        base = max(base, int(own.max(initial=-1)) + 1)
+    return found
+
+
+def _max_tokens(traces: Sequence[Trace]) -> IntArray | None:
+    """Limits of outputs; where a trace has none, its outputs."""
+    if all(trace.max_tokens is None for trace in traces):
+        return None
+    return np.concatenate([trace.output_tokens if trace.max_tokens is None else trace.max_tokens for trace in traces])
+
+
+def _models(traces: Sequence[Trace]) -> dict[str, Any]:
+    """The models of all *traces*, joined by name; a trace without an index is of its only model."""
+    if len({bool(trace.models) for trace in traces}) > 1:
+        raise ValueError("traces with and without model names cannot be joined; name them all with with_models")
+    models = tuple(dict.fromkeys(name for trace in traces for name in trace.models))
+    if len(models) <= 1:
+        return {"models": models}
+    position = {name: i for i, name in enumerate(models)}
+    index = []
+    for trace in traces:
+        own = np.zeros(len(trace), dtype=np.int64) if trace.model_index is None else trace.model_index
+        index.append(np.array([position[name] for name in trace.models], dtype=np.int64)[own])
+    return {"models": models, "model_index": np.concatenate(index)}
 
 
 def _prefixes(traces: Sequence[Trace], *, shared_ids: bool) -> dict[str, Any]:

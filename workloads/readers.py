@@ -16,13 +16,19 @@ import numpy as np
 
 from workloads.cells import HEADERS, Table, header_cells, json_objects, read_beginning, read_bytes, read_lines
 from workloads.columns import NS_PER_S, IntArray
+from workloads.components import BLOCK_TOKENS, ComponentOrder, Prompts, check_order, components_of, lengths_beside
 from workloads.exports import MissingOutput, Rules, read_export, says_requests
 from workloads.functions import function_counts, function_invocations
 from workloads.sources import is_parquet, trace_files
 from workloads.trace import Trace
 from workloads.windows import Cut, Window
 
-FORMATS = ("azure_llm", "burstgpt", "mooncake", "plain", "azure_functions_2019", "azure_functions_2021", "export")
+FORMATS = (
+    *("azure_llm", "burstgpt", "mooncake", "components", "plain", "azure_functions_2019", "azure_functions_2021"),
+    "export",
+)
+_JSON = ("mooncake", "components")
+"""Formats with a request a line of JSON."""
 
 # github.com/kvcache-ai/Mooncake hashes prompts in blocks of 512 tokens; each of the 12,031 prompts of its
 # conversation trace has ceil(input_length / 512) ids.
@@ -55,11 +61,13 @@ def read_trace(
     seed: int = 0,
     since: str | float | None = None,
     until: str | float | None = None,
+    component_order: ComponentOrder = "as_sent",
 ) -> Trace:
     """The requests of a trace file, as it is or packed by gzip or zstd; time runs from its first arrival where the file has dates.
 
     Formats, told apart by their header or first line unless *format* names one: `azure_llm` (2023 and 2024),
-    `burstgpt`, `mooncake`, `plain` (what `Trace.to_csv` writes), and `azure_functions_2019` and `_2021`, which
+    `burstgpt`, `mooncake`, `components` (ids by kind, whose tokens a table beside the file has; *component_order*: see
+    `workloads.components`), `plain` (what `Trace.to_csv` writes), and `azure_functions_2019` and `_2021`, which
     have functions in place of models and no lengths: they need *models* (function i counts as model i mod n)
     and *prompt_tokens*, take *output_tokens* (0 where not given), and read the window from *start_s* to *end_s*
     (see `read_function_counts`, `read_function_invocations`). Minutes of the 2019 trace are spread evenly; draw
@@ -83,7 +91,6 @@ def read_trace(
     With a *limit* a file is read no further than that takes, and nothing is said of what is behind; but all of it with *sort*,
     which may find the first requests at its end, and in the azure_functions formats, which have a line a function or go by end.
     """
-    lines = int(limit) + 1 if limit and limit > 0 and not sort else None  # the first may be a header
     if format not in ("auto", *FORMATS):
         raise ValueError(f"format is auto or one of {', '.join(FORMATS)}; got {format!r}")
     rules = Rules(
@@ -98,37 +105,65 @@ def read_trace(
     files = trace_files(path)
     if not files:
         raise ValueError(f"{path}: no file is there that could be part of a trace")
-    if format == "export" or (format == "auto" and (columns or files != [Path(path)] or is_parquet(path))):
-        return read_export(path, files, limit=limit, rules=rules)
-    name = _recognise(path, read_beginning(path, 1)[0], rules) if format == "auto" else format
+    name = format if format != "auto" else _format_of(path, files, rules)
+    check_order(component_order)
+    if component_order != "as_sent" and name != "components":
+        raise ValueError(
+            f"{path}: component_order is of prompts made of components, and this file is {name}; leave it out"
+        )
     if name == "export":
         return read_export(path, files, limit=limit, rules=rules)
-    given = {
-        "columns": columns,
-        "missing_output": missing_output,
-        "keep_failed": keep_failed or None,
-        "tokenizer": tokenizer,
-    }
-    if misplaced := [key for key, value in given.items() if value is not None]:
-        raise ValueError(f"{path}: {', '.join(misplaced)} belong to exports, and this file is {name}; leave them out")
+    of_exports = {"columns": columns, "missing_output": missing_output, "tokenizer": tokenizer}
+    of_exports["keep_failed"] = keep_failed or None
+    _refuse(path, of_exports, f"belong to exports, and this file is {name}; leave them out")
     of_functions = {"models": models, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     of_functions |= {"start_s": start_s, "end_s": end_s}
-    if name.startswith("azure_functions"):
-        if rules.window:
-            raise ValueError(f"{path}: since and until are not of {name}; give start_s and end_s")
-        trace = _of_functions(path, name, **of_functions)
-        return trace if limit is None else trace.limit(limit)
-    if misplaced := [key for key, value in of_functions.items() if value is not None]:
-        raise ValueError(
-            f"{path}: {', '.join(misplaced)} belong to the azure_functions formats and this file is {name}; "
-            "use with_models or window on the trace"
+    if not name.startswith("azure_functions"):
+        _refuse(
+            path,
+            of_functions,
+            f"belong to the azure_functions formats and this file is {name}; use with_models or window on the trace",
         )
+        order = _Order(sort=sort, drop_empty=drop_empty, component_order=component_order)
+        trace = _of_requests(path, name, rules.window, limit=limit, order=order)
+    elif rules.window:
+        raise ValueError(f"{path}: since and until are not of {name}; give start_s and end_s")
+    else:
+        trace = _of_functions(path, name, **of_functions)
+    return trace if limit is None else trace.limit(limit)
+
+
+def _format_of(path: Any, files: Sequence[Path], rules: Rules) -> str:
+    """The format of one file of a known form; everything else is an export."""
+    if rules.columns or files != [Path(path)] or is_parquet(path):
+        return "export"
+    return _recognise(path, read_beginning(path, 1)[0], rules)
+
+
+def _refuse(path: Any, given: Mapping[str, Any], why: str) -> None:
+    """ValueError that names those of *given* that are given, and *why* they may not be."""
+    if misplaced := [key for key, value in given.items() if value is not None]:
+        raise ValueError(f"{path}: {', '.join(misplaced)} {why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """The way in which rows, and what is in them, may lie."""
+
+    sort: bool
+    drop_empty: bool
+    component_order: ComponentOrder
+
+
+def _of_requests(path: Any, name: str, window: Window, *, limit: int | None, order: _Order) -> Trace:
+    """The requests of a file with a line each, or at least *limit* of them: it is read no further than that takes."""
+    lines = int(limit) + 1 if limit and limit > 0 and not order.sort else None  # the first may be a header
     while True:
-        read = _Read.beginning(path, name, lines) if not rules.window else _Read.within(path, name, lines, rules.window)
-        trace = _assemble(path, name, read, sort=sort, drop_empty=drop_empty)
+        read = _Read.within(path, name, lines, window) if window else _Read.beginning(path, name, lines)
+        trace = _assemble(path, name, read, order)
         if read.is_all or (trace is not None and limit is not None and len(trace) >= limit):
             assert trace is not None
-            return trace if limit is None else trace.limit(limit)
+            return trace
         # Empty rows that are left out, and rows of several lines.
         assert lines is not None
         lines *= 2
@@ -170,7 +205,7 @@ class _Read:
     @classmethod
     def beginning(cls, path: Any, name: str, n_lines: int | None) -> _Read:
         data, is_all = read_beginning(path, n_lines)
-        if name == "mooncake":
+        if name in _JSON:
             return cls(source=list(json_objects(path, data.split(b"\n"))), is_all=is_all)
         return cls(source=Table.parse(path, data, HEADERS[name]), is_all=is_all, rebased=name == "azure_llm")
 
@@ -205,7 +240,7 @@ class _Read:
 
 
 def _pieces(path: Any, name: str) -> Iterator[Table | _Records]:
-    if name != "mooncake":
+    if name not in _JSON:
         yield from Table.pieces(path, _PIECE, HEADERS[name])
         return
     objects = json_objects(path, read_lines(path))
@@ -221,13 +256,17 @@ def _arrivals_ns(path: Any, name: str, source: Table | _Records) -> IntArray:
     return source.nanoseconds("Timestamp" if name == "burstgpt" else "arrival_s")
 
 
-def _assemble(path: Any, name: str, read: _Read, *, sort: bool, drop_empty: bool) -> Trace | None:
+def _assemble(path: Any, name: str, read: _Read, given: _Order) -> Trace | None:
     """The requests of what is read; None where it has none and is not all of the file."""
     if isinstance(read.source, Table):
         parts = {"azure_llm": _azure_llm, "burstgpt": _burstgpt, "plain": _plain}[name](read.source)
         lines = read.source.lines
     else:
-        parts = _mooncake(path, read.source)
+        parts = (
+            _mooncake(path, read.source)
+            if name == "mooncake"
+            else _components(path, read.source, given.component_order)
+        )
         lines = np.array([line for line, _ in read.source], dtype=np.int64)
     arrival = parts["arrival_ns"] = _arrivals_ns(path, name, read.source)
     prompt, output = parts["prompt_tokens"], parts["output_tokens"]
@@ -235,7 +274,7 @@ def _assemble(path: Any, name: str, read: _Read, *, sort: bool, drop_empty: bool
     keep = np.arange(len(arrival))
     empty = (prompt == 0) & (output == 0)
     if empty.any():
-        if not drop_empty:
+        if not given.drop_empty:
             line = lines[int(np.argmax(empty))]
             raise ValueError(
                 f"{path}, line {line}: a request needs {prompt_name} or {output_name} above 0; got 0 and 0: "
@@ -247,7 +286,7 @@ def _assemble(path: Any, name: str, read: _Read, *, sort: bool, drop_empty: bool
             return None
         raise ValueError(f"{path}: no requests left to read; every row has 0 prompt and 0 output tokens")
     order = keep[np.argsort(arrival[keep], kind="stable")]
-    if not sort:
+    if not given.sort:
         falls = np.diff(arrival[keep]) < 0
         if falls.any():
             row = int(np.argmax(falls))
@@ -257,7 +296,7 @@ def _assemble(path: Any, name: str, read: _Read, *, sort: bool, drop_empty: bool
                 "sort the file or read it with sort (--set workload.sort=true; --sort of rooftrace trace)"
             )
         order = keep
-    prefix = parts.pop("prefix", None)
+    prefix, notes = parts.pop("prefix", None), (*read.notes, *parts.pop("notes", ()))
     tables = {name: parts.pop(name, ()) for name in ("models", "classes", "tenants")}
     blocks = {}
     if prefix is not None:
@@ -281,14 +320,14 @@ def _assemble(path: Any, name: str, read: _Read, *, sort: bool, drop_empty: bool
     columns = {key: value[order] for key, value in parts.items() if value is not None}
     if read.rebased:
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"][0]
-    return Trace(**columns, **blocks, **tables, source=Path(path).name, notes=read.notes)
+    return Trace(**columns, **blocks, **tables, source=Path(path).name, notes=notes)
 
 
 def _recognise(path: Any, data: bytes, rules: Rules) -> str:
     """The format of a file: one of those that have a reader of their own, or `export`."""
     begin = data.lstrip()[:1]
     if begin in (b"{", b"["):
-        return "mooncake" if begin == b"{" and _is_mooncake(data) else "export"
+        return _json_format(data) if begin == b"{" else "export"
     cells = header_cells(data)
     header = set(cells)
     for name, needed in HEADERS.items():
@@ -301,14 +340,15 @@ def _recognise(path: Any, data: bytes, rules: Rules) -> str:
     return near if len(header & set(HEADERS[near])) >= 2 else "export"
 
 
-def _is_mooncake(data: bytes) -> bool:
+def _json_format(data: bytes) -> str:
+    """The format of lines of JSON, by the first of them."""
     try:
         record = json.loads(data.lstrip().split(b"\n", 1)[0])
     except (ValueError, RecursionError):
-        return False
-    return (
-        isinstance(record, dict) and "timestamp" in record and bool({"input_length", "output_length"} & record.keys())
-    )
+        return "export"
+    if isinstance(record, dict) and "timestamp" in record and {"input_length", "output_length"} & record.keys():
+        return "components" if isinstance(record.get("hash_ids"), dict) else "mooncake"
+    return "export"
 
 
 def _azure_llm(table: Table) -> dict[str, Any]:
@@ -406,6 +446,40 @@ def _mooncake_ns(path: Any, line: int, record: dict[str, Any]) -> int:
     if isinstance(stamp, float) and 0 <= stamp * 1e6 < 2**63:
         return round(Decimal(repr(stamp)) * 1_000_000)
     return _whole(path, line, record, "timestamp") * 1_000_000
+
+
+def _components(path: Any, records: _Records, order: ComponentOrder) -> dict[str, Any]:
+    prompts = Prompts(lengths_beside(path), order)
+    prompt, output, session, counts = [], [], [], []
+    names: list[IntArray] = [np.empty(0, np.int64)]
+    for line, record in records:
+        where = f"{path}, line {line}"
+        prompt.append(_whole(path, line, record, "input_length"))
+        output.append(_whole(path, line, record, "output_length"))
+        session.append(_whole(path, line, record, "session") if "session" in record else -1)
+        names.append(prompts.add(where, components_of(where, record)))
+        if len(names[-1]) * BLOCK_TOKENS > prompt[-1]:
+            raise ValueError(
+                f"{where}: its components have {len(names[-1]) * BLOCK_TOKENS} tokens and more, and input_length is {prompt[-1]}; "
+                "mend the row, or the table of lengths"
+            )
+        counts.append(len(names[-1]))
+    share = 100 * prompts.seen_tokens / max(sum(prompt), 1)
+    note = f"{Path(path).name}: {share:.1f} % of the prompt tokens are of components that an earlier prompt had, at whatever place"
+    return {
+        "prompt_tokens": np.array(prompt, dtype=np.int64),
+        "output_tokens": np.array(output, dtype=np.int64),
+        "session": np.array(session, dtype=np.int64) if max(session, default=-1) >= 0 else None,
+        "prefix": (np.concatenate(names), np.array(counts, dtype=np.int64), BLOCK_TOKENS),
+        "names": ("input_length", "output_length", "timestamp"),
+        "notes": (f"{note}; components are {_ORDERS[order]}.",),
+    }
+
+
+_ORDERS = {
+    "as_sent": "in the order that was sent",
+    "seen": "put in the order of earlier prompts",
+}
 
 
 def _mooncake(path: Any, records: _Records) -> dict[str, Any]:

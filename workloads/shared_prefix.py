@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import MinLen
@@ -14,6 +14,7 @@ from workloads.columns import NS_PER_S, IntArray
 from workloads.follows import Follows
 from workloads.streams import Count, CountFromZero, FromZero, Positive, Stream, check_bounds, stream
 from workloads.trace import Trace
+from workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,6 @@ class SharedPrefix:
 
     The texts of all groups, a system prompt and a question of its own each, are shuffled once, if at all; request n of a stage is
     text n modulo their number. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py, load_generator.py).
-    Not kept: its limit on requests in flight.
     """
 
     groups: Count
@@ -59,6 +59,8 @@ class SharedPrefix:
     """Tokens that one id of the generated prompts stands for."""
     shuffle: bool = True
     """Prompts of all groups are mixed; otherwise group comes after group, which is the least that a cache has to hold at once."""
+    in_flight: Count | None = None
+    """Requests that the client has under way at most; the others wait in it, and no latency counts their wait. None: no limit."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -87,6 +89,20 @@ class SharedPrefix:
             follows=follows,
             source=f"{self!r}, seed {seed}",
         )
+
+    def requests(self, seed: int) -> Trace | StagedLoop:
+        """The same as `trace`, behind the client's limit where there is one."""
+        trace = self.trace(seed)
+        if self.in_flight is None:
+            return trace
+        stage_of = self.stage_of()
+        columns = {each.name: getattr(trace, each.name) for each in fields(Workload)}
+        # A later stage's requests say how long after the one before they are due.
+        due_ns = trace.arrival_ns
+        if trace.follows is not None:
+            due_ns = due_ns.copy()
+            due_ns[stage_of > 0] = trace.follows.delay_ns[: np.count_nonzero(stage_of)]
+        return StagedLoop(**columns, concurrency=self.in_flight, due_ns=due_ns, stage=stage_of)
 
     def stage_of(self) -> IntArray:
         """The stage of each request, from 0."""
@@ -127,6 +143,53 @@ class SharedPrefix:
             offsets=np.concatenate(([0], np.cumsum(edges))), rows=rows.astype(np.int64), delay_ns=delays, joins=joins
         )
         return np.concatenate(arrival_ns), follows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class StagedLoop(Workload):
+    """Requests in stages, in order, from a client with so many under way at most: a stage begins when the one before has ended."""
+
+    LEAST: ClassVar = {**Workload.LEAST, "due_ns": 0, "stage": 0}
+
+    concurrency: int
+    due_ns: IntArray
+    """The instant before which each request is not sent, from the end of the stage before."""
+    stage: IntArray
+
+    def clients(self) -> _Stages:
+        return _Stages(self)
+
+
+class _Stages:
+    """The client of one run."""
+
+    starts_ns: Sequence[int] = (0,)
+
+    def __init__(self, loop: StagedLoop) -> None:
+        self._due_ns, self._concurrency = loop.due_ns.tolist(), loop.concurrency
+        self._ends = [*(np.flatnonzero(np.diff(loop.stage)) + 1).tolist(), len(loop)]
+        """The row behind each stage, of those that have not ended."""
+        self._next = self._left = 0
+        self._begin_ns = 0
+
+    def start(self, now_ns: int, /) -> Iterator[tuple[int, int]]:
+        """The stage begins: as many requests as may be under way."""
+        self._begin_ns, self._left = now_ns, self._ends[0] - self._next
+        for _ in range(min(self._concurrency, self._left)):
+            yield self._sent(now_ns)
+
+    def ended(self, _row: int, now_ns: int, /) -> Iterator[tuple[int, int]]:
+        self._left -= 1
+        if self._next < self._ends[0]:
+            yield self._sent(now_ns)
+        elif not self._left and len(self._ends) > 1:
+            del self._ends[0]
+            yield from self.start(now_ns)
+
+    def _sent(self, now_ns: int) -> tuple[int, int]:
+        row = self._next
+        self._next = row + 1
+        return row, max(now_ns, self._begin_ns + self._due_ns[row])
 
 
 def _poisson(rng: np.random.Generator, stage: LoadStage, count: int) -> NDArray[np.float64]:

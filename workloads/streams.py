@@ -34,6 +34,7 @@ class Stream(IntEnum):
     CLASSES = 120
     PREDICTIONS = 121
     MISSING_OUTPUTS = 122
+    INFORMATIVE = 123
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

@@ -28,7 +28,15 @@ class Clients(Protocol):
     def start(self, now_ns: int, /) -> Iterable[tuple[int, int]]: ...
 
     def ended(self, row: int, now_ns: int, /) -> Iterable[tuple[int, int]]:
-        """Requests are sent because the request *row* has ended: it has finished, been rejected or been lost."""
+        """Requests are sent because the request *row* has ended: it has finished, been rejected, been aborted or been lost."""
+        ...
+
+
+class Cancelling(Clients, Protocol):
+    """Clients that give requests up, not after a time of their own (`Workload.abort_ns`) but because others have ended."""
+
+    def cancelled(self) -> Iterable[int]:
+        """Requests, each sent before, that nobody waits for any more; asked after each `ended`, and each is told once."""
         ...
 
 

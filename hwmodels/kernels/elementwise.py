@@ -22,6 +22,8 @@ _PASSES = {
     "read": 1.0,
     "quantise": 1.5,  # read 16 bits, write 8
     "scale": 1.0,  # read all to find the largest
+    "mhc_pre": 5.0,  # read four residual streams, write the input that they are mixed to
+    "mhc_post": 9.0,  # read them and the result, write them
 }
 OPS = tuple(_PASSES)
 
@@ -46,22 +48,23 @@ def elementwise_s(
     *,
     gated: Any = False,
     bytes_per_number: float = 2.0,
+    footprint: float = 1.0,
 ) -> Any:
     """Seconds of an elementwise operation on rows x width numbers (output width); no rows cost nothing.
 
     `gated` activations read twice the width. Activations were just written, so that small ones are taken from L2.
-    Scalars and arrays give the same bits.
+    *footprint* is what lies in the cache, over what one call reads and writes. Scalars and arrays give the same bits.
     """
     if op not in _PASSES:
         raise ValueError(f"op must be one of {', '.join(OPS)}; got {op!r}")
     numbers = _PASSES[op] + (np.asarray(gated, float) if op == "act" else 0.0)
     traffic = rows * (width * (numbers * bytes_per_number))
     rows_s = rows * (params.row_s / device.sm_count)
-    seconds = params.launch_s + smooth_max(rows_s, streamed_s(params, device, traffic), params.overlap_loss)
+    seconds = params.launch_s + smooth_max(rows_s, streamed_s(params, device, traffic, footprint), params.overlap_loss)
     return none_is_free(seconds, rows)
 
 
-def streamed_s(params: ElementwiseParams, device: Datasheet, traffic_bytes: Any) -> Any:
+def streamed_s(params: ElementwiseParams, device: Datasheet, traffic_bytes: Any, footprint: float = 1.0) -> Any:
     """Seconds of the bytes alone, without start and rows."""
-    resident = np.maximum(0.0, 1.0 - traffic_bytes * (1.0 / device.l2_bytes))
+    resident = np.maximum(0.0, 1.0 - traffic_bytes * (footprint / device.l2_bytes))
     return traffic_bytes / (device.hbm_bytes_per_s * params.bandwidth_efficiency * (1.0 + params.cache_gain * resident))

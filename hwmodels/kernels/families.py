@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hwmodels.kernels import attention, collectives, cpu, elementwise, exchange, gemm, linear_attention, mla, moe, tpu
+from hwmodels.kernels import (
+    attention,
+    collectives,
+    compressed,
+    cpu,
+    elementwise,
+    exchange,
+    gemm,
+    linear_attention,
+    mla,
+    moe,
+    tpu,
+)
 from hwmodels.kernels.attention import DecodeParams, PrefillParams
 from hwmodels.kernels.collectives import CollectiveParams
+from hwmodels.kernels.compressed import CompressedParams
 from hwmodels.kernels.cpu import CpuAttentionParams, CpuGemmParams, HostParams
 from hwmodels.kernels.elementwise import ElementwiseParams
 from hwmodels.kernels.exchange import ExchangeParams
@@ -109,6 +122,20 @@ LINEAR_DECODE = FoldedForm(
     source="states read and written once a token (Yang et al., arXiv 2412.06464)",
     folded=linear_attention.decode_form,
 )
+COMPRESSED_PREFILL = FoldedForm(
+    family="compressed_prefill",
+    parameters=CompressedParams,
+    equation=compressed.compressed_prefill_s,
+    source="rows, scored and attended keys (DeepSeek-V4's compressed attention), beside its products",
+    folded=compressed.prefill_form,
+)
+COMPRESSED_DECODE = FoldedForm(
+    family="compressed_decode",
+    parameters=CompressedParams,
+    equation=compressed.compressed_decode_s,
+    source="as of prompts, with the cache read once",
+    folded=compressed.decode_form,
+)
 COLLECTIVE = KernelForm(
     family="collective",
     parameters=CollectiveParams,
@@ -181,7 +208,7 @@ FAMILIES: Mapping[str, KernelForm[Any]] = {
     form.family: form
     for form in (
         *(GEMM, PREFILL, DECODE, MIXED, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, STEPPED, EXCHANGE, ELEMENTWISE),
-        *(MLA_BMM, MLA_MODULE, LINEAR_PREFILL, LINEAR_DECODE),
+        *(MLA_BMM, MLA_MODULE, LINEAR_PREFILL, LINEAR_DECODE, COMPRESSED_PREFILL, COMPRESSED_DECODE),
         *(TPU_GEMM, TPU_PREFILL, TPU_DECODE, CPU_GEMM, CPU_PREFILL, CPU_DECODE, HOST),
     )
 }

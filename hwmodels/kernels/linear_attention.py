@@ -1,13 +1,14 @@
-"""Gated delta nets (Qwen3.5 and its kin): a short causal convolution and the delta rule over a state of each value head.
+"""Linear attention: a short causal convolution and the update of a state of each value head.
 
-A layer runs one kernel of each (Yang et al., Gated Delta Networks, arXiv 2412.06464). A prompt goes through its chunks
-of 64 tokens one behind the other, in blocks of a sequence and a value head; a decode reads and writes the state of every
-sequence. Each equation stands here once, as a form, as in `kernels.attention`: its time does not depend on the context.
+A layer runs one kernel of each: gated delta nets (Yang et al., Gated Delta Networks, arXiv 2412.06464), Mamba-2 (Dao and Gu,
+arXiv 2405.21060). A prompt goes through its chunks of 64 or 128 tokens one behind the other, in blocks of a sequence and a
+value head; a decode reads and writes the state of every sequence. Each equation stands here once, as a form, as in
+`kernels.attention`: its time does not depend on the context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,17 @@ import numpy as np
 from hwmodels.kernels.ops import ALONE, ARRAYS, Ops, Running, none_is_free
 from hwmodels.kernels.parameters import Datasheet, parameter
 
-_CHUNK = 64.0  # tokens that the delta rule takes at once (flash-linear-attention, FlashInfer)
+_CHUNKS = {"delta": 64.0, "mamba-scan": 128.0}
+"""Tokens that a state takes at once (flash-linear-attention, FlashInfer; the `chunk_size` of Nemotron-H's configs)."""
+_CHANNEL_TOKENS = 512.0  # that a block of Mamba's convolution takes at once, of one channel
+_SHORT = 8.0  # tokens of a sequence below which Mamba's convolution is another, slower kernel
 _STATE_BYTES = 4.0  # of a number of the state, which serving stacks keep in fp32
 _CACHE_EDGE = 3.0  # residence in L2 falls from 1 to 0 between two thirds of its capacity and all of it
 _CHANNELS = 256.0  # of the convolution in one block
-KERNELS = ("conv", "delta")
+KERNELS: Mapping[str, tuple[str, str]] = {"delta": ("conv", "delta"), "mamba2": ("mamba-conv", "mamba-scan")}
+"""Rule of an update -> its convolution and its update."""
+DECODED_AS: Mapping[str, str] = {"mamba-scan": "delta"}
+"""Kernels whose decodes were not timed -> those that stand in: both read and write a state once."""
 
 LinearPrefillForm = Callable[[Ops, Any, Any], Any]
 """(ops, prompt rows, chunks) -> seconds of all the shape's layers."""
@@ -45,6 +52,7 @@ class LinearParams:
         1.0, 0.2, 40.0, "times that queries, keys, values and outputs cross memory", optional=True
     )
     value_share: float = parameter(1.0, 0.0, 1.0, "share of the values' channels that are convolved", optional=True)
+    short_share: float = parameter(0.0, 0.0, 1.0, "added share of blocks of a few tokens, run otherwise", optional=True)
 
 
 def _waves(ops: Ops, blocks_per_sm: Any, whole: float) -> Any:
@@ -72,9 +80,10 @@ def linear_form(
     run: Running = ALONE,
     resident: bool = False,
 ) -> LinearPrefillForm:
-    """The kernel of prompts: conv or delta, with heads per device. Decodes are chunks of one token: see `decode_form`.
+    """The kernel of prompts, one of `KERNELS`, with heads per device. Decodes are chunks of one token: see `decode_form`.
 
-    `resident` lets a small state stay in L2, as in benchmarks that repeat one layer.
+    `resident` lets a small state stay in L2, as in benchmarks that repeat one layer, and sequences of a few tokens cost what they
+    do there: more than longer ones, which times that are priced may not.
     """
     stream = sheet.hbm_bytes_per_s * params.bandwidth_efficiency
     launch, layers, loss = params.launch_s * run.start_share, run.layers, params.overlap_loss
@@ -86,27 +95,35 @@ def linear_form(
         params.whole_waves,
     )
     sm_count = float(sheet.sm_count)
-    if kernel == "conv":
-        channels = 2.0 * key_heads * key_dim + params.value_share * value_heads * value_dim
-        row_bytes, sequence_bytes = 4.0 * channels, 4.0 * (conv_width - 1.0) * channels
-        groups = channels / (_CHANNELS * sm_count)
-    elif kernel == "delta":
+    chunk = _CHUNKS.get(kernel, 0.0)
+    if chunk:
         row_bytes = 4.0 * (key_heads * key_dim + value_heads * value_dim) * params.row_passes
         sequence_bytes = 2.0 * _STATE_BYTES * value_heads * key_dim * value_dim
         groups = tile * value_heads / sm_count
+    elif kernel in ("conv", "mamba-conv"):
+        channels = 2.0 * key_heads * key_dim + params.value_share * value_heads * value_dim
+        row_bytes, sequence_bytes = 4.0 * channels, 4.0 * (conv_width - 1.0) * channels
+        groups = channels / (sm_count if kernel == "mamba-conv" else _CHANNELS * sm_count)
     else:
-        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
+        known = ", ".join(name for names in KERNELS.values() for name in names)
+        raise ValueError(f"kernel must be one of {known}; got {kernel!r}")
+    few, more = (chunk or _SHORT) if resident else 0.0, params.short_share
 
     def form(ops: Ops, rows: Any, chunks: Any) -> Any:
         each = rows / chunks
-        if kernel == "conv":
+        if kernel == "mamba-conv":
+            # An SM has a part of many blocks' channels at a time: no wave of them is seen.
+            one = block + ops.ceil(each * (1.0 / _CHANNEL_TOKENS)) * step
+            busy = chunks * groups * one
+        elif kernel == "conv":
             # Tiles of tokens run side by side; within one a token follows the other.
             blocks = chunks * groups * ops.maximum(1.0, each / tile)
-            one = block + ops.minimum(each, tile) * step
+            busy = _waves(ops, blocks, whole) * (block + ops.minimum(each, tile) * step)
         else:
-            blocks = chunks * groups
-            one = block + ops.maximum(1.0, each * (1.0 / _CHUNK)) * step
-        busy = _waves(ops, blocks, whole) * one
+            one = block + ops.maximum(1.0, each * (1.0 / chunk)) * step
+            busy = _waves(ops, chunks * groups, whole) * one
+        if few and more:
+            busy = busy * (1.0 + more * ops.where(each < few, 1.0, 0.0))
         moved = rows * row_bytes + chunks * sequence_bytes
         memory = moved / (stream * _speed(ops, params, sheet, 0.5 * moved, resident))
         gap = busy - memory
@@ -144,13 +161,16 @@ def layer_forms(
     sheet: Datasheet,
     prefill: Sequence[LinearParams],
     decode: Sequence[LinearParams],
+    *,
+    rule: str,
     **shape: Any,
 ) -> tuple[LinearPrefillForm, LinearDecodeForm]:
-    """Prompts and decodes of whole layers, convolution and delta rule together: parameters as (conv, delta)."""
+    """Prompts and decodes of whole layers, convolution and update together: parameters as `KERNELS` has those of the *rule*."""
+    names = KERNELS[rule]
     prompts = [
-        linear_form(params, sheet, kernel=kernel, **shape) for kernel, params in zip(KERNELS, prefill, strict=True)
+        linear_form(params, sheet, kernel=kernel, **shape) for kernel, params in zip(names, prefill, strict=True)
     ]
-    steps = [decode_form(params, sheet, kernel=kernel, **shape) for kernel, params in zip(KERNELS, decode, strict=True)]
+    steps = [decode_form(params, sheet, kernel=kernel, **shape) for kernel, params in zip(names, decode, strict=True)]
 
     def of_prompts(ops: Ops, rows: Any, chunks: Any) -> Any:
         return prompts[0](ops, rows, chunks) + prompts[1](ops, rows, chunks)

@@ -30,6 +30,8 @@ class HostTimes:
     """The factor on the device's arithmetic: on the time of kernels beyond that for one row, and on attention of prompts."""
     bandwidth_factor: float = 1.0
     """The factor on its reading of weights and cache: on the kernels' time for one row, and on attention of decodes."""
+    prompt_factor: float = 1.0
+    """The factor on arithmetic, beside `compute_factor`, in iterations that compute prompts."""
 
 
 class Kernels(Protocol):
@@ -65,8 +67,9 @@ class Kernels(Protocol):
         """Attention of decodes in all the shape's layers."""
         ...
 
-    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
-        """*launches* kernels of one layer that read and write *size_bytes* together."""
+    def elementwise_s(self, size_bytes: Any, launches: int, op: str = "") -> Any:
+        """*launches* kernels of one layer that read and write *size_bytes* together; *op*: by a kernel of their own, where it was
+        measured."""
         ...
 
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:

@@ -62,40 +62,19 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     kind, labels = recognise(path.stem, header)
     if kind is None:
         raise (NotNamed if "kind" in labels else NotRecognised)(f"{path.name}: {labels['reason']}")
-    refused: dict[str, int] = {}
-    bad = np.zeros(len(rows), bool)
-
-    def refuse(mask: np.ndarray, reason: str, plainly: str) -> None:
-        """Refuse the rows of *mask*; *plainly* is the sentence where nothing may be refused, {line} the first's line."""
-        fresh = mask & ~bad
-        if not fresh.any():
-            return
-        line = int(lines[np.flatnonzero(fresh)[0]])
-        if strict:
-            raise ValueError(f"{path.name}: {plainly.format(line=line)}")
-        refused[f"{reason} (line {line}{' and others' if fresh.sum() > 1 else ''})"] = int(fresh.sum())
-        bad[fresh] = True
-
-    width = len(header)
-    lengths = np.array([len(row) for row in rows])
-    for length in np.unique(lengths[lengths != width]):
-        text = f"{length} cells, the header {width}"
-        refuse(lengths == length, f"the line has {text}", f"line {{line}} has {text}; truncated file?")
-    whole = ~bad
-    rows, lines, bad = [row for row, keep in zip(rows, whole, strict=True) if keep], lines[whole], bad[whole]
+    refusals = _Refusals(path.name, lines, strict)
+    rows = _whole(header, rows, refusals)
     columns: dict[str, np.ndarray] = {}
-    for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True):
-        columns[name] = _column(kind, name, cells, refuse)
-    for name in ("latency_us", *SEVERAL.get(kind, ())):
-        if name in columns:
-            wrong = ~(columns[name] > 0)
-            refuse(
-                wrong, f"{name} must be positive", f"{name} must be positive; line {{line}} is not; remove or repair it"
-            )
+    for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True):
+        columns[name] = _column(kind, name, cells, refusals.refuse)
+    for name in filter(columns.__contains__, ("latency_us", *SEVERAL.get(kind, ()))):
+        must = f"{name} must be positive"
+        refusals.refuse(~(columns[name] > 0), must, f"{must}; line {{line}} is not; remove or repair it")
+    bad, refused = refusals.bad, refusals.refused
+    if bad.all():
+        raise ValueError(f"{path.name}: no row is left: {'; '.join(refused)}")
     if bad.any():
         columns = {name: column[~bad] for name, column in columns.items()}
-    if not len(bad) or bad.all():
-        raise ValueError(f"{path.name}: no row is left: {'; '.join(refused)}")
     if kind in SEVERAL:
         columns = _unfolded(columns, SEVERAL[kind])
     word = (labels.get("dtype") or "bf16").replace("_", "")
@@ -113,6 +92,41 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
         refused=refused,
         notes=(labels["assumed"],) if labels.get("assumed") else (),
     )
+
+
+class _Refusals:
+    """The rows of a file that are refused, and why; the first of them is an error where all must fit."""
+
+    def __init__(self, file: str, lines: np.ndarray, strict: bool) -> None:
+        self._file, self._lines, self._strict = file, lines, strict
+        self.bad = np.zeros(len(lines), bool)
+        self.refused: dict[str, int] = {}
+
+    def refuse(self, mask: np.ndarray, reason: str, plainly: str) -> None:
+        """Refuse the rows of *mask*; *plainly* is the sentence where nothing may be refused, {line} the first's line."""
+        fresh = mask & ~self.bad
+        if not fresh.any():
+            return
+        line = int(self._lines[np.flatnonzero(fresh)[0]])
+        if self._strict:
+            raise ValueError(f"{self._file}: {plainly.format(line=line)}")
+        self.refused[f"{reason} (line {line}{' and others' if fresh.sum() > 1 else ''})"] = int(fresh.sum())
+        self.bad[fresh] = True
+
+    def drop(self) -> None:
+        """Go on with the rows that were not refused so far."""
+        self._lines, self.bad = self._lines[~self.bad], np.zeros(int((~self.bad).sum()), bool)
+
+
+def _whole(header: Sequence[str], rows: Sequence[Sequence[str]], refusals: _Refusals) -> list[Sequence[str]]:
+    """The rows with as many cells as the *header*."""
+    lengths = np.array([len(row) for row in rows])
+    for length in np.unique(lengths[lengths != len(header)]):
+        text = f"{length} cells, the header {len(header)}"
+        refusals.refuse(lengths == length, f"the line has {text}", f"line {{line}} has {text}; truncated file?")
+    kept = [row for row, bad in zip(rows, refusals.bad, strict=True) if not bad]
+    refusals.drop()
+    return kept
 
 
 def _unfolded(columns: dict[str, np.ndarray], times: Sequence[str]) -> dict[str, np.ndarray]:

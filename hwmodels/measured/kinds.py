@@ -28,6 +28,17 @@ _ACCELERATORS = (
     "library", "p10_us", "p90_us", "samples", "queued_us", "dispatch_to_ready_us", "series", "executed_m", "executed_n",
     "executed_k", "tensor_engine_active_us", "dma_active_us", "hbm_read_bytes", "hbm_write_bytes",
 )  # fmt: skip
+# Columns that tables of sessions have beside those that are replayed or compared.
+_SUMMED = tuple(f"{what}_{how}_ms" for what in ("ttft", "tpot", "itl", "e2e") for how in ("mean", "p50", "p90", "p99"))
+_AGENTIC = (
+    *_SUMMED, "ep", "aggregate", "requests_file", "requests", "input_tokens_per_s", "output_tokens_per_s",
+    *(f"{what}_len_{how}" for what in ("input", "output") for how in ("mean", "p50", "p90")), "prompt_tokens",
+    "generated_tokens", "theoretical_hit_rate", "weights_gib_per_gpu", "kv_use_max", "running_mean", "running_max",
+    "waiting_mean", "waiting_max", "preemptions", "stalls", "stalls_s", "longest_stall_s",
+)  # fmt: skip
+_MULTI_TURN = (
+    *_SUMMED, "requests_per_s", "input_tokens_per_s", "total_tokens_per_s", "running_mean", "waiting_mean", "preemptions",
+)  # fmt: skip
 # Any format's name, so that one without a model is counted by that name and not read as part of another word.
 DTYPE = (
     r"(?:_(?P<dtype>(?:(?:bfloat|float|bf|tf|mxfp|nvfp|fp|int)\d+q?|w\d+a(?:fp)?\d+)"
@@ -127,6 +138,25 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
          "d_conv", "latency_us"),
         (),
     ),
+    "mamba2": (
+        rf"mamba2_{_NODE}{DTYPE}_{_SOFTWARE}",
+        ("kernel", "phase", "batch_size", "seq_len", "num_heads", "head_dim", "n_groups", "d_state", "chunk_size", "d_conv",
+         "latency_us"),
+        ("d_model",),
+    ),
+    "compressed_prefill": (
+        rf"dsv4_(?P<layer>csa|hca)_module_prefill_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "num_heads", "batch_size", "seq_len", "kv_len", "latency_us"),
+        (),
+    ),
+    "compressed_decode": (
+        rf"dsv4_(?P<layer>csa|hca)_module_decode_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
+        (),
+    ),
+    "hyper_connections": (
+        rf"mhc_module_{_NODE}{DTYPE}_{_SOFTWARE}", ("op", "kernel", "hidden_size", "num_tokens", "latency_us"), ()
+    ),
     "tpu_attention": (r"tpu_(?P<device>[a-z0-9]+)_attention_(?P<model>[a-z0-9.-]+)", _PAGED, ()),
     "tpu_layers": (
         r"tpu_(?P<device>[a-z0-9]+)_layers_(?P<model>[a-z0-9.-]+)",
@@ -188,6 +218,39 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct"),
         (),
     ),
+    "e2e_agentic": (
+        rf"agentic_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}",
+        ("run", "tp", "users", "kv_offload", "clean", "duration_s", "requests_ok", "ttft_p50_ms", "itl_p50_ms",
+         "output_len_mean", "prefix_hit_rate", "cpu_prefix_hit_rate", "kv_tokens", "kv_use_mean"),
+        _AGENTIC,
+    ),
+    "e2e_agentic_requests": (
+        rf"agentic_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}_requests",
+        ("run", "user", "request_idx", "trace_id", "start_s", "input_tokens", "output_tokens", "e2e_ms",
+         "client_hit_blocks", "ok"),
+        ("output_expected", "ttft_ms", "itl_ms", "think_s", "client_miss_blocks"),
+    ),
+    "e2e_agentic_series": (
+        rf"agentic_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}_series",
+        ("run", "t_s", "running", "waiting", "kv_use"),
+        ("prompt_tokens_total", "generation_tokens_total", "prefix_hits", "prefix_queries", "cpu_prefix_hits"),
+    ),
+    "e2e_agentic_users": (
+        rf"agentic_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}_users",
+        ("run", "user", "start_s", "trace_id", "first_request", "requests_left", "first_input_tokens"),
+        (),
+    ),
+    "e2e_multiturn": (
+        rf"multiturn_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}",
+        ("tp", "clients", "kv_offload", "requests", "kv_tokens", "ttft_p50_ms", "tpot_p50_ms", "gpu_hit_rate",
+         "cpu_hit_rate", "kv_use_max"),
+        _MULTI_TURN,
+    ),
+    "e2e_multiturn_conversations": (
+        rf"multiturn_{_NODE}_(?P<model>[a-z0-9.-]+)_conversations",
+        ("conversation", "turn", "prompt_tokens", "output_tokens"),
+        ("client", "start_s"),
+    ),
 }
 # fmt: on
 # Lines with several times: each becomes a row of its own.
@@ -227,13 +290,20 @@ TEXT = {
     "speculation",
     "script",
     "prefix_cache",
+    "run",
+    "user",
+    "trace_id",
+    "kv_offload",
+    "clean",
+    "aggregate",
+    "requests_file",
 }  # fmt: skip
-FLAGS = {"is_prefill", "gated"}
+FLAGS = {"is_prefill", "gated", "ok"}
 COUNTS = {
     "m", "n", "k", "batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "heads_per_rank",
     "kv_heads_per_rank", "num_gpus", "num_workers", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
     "moe_tp_size", "moe_ep_size", "width", "rows", "cols", "window_size", "num_k_heads", "head_k_dim", "num_v_heads",
-    "head_v_dim", "d_conv",
+    "head_v_dim", "d_conv", "n_groups", "d_state", "chunk_size",
 }  # fmt: skip
 # Blank cells that the conventions allow: operations that are no GEMM, one-dimensional operations, unknown settings.
 MAY_BE_BLANK = {
@@ -245,5 +315,7 @@ MAY_BE_BLANK = {
     "e2e_silicon_disagg": None,
     "e2e_settings": None,
     "e2e_power": None,
+    "e2e_agentic": None,
+    "e2e_multiturn": None,
     "iteration": {"prompt_std_ms", "e2e_time_ms", "prompt_time_ms"},
 }

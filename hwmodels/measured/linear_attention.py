@@ -1,4 +1,4 @@
-"""Gated delta nets: the convolution and the delta rule of prompts and decodes, each kernel a part."""
+"""Linear attention: the convolution and the update of a state, of prompts and decodes, each kernel a part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from hwmodels.kernels.families import LINEAR_DECODE, LINEAR_PREFILL
 from hwmodels.kernels.linear_attention import LinearParams
-from hwmodels.kernels.parameters import Datasheet
+from hwmodels.kernels.parameters import Datasheet, bounds
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.part import Columns, Part, Shape, pick
 from hwmodels.stacks import default_stack, kernels_of
@@ -53,6 +53,7 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
             several = len(np.unique(columns["value_heads"] / columns["key_heads"])) > 1
             # A decode is one token: blocks and steps are one; convolutions and decodes move their rows once.
             fixed = {
+                "short_share",
                 *(("sequence_s", "value_share") if kernel == "delta" else ("row_passes",)),
                 *(() if prompts else ("sequence_s", "row_passes", "step_s", "tile", "whole_waves")),
                 *(() if several else ("value_share",)),
@@ -63,3 +64,48 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
                 columns=columns, shape=shape, groups=_SHAPE if shapes > 4 else (*_SHAPE, "batch"),
                 starts=_starts(kernel, prompts), fixed=tuple(sorted(fixed)),
             )  # fmt: skip
+
+
+_MAMBA = {
+    "batch": "batch_size", "query": "seq_len", "key_heads": "n_groups", "key_dim": "d_state", "value_heads": "num_heads",
+    "value_dim": "head_dim", "conv_width": "d_conv",
+}  # fmt: skip
+_MAMBA_STARTS = {
+    ("mamba-conv", True): LinearParams(
+        launch_s=5e-6, block_s=5e-8, step_s=5e-8, short_share=0.3, whole_waves=0.0, tile=1.0
+    ),
+    ("mamba-conv", False): LinearParams(launch_s=3e-6, block_s=1e-8, step_s=0.0, whole_waves=0.0, tile=1.0),
+    ("mamba-scan", True): LinearParams(launch_s=1e-5, tile=1.0, step_s=9e-6, short_share=0.3, row_passes=4.0),
+}
+_MAMBA_FREE = {
+    ("mamba-conv", True): ("launch_s", "block_s", "step_s", "short_share", "bandwidth_efficiency", "overlap_loss"),
+    ("mamba-conv", False): ("launch_s", "block_s", "bandwidth_efficiency", "cache_gain", "overlap_loss"),
+    ("mamba-scan", True): (
+        *("launch_s", "block_s", "step_s", "short_share", "tile", "whole_waves"),
+        *("bandwidth_efficiency", "overlap_loss", "row_passes"),
+    ),
+}
+"""What the tables determine: their states and inputs are no part of what stays in L2 but in decodes."""
+
+
+def mamba2(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    names = m.columns["kernel"]
+    for kernel, of_kernel, prompts in (
+        ("mamba-conv", "causal_conv1d_fn", True),
+        ("mamba-conv", "causal_conv1d_update", False),
+        ("mamba-scan", "mamba_chunk_scan_combined", True),
+    ):
+        rows, columns = pick(m, names == of_kernel, _MAMBA)
+        if not len(rows):
+            continue
+
+        def shape(c: Columns, kernel: str = kernel, prompts: bool = prompts) -> Shape:
+            sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": c["batch"]}
+            return {"kernel": kernel, "resident": True, **sums, **{name: c[name] for name in _SHAPE}}
+
+        start, free = _MAMBA_STARTS[kernel, prompts], _MAMBA_FREE[kernel, prompts]
+        yield Part(
+            form=LINEAR_PREFILL if prompts else LINEAR_DECODE, sheet=device, variants=(f"{kernel}/{m.source}",), rows=rows,
+            columns=columns, shape=shape, groups=("value_heads", "key_dim", "batch"), starts=(start,),
+            fixed=tuple(sorted(set(bounds(LinearParams)).difference(free))),
+        )  # fmt: skip

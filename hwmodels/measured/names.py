@@ -46,14 +46,18 @@ _NEEDED = {
     "attention_mixed": ("model",),
     "moe_layer": ("model", "tp"),
     "mla": ("phase",),
+    "compressed_prefill": ("layer",),
+    "compressed_decode": ("layer",),
     "collectives_nodes": ("topology",),
     "e2e_requests": ("model", "tp", "source"),
     "e2e_timeseries": ("model", "tp"),
+    **{kind: ("model",) for kind in KINDS if kind.startswith(("e2e_agentic", "e2e_multiturn"))},
 }
 _EXAMPLES = {
     "model": "a model of the catalogue, such as llama3.1-8b",
     "tp": "the tensor parallelism, as in tp1",
     "phase": "prefill or decode",
+    "layer": "csa or hca, as in dsv4_csa_module_decode_h100_vllm0.24.csv",
     "source": "the serving stack, as in vllm0.19",
     "topology": "how the devices are joined, dgx or pairwise_nvlink, as in collectives_h100_dgx_vidur.csv",
 }

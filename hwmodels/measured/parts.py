@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hwmodels.kernels.parameters import Datasheet
-from hwmodels.measured import attention, experts, host, latent_attention, linear_attention, links, products, tpus
+from hwmodels.measured import (
+    attention,
+    compressed,
+    experts,
+    host,
+    latent_attention,
+    linear_attention,
+    links,
+    products,
+    tpus,
+)
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.names import catalogue_name
 from hwmodels.measured.part import Part
@@ -36,6 +46,10 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "quantize": products.quantize,
     "layers": products.layers,
     "linear_attention": linear_attention.linear,
+    "mamba2": linear_attention.mamba2,
+    "compressed_prefill": compressed.module,
+    "compressed_decode": compressed.module,
+    "hyper_connections": compressed.hyper_connections,
     "moe": experts.moe,
     "moe_layer": experts.moe_layer,
     "mla": latent_attention.kernel,

@@ -11,17 +11,30 @@ from hwmodels.model.catalogue import (
 )
 from hwmodels.model.config import spec_from_config
 from hwmodels.model.fields import FAMILIES
-from hwmodels.model.spec import Attention, AttentionKind, Experts, LatentAttention, LinearAttention, ModelSpec
+from hwmodels.model.spec import (
+    LOCAL,
+    Attention,
+    AttentionKind,
+    CompressedAttention,
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+    Rule,
+)
 
 __all__ = [
     "CATALOGUE",
     "FAMILIES",
+    "LOCAL",
     "Attention",
     "AttentionKind",
+    "CompressedAttention",
     "Experts",
     "LatentAttention",
     "LinearAttention",
     "ModelSpec",
+    "Rule",
     "catalogue_base",
     "fetch_unknown",
     "hub_name",

@@ -10,6 +10,7 @@ from hwmodels.model.fields import (
     AFTER_DENSE,
     CLASS_DEFAULTS,
     COHERE,
+    COMPRESSED,
     GEMMA,
     HYBRID,
     LATENT,
@@ -17,6 +18,7 @@ from hwmodels.model.fields import (
     PLAIN,
     READ_AS,
     SPARSE,
+    STATE_SPACE,
     STATED,
     SYNONYMS,
     Config,
@@ -24,7 +26,15 @@ from hwmodels.model.fields import (
     refuse_what_is_not_modelled,
 )
 from hwmodels.model.quantisation import quantised
-from hwmodels.model.spec import Attention, AttentionKind, Experts, LatentAttention, LinearAttention, ModelSpec
+from hwmodels.model.spec import (
+    Attention,
+    AttentionKind,
+    CompressedAttention,
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+)
 from hwmodels.precision import precision
 
 _KINDS: Mapping[str, AttentionKind] = {
@@ -36,9 +46,19 @@ _KINDS: Mapping[str, AttentionKind] = {
 """`layer_types` of a config.json."""
 
 
+def _layer_types(c: Config, family: str, n_layers: int) -> list[str] | None:
+    if family == "mimo_v2_flash":
+        return [
+            "sliding_attention" if each else "full_attention" for each in c.listed("hybrid_layer_pattern", int) or ()
+        ]
+    types = c.listed("layer_types", str)
+    # Behind Step's layers may stand those for multi-token prediction.
+    return types[:n_layers] if types and family == "step3p5" else types
+
+
 def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKind, ...]:
     """Layer by layer, from `layer_types` or from what stands for it in the configs of a family."""
-    types = c.listed("layer_types", str)
+    types = _layer_types(c, family, n_layers)
     if types is not None and family not in PLAIN | SPARSE:
         if len(types) != n_layers:
             raise ValueError(f"{c.where}: layer_types names {len(types)} layers, num_hidden_layers says {n_layers}")
@@ -103,8 +123,16 @@ def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
         last = c.data.get("moe_layer_end_index", -1)
         last = n_layers - 1 if last == -1 else c.integer("moe_layer_end_index")
         return tuple((i + 1) % step == 0 and first <= i <= last for i in range(n_layers))
-    if family in AFTER_DENSE:
-        first = c.integer("first_k_dense_replace", 0, least=0)
+    if family == "mimo_v2_flash":
+        found = tuple(bool(each) for each in c.listed("moe_layer_freq", int) or ())
+        if len(found) != n_layers:
+            raise ValueError(f"{c.where}: moe_layer_freq names {len(found)} layers, num_hidden_layers says {n_layers}")
+        return found
+    if family == "step3p5" and c.has("moe_layers_enum"):
+        listed = str(c.data["moe_layers_enum"]).strip("[]").split(",")
+        return tuple(str(i) in {each.strip() for each in listed} for i in range(n_layers))
+    if family in AFTER_DENSE or family == "step3p5":
+        first = c.integer("first_k_dense_replace", 3 if family == "step3p5" else 0, least=0)
         step = c.integer("moe_layer_freq", 1)
         return tuple(i >= first and i % step == 0 for i in range(n_layers))
     if family == "llama4_text":
@@ -133,7 +161,7 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
     if heads % kv_heads:
         raise ValueError(f"{c.where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     norm, over_heads = 0, False
-    if family in ("qwen3", "qwen3_moe", "gemma3_text", "exaone4") or family in HYBRID:
+    if family in ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text", "exaone4", "step3p5") or family in HYBRID:
         norm = 2 * head_dim
     elif family in OLMO:
         norm, over_heads = (heads + kv_heads) * head_dim, True
@@ -155,7 +183,38 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
         norm_over_heads=over_heads,
         sink_params=heads if family == "gpt_oss" else 0,
         output_gate=c.flag("attn_output_gate", family in HYBRID),
+        head_gate=family == "step3p5",
+        value_dim=c.integer("v_head_dim") if family == "mimo_v2_flash" else None,
     )
+
+
+def _by_reach(c: Config, family: str, attention: Attention) -> tuple[Attention, Attention | None]:
+    """The attention of full layers and of those with a window (None: alike), from *attention*, which the config's plain fields
+    state."""
+    if family == "gemma4_text":
+        wide, tied = c.integer("global_head_dim"), c.flag("attention_k_eq_v", False)
+        kv_heads = c.integer("num_global_key_value_heads", attention.n_kv_heads) if tied else attention.n_kv_heads
+        full = replace(attention, n_kv_heads=kv_heads, head_dim=wide, qk_norm_params=2 * wide, keys_as_values=tied)
+        return full, attention
+    if family == "mimo_v2_flash":
+        local = replace(
+            attention,
+            n_heads=c.integer("swa_num_attention_heads", attention.n_heads),
+            n_kv_heads=c.integer("swa_num_key_value_heads"),
+            head_dim=c.integer("swa_head_dim", attention.head_dim),
+            value_dim=c.integer("swa_v_head_dim", attention.v_dim),
+        )
+        sinks = (c.flag("add_full_attention_sink_bias", False), c.flag("add_swa_attention_sink_bias", False))
+        full, local = (
+            replace(each, sink_params=each.n_heads * sink) for each, sink in zip((attention, local), sinks, strict=True)
+        )
+        return full, local
+    if family == "step3p5":
+        other = Config(object_of(c.data.get("attention_other_setting"), f"{c.where}: attention_other_setting"), c.where)
+        heads = c.integer("num_sliding_attention_heads", other.integer("num_attention_heads", attention.n_heads))
+        if heads != attention.n_heads:
+            return attention, replace(attention, n_heads=heads)
+    return attention, None
 
 
 def _latent_attention(c: Config) -> LatentAttention:
@@ -196,6 +255,9 @@ _EXPERT_FIELDS = {
     "granitemoe": ("num_local_experts", "intermediate_size"),
     "olmoe": ("num_experts", "intermediate_size"),
     "ernie4_5_moe": ("num_experts", "moe_intermediate_size"),
+    "gemma4_text": ("num_experts", "moe_intermediate_size"),
+    "mimo_v2_flash": ("n_routed_experts", "moe_intermediate_size"),
+    "step3p5": ("num_experts", "moe_intermediate_size"),
     "qwen2_moe": ("num_experts", "moe_intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
     "qwen3_next": ("num_experts", "moe_intermediate_size"),
@@ -204,11 +266,24 @@ _EXPERT_FIELDS = {
 }
 
 
+_ROUTED_BY_BIAS = ("mimo_v2_flash", "step3p5")
+"""Families whose routers have a bias without saying so (transformers 5.23)."""
+
+
 def _experts(c: Config, family: str) -> Experts | None:
     if family not in _EXPERT_FIELDS or (family in AFTER_DENSE and not c.integer("n_routed_experts", 0, least=0)):
         return None
+    if family == "gemma4_text" and not c.flag("enable_moe_block", False):
+        return None
     number, width = _EXPERT_FIELDS[family]
-    routed = Experts(n_experts=c.integer(number), per_token=c.integer("num_experts_per_tok"), ffn=c.integer(width))
+    chosen = "top_k_experts" if family == "gemma4_text" else "num_experts_per_tok"
+    routed = Experts(n_experts=c.integer(number), per_token=c.integer(chosen), ffn=c.integer(width))
+    if family in _ROUTED_BY_BIAS:
+        return replace(routed, shared_ffn=c.integer("share_expert_dim", 0), router_bias=True)
+    if family == "gemma4_text":
+        # The dense MLP stands beside the experts in each layer; the router scales its input and each expert's result.
+        scales = c.integer("hidden_size") + routed.n_experts
+        return replace(routed, shared_ffn=c.integer("intermediate_size"), router_scales=scales)
     if family == "minimax_m2":
         if c.integer("shared_intermediate_size", 0, least=0):
             raise ValueError(f"{c.where}: the shared expert of MiniMax (shared_intermediate_size) is not modelled")
@@ -267,7 +342,7 @@ def spec_from_config(
     base = c.dtype("torch_dtype", "dtype")
     formats = {"attention_precision": base, "mlp_precision": base, "expert_precision": base, "base_precision": base}
     common: dict[str, Any] = {"name": name, "family": family, "source": own.get("source", where), **formats}
-    spec = (_plain_spec if layers in PLAIN else _layered_spec)(c, layers, common, tuple(notes))
+    spec = _MAKERS.get(layers, _layered_spec)(c, layers, common, tuple(notes))
     return quantised(spec, data, quant_config, where, given=given)
 
 
@@ -280,7 +355,12 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
     dense = "intermediate_size_mlp" if family == "llama4_text" else "intermediate_size"
     ffn = c.integer(dense) if not all(is_moe) else 0
     window, kinds = _reach(c, _attention_kinds(c, family, n_layers))
-    attention = _latent_attention(c) if family in LATENT else _gated_attention(c, family, hidden)
+    attention: Attention | LatentAttention
+    local: Attention | None = None
+    if family in LATENT:
+        attention = _latent_attention(c)
+    else:
+        attention, local = _by_reach(c, family, _gated_attention(c, family, hidden))
     linear = _linear_attention(c, common["base_precision"]) if "linear" in kinds else None
     indexers: tuple[bool, ...] = ()
     if isinstance(attention, LatentAttention) and attention.index_topk:
@@ -310,6 +390,7 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         hidden=hidden,
         vocab=c.integer("vocab_size"),
         attention=attention,
+        local_attention=local,
         ffn=ffn,
         layer_is_moe=is_moe,
         layer_attention=kinds,
@@ -319,12 +400,210 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         gated_mlp=family != "starcoder2",
         mlp_bias=c.flag("use_bias" if family == "starcoder2" else "mlp_bias", False),
         norm_params=2 * hidden if family == "starcoder2" else hidden,
-        norms_per_layer=4 if family in {*GEMMA, "glm4"} else 1 if family in COHERE else 2,
+        norms_per_layer=_norms(family, experts),
         tied_embeddings=c.flag("tie_word_embeddings", family in GEMMA),
         window_tokens=window,
         max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
         mtp_layers=mtp,
         notes=notes,
+    )
+
+
+def _norms(family: str, experts: Experts | None) -> int:
+    """Normalisations of a layer."""
+    if family in COHERE:
+        return 1
+    if family in {*GEMMA, "glm4"}:
+        # Gemma 4 has one before its experts, one behind them, and one behind the MLP beside them.
+        return 4 if experts is None else 7
+    return 2
+
+
+def _pruned_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str, ...]) -> ModelSpec:
+    """Nemotron's pruned Llamas: each block states its attention and its MLP, or that it has none.
+
+    Widths are as in DeciLM's code on the hub: two thirds of the multiple of the hidden size, up to a multiple of 256.
+    """
+    hidden, n_layers = c.integer("hidden_size"), c.integer("num_hidden_layers")
+    blocks = c.data["block_configs"]
+    if not isinstance(blocks, list) or len(blocks) != n_layers:
+        raise ValueError(f"{c.where}: block_configs must be a list of {n_layers} blocks, as num_hidden_layers says")
+    kinds: list[AttentionKind] = []
+    widths: list[int] = []
+    groups: set[int] = set()
+    for i, block in enumerate(blocks):
+        where = f"{c.where}: block {i}"
+        attention, ffn = (
+            Config(object_of(object_of(block, where).get(part), where), where) for part in ("attention", "ffn")
+        )
+        for part in (attention, ffn):
+            odd = [
+                key
+                for key, value in part.data.items()
+                if value and key not in ("no_op", "n_heads_in_group", "ffn_mult")
+            ]
+            if odd:
+                raise ValueError(f"{where}: {odd[0]} is not modelled; choose another model (see `rooftrace models`)")
+        none = attention.flag("no_op", False)
+        kinds.append("none" if none else "full")
+        if not none:
+            groups.add(attention.integer("n_heads_in_group"))
+        multiple = 0.0 if ffn.flag("no_op", False) else ffn.data.get("ffn_mult")
+        if isinstance(multiple, bool) or not isinstance(multiple, int | float) or multiple < 0:
+            raise ValueError(f"{where}: ffn_mult must be a number, got {multiple!r}")
+        widths.append(-(-int(2 * multiple * hidden / 3) // 256) * 256)
+    if len(groups) != 1:
+        raise ValueError(
+            f"{c.where}: n_heads_in_group of {', '.join(map(str, sorted(groups)))} in one model is not modelled; choose another "
+            "model (see `rooftrace models`)"
+        )
+    heads = c.integer("num_attention_heads")
+    bias = c.flag("attention_bias", False)
+    return ModelSpec(
+        **common,
+        hidden=hidden,
+        vocab=c.integer("vocab_size"),
+        attention=Attention(
+            n_heads=heads,
+            n_kv_heads=heads // groups.pop(),
+            head_dim=c.integer("head_dim", hidden // heads),
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
+        ffn=max(widths),
+        layer_is_moe=(False,) * n_layers,
+        layer_ffn=tuple(widths),
+        layer_attention=tuple(kinds),
+        mlp_bias=c.flag("mlp_bias", False),
+        norm_params=hidden,
+        tied_embeddings=c.flag("tie_word_embeddings", False),
+        max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
+        notes=(*notes, f"{kinds.count('none')} of {n_layers} layers have no attention, and MLPs differ in width."),
+    )
+
+
+_RATIOS: Mapping[int, AttentionKind] = {0: "window", 4: "csa", 128: "hca"}
+"""`compress_ratios` of DeepSeek-V4: tokens that a compressed vector stands for."""
+
+
+def _compressed_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str, ...]) -> ModelSpec:
+    """DeepSeek-V4: attention to compressed tokens, hyper-connections, experts in every layer, the first chosen by a hash."""
+    hidden, n_layers = c.integer("hidden_size"), c.integer("num_hidden_layers")
+    ratios = c.listed("compress_ratios", int) or []
+    if len(ratios) < n_layers or {*ratios} - {*_RATIOS}:
+        raise ValueError(f"{c.where}: compress_ratios must name {n_layers} layers with 0, 4 or 128, got {ratios!r}")
+    attention = CompressedAttention(
+        n_heads=c.integer("num_attention_heads"),
+        head_dim=c.integer("head_dim"),
+        rope_dim=c.integer("qk_rope_head_dim"),
+        q_lora_rank=c.integer("q_lora_rank"),
+        o_groups=c.integer("o_groups"),
+        o_lora_rank=c.integer("o_lora_rank"),
+        index_topk=c.integer("index_topk"),
+        index_heads=c.integer("index_n_heads"),
+        index_dim=c.integer("index_head_dim"),
+    )
+    kinds = tuple[AttentionKind, ...](_RATIOS[each] for each in ratios[:n_layers])
+    window, ffn = c.integer("sliding_window"), c.integer("moe_intermediate_size")
+    held = window * attention.entry_bytes * n_layers / 1e6
+    return ModelSpec(
+        **common,
+        hidden=hidden,
+        vocab=c.integer("vocab_size"),
+        attention=attention,
+        ffn=0,
+        layer_is_moe=(True,) * n_layers,
+        layer_attention=kinds,
+        window_tokens=None,
+        compressed_window=window,
+        experts=Experts(
+            n_experts=c.integer("n_routed_experts"),
+            per_token=c.integer("num_experts_per_tok"),
+            ffn=ffn,
+            shared_ffn=c.integer("n_shared_experts", 0, least=0) * ffn,
+            router_bias=True,
+            hash_layers=c.integer("num_hash_layers", 0, least=0),
+        ),
+        hyper_streams=c.integer("hc_mult"),
+        norm_params=hidden,
+        tied_embeddings=c.flag("tie_word_embeddings", False),
+        max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
+        mtp_layers=c.integer("num_nextn_predict_layers", 0, least=0),
+        notes=(
+            *notes,
+            f"Compressed attention: {kinds.count('csa')} of {n_layers} layers cache a vector for every 4 tokens and attend to "
+            f"{attention.index_topk} chosen ones, {kinds.count('hca')} one for every 128 and attend to all; the last {window} "
+            f"tokens beside them, {held:.1f} MB of each sequence, are not counted in its cache.",
+        ),
+    )
+
+
+_BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+_BLOCK_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def _blocks(c: Config) -> list[str]:
+    """Layer by layer, mamba, attention, moe or mlp."""
+    listed = c.listed("layers_block_type", str)
+    pattern = c.data.get("hybrid_override_pattern")
+    if listed is None and not isinstance(pattern, str):
+        raise ValueError(f"{c.where}: hybrid_override_pattern is missing; a nemotron_h config.json states it")
+    names: list[str] = listed or [_BLOCKS.get(each, each) for each in str(pattern)]
+    found = [_BLOCK_NAMES.get(each, each) for each in names]
+    if strange := sorted({*found} - {*_BLOCKS.values()}):
+        raise ValueError(f"{c.where}: layers of {strange[0]!r}; known are {', '.join(_BLOCKS.values())}")
+    return found
+
+
+def _state_space_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str, ...]) -> ModelSpec:
+    """Nemotron-H: each layer is one of Mamba-2, attention, experts or an MLP, none of them gated."""
+    hidden, blocks = c.integer("hidden_size"), _blocks(c)
+    ffn = c.integer("intermediate_size") if "mlp" in blocks else 0
+    experts = None
+    if "moe" in blocks:
+        experts = Experts(
+            n_experts=c.integer("n_routed_experts"),
+            per_token=c.integer("num_experts_per_tok"),
+            ffn=c.integer("moe_intermediate_size"),
+            gated=False,
+            latent=c.integer("moe_latent_size", 0),
+            shared_ffn=c.integer("moe_shared_expert_intermediate_size") * c.integer("n_shared_experts", 1, least=0),
+            router_bias=True,
+        )
+    kinds: Mapping[str, AttentionKind] = {"mamba": "linear", "attention": "full"}
+    return ModelSpec(
+        **common,
+        hidden=hidden,
+        vocab=c.integer("vocab_size"),
+        attention=_gated_attention(c, family, hidden),
+        ffn=ffn,
+        layer_is_moe=tuple(each == "moe" for each in blocks),
+        layer_ffn=tuple(ffn if each == "mlp" else 0 for each in blocks),
+        layer_attention=tuple(kinds.get(each, "none") for each in blocks),
+        experts=experts,
+        linear_attention=LinearAttention(
+            rule="mamba2",
+            n_key_heads=c.integer("n_groups"),
+            n_value_heads=c.integer("mamba_num_heads"),
+            key_dim=c.integer("ssm_state_size"),
+            value_dim=c.integer("mamba_head_dim"),
+            conv_width=c.integer("conv_kernel"),
+            conv_bias=c.flag("use_conv_bias", True),
+            # transformers 5.23, NemotronHConfig: states in 32 bits unless the config says otherwise.
+            state_bytes=precision(c.dtype("mamba_ssm_cache_dtype", default="float32")).element_bytes,
+            conv_bytes=precision(common["base_precision"]).element_bytes,
+        ),
+        gated_mlp=False,
+        mlp_bias=c.flag("mlp_bias", False),
+        norm_params=hidden,
+        tied_embeddings=c.flag("tie_word_embeddings", False),
+        max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
+        mtp_layers=c.integer("num_nextn_predict_layers", 0, least=0),
+        notes=(
+            *notes,
+            f"Mamba-2 in {blocks.count('mamba')} of {len(blocks)} layers: a state of constant size for each sequence, read and "
+            "written once an iteration, in place of a cache.",
+        ),
     )
 
 
@@ -385,3 +664,12 @@ def _plain_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str
         max_positions=positions or None,
         notes=notes,
     )
+
+
+_MAKERS = {
+    **dict.fromkeys(PLAIN, _plain_spec),
+    **dict.fromkeys(STATE_SPACE, _state_space_spec),
+    **dict.fromkeys(COMPRESSED, _compressed_spec),
+    "nemotron-nas": _pruned_spec,
+}
+"""Families that are no layers of one kind."""

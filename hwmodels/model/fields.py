@@ -64,23 +64,35 @@ READ_AS: Mapping[str, str] = {
     "ministral3": "mistral",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
+    "step3p7": "step3p5",
+    "deepseek_ref": "deepseek_v4",
 }
 """Families whose language models have the layers of another: a name, a position embedding or scalars tell them apart."""
+_STEP = {
+    "num_attention_groups": "num_key_value_heads",
+    "moe_num_experts": "num_experts",
+    "moe_top_k": "num_experts_per_tok",
+    "share_expert_dims": "share_expert_dim",
+}
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "exaone": {"num_layers": "num_hidden_layers"},
+    "nemotron_h": {"attention_head_dim": "head_dim"},
     "ernie4_5_moe": {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
+    "step3p5": _STEP,
+    "step3p7": _STEP,
 }
 """Fields that a family's config.json has under names of its own."""
-GEMMA = {"gemma2", "gemma3_text"}
+GEMMA = {"gemma2", "gemma3_text", "gemma4_text"}
 OLMO = {"olmo2", "olmo3", "olmoe"}
 COHERE = {"cohere", "cohere2"}
 EXPERTS = {
     "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "glm4_moe", "granitemoe", "olmoe", "ernie4_5_moe",
-    "llama4_text", "qwen3_next", "qwen3_5_moe_text",
+    "llama4_text", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "mimo_v2_flash", "step3p5",
 }  # fmt: skip
 """Mixtures of experts without latent attention."""
 GATED = GEMMA | OLMO | COHERE | EXPERTS - {"qwen3_next", "qwen3_5_moe_text"} | {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "glm", "glm4", "smollm3", "exaone4", "seed_oss", "starcoder2",
+    "nemotron-nas",
 }  # fmt: skip
 SPARSE = {"deepseek_v32", "glm_moe_dsa"}
 """Latent attention to the tokens that an indexer chooses."""
@@ -90,17 +102,16 @@ AFTER_DENSE = LATENT | {"glm4_moe"}
 PLAIN = {"gpt2", "opt", "bloom", "bert"}
 HYBRID = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 """Gated delta nets between layers of full attention."""
-FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | set(READ_AS)))
-_UNEVEN = "layers whose attention differs in its shape"
+STATE_SPACE = {"nemotron_h"}
+"""Layers of Mamba-2, of attention, of experts and of plain MLPs, one of them each."""
+COMPRESSED = {"deepseek_v4"}
+"""Attention to compressed tokens."""
+FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | STATE_SPACE | COMPRESSED | set(READ_AS)))
 NOT_MODELLED: Mapping[str, str] = {
-    "nemotron_h": "state-space layers of Mamba-2",
     "kimi_linear": "layers of Kimi delta attention",
-    **dict.fromkeys(("deepseek_v4", "deepseek_ref"), "layers that attend to compressed tokens"),
     **dict.fromkeys(
         ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), "layers that attend to chosen blocks of tokens"
     ),
-    **dict.fromkeys(("gemma4_text", "mimo_v2_flash", "step3p5", "step3p7"), f"{_UNEVEN} from windowed to full ones"),
-    "nemotron-nas": f"{_UNEVEN} from one to the next",
 }
 """Parts of known families for which there is no fitted kernel or shape here."""
 _TIED = {"tie_word_embeddings": True}
@@ -124,7 +135,16 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 _HEADS = ("num_key_value_heads", "head_dim")
 _DEEPSEEK = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "q_lora_rank")
 STATED: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(GATED - {"llama", *GEMMA}, _HEADS[:1]),
+    **dict.fromkeys(GATED - {"llama", "nemotron-nas", *GEMMA}, _HEADS[:1]),
+    "gemma4_text": (*_HEADS, "layer_types", "global_head_dim", "enable_moe_block"),
+    "deepseek_v4": (
+        *("head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "index_topk", "index_n_heads"),
+        *("index_head_dim", "sliding_window", "compress_ratios", "hc_mult", "num_hash_layers", "n_shared_experts"),
+    ),
+    "nemotron-nas": ("block_configs",),
+    "nemotron_h": (*_HEADS, "ssm_state_size", "mamba_num_heads", "mamba_head_dim", "n_groups", "conv_kernel"),
+    "mimo_v2_flash": (*_HEADS, "v_head_dim", "swa_num_key_value_heads", "hybrid_layer_pattern", "moe_layer_freq"),
+    "step3p5": (*_HEADS, "layer_types", "share_expert_dim"),
     **dict.fromkeys(("qwen3", "gpt_oss", "minimax_m2", "llama4_text", "gemma", "seed_oss", *sorted(HYBRID)), _HEADS),
     **dict.fromkeys(LATENT, _DEEPSEEK),
     **dict.fromkeys(SPARSE, (*_DEEPSEEK, "index_topk")),
@@ -151,13 +171,15 @@ def object_of(value: Any, what: str) -> Mapping[str, Any]:
 def _refuse_attention(data: Mapping[str, Any], family: str, refuse: Callable[[str], None]) -> None:
     if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
         refuse("an encoder-decoder with cross-attention")
-    if data.get("use_bidirectional_attention"):
+    # Gemma 4's tokens of one image see each other, and tokens of text what is before them.
+    if data.get("use_bidirectional_attention") not in (None, False, "vision"):
         refuse("attention in both directions (use_bidirectional_attention)")
-    if data.get("attention_chunk_size") and family != "llama4_text":
+    # MiMo-V2 states its window a second time under the name of a chunk.
+    if data.get("attention_chunk_size") and family not in ("llama4_text", "mimo_v2_flash"):
         refuse(f"chunked attention (attention_chunk_size {data['attention_chunk_size']})")
     if family not in LATENT and data.get("kv_lora_rank"):
         refuse(f"latent attention (kv_lora_rank) in a {family} model")
-    if family not in SPARSE and data.get("index_topk"):
+    if READ_AS.get(family, family) not in SPARSE | COMPRESSED and data.get("index_topk"):
         refuse(f"sparse attention (index_topk) in a {family} model")
 
 
@@ -179,11 +201,18 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
         refuse(f"model_type {family!r} ({hint})")
     _refuse_attention(data, family, refuse)
     for key in data:
-        if any(word in key for word in ("mamba", "ssm_", "rwkv", "hyena")) and family not in HYBRID and data[key]:
+        if (
+            any(word in key for word in ("mamba", "ssm_", "rwkv", "hyena"))
+            and family not in HYBRID | STATE_SPACE
+            and data[key]
+        ):
             refuse(f"a state-space layer ({key})")
     kinds = set(c.listed("layer_types", str) or ()) - _LAYER_KINDS.get(family, {"full_attention", "sliding_attention"})
     if kinds:
         refuse(f"a hybrid with {', '.join(sorted(k.replace('_', ' ') for k in kinds))} layers ({family})")
+    for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
+        if data.get(key):
+            refuse(f"a layer that takes its cache or part of its input from elsewhere ({key})")
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if READ_AS.get(family, family) not in EXPERTS | AFTER_DENSE and data.get(key):
+        if READ_AS.get(family, family) not in EXPERTS | AFTER_DENSE | STATE_SPACE | COMPRESSED and data.get(key):
             refuse(f"a mixture of experts ({key}) in a {family} model")

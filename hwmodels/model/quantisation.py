@@ -32,26 +32,39 @@ _ATTENTION = tuple(
         ),
         ("linear_attn", ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "out_proj")),
         ("attn", ("c_attn", "c_proj")),
+        ("mixer", ("in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj")),
     )
     for name in names
 )
 _MATRICES = ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
 _MODULES: Mapping[str, tuple[str, ...]] = {
     "attention": _ATTENTION,
-    "mlp": tuple(f"{block}.{name}" for block in ("mlp", "feed_forward") for name in _MATRICES),
+    "mlp": tuple(f"{block}.{name}" for block in ("mlp", "feed_forward", "mixer") for name in _MATRICES),
     "shared": tuple(
         f"{block}.{name}"
-        for block in ("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert")
+        for block in (
+            *("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert"),
+            *("mixer.shared_experts", "ffn.shared_experts"),
+        )
         for name in _MATRICES
     ),
     "expert": (
-        *(f"{block}.experts.{which}{name}" for block in ("mlp", "feed_forward", "block_sparse_moe")
+        *(f"{block}.experts.{which}{name}" for block in ("mlp", "feed_forward", "block_sparse_moe", "mixer", "ffn")
           for which in ("0.", "") for name in _MATRICES),
         *(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w2", "w3")),
     ),
+    # Gemma 4 has them beside the MLP, not in it.
+    "expert_beside": tuple(f"experts.{which}{name}" for which in ("0.", "") for name in _MATRICES),
 }  # fmt: skip
 """Part of a layer -> names that its matrices have in checkpoints; which of them a model has does not matter."""
-_PREFIXES = ("model.layers.", "language_model.model.layers.", "model.language_model.layers.", "transformer.h.")
+_PREFIXES = (
+    "model.layers.",
+    "language_model.model.layers.",
+    "model.language_model.layers.",
+    "transformer.h.",
+    "backbone.layers.",
+    "layers.",
+)
 _KNOWN = {word for modules in _MODULES.values() for name in modules for word in name.split(".")} | {
     "layers",
     "model",
@@ -99,6 +112,8 @@ def quantised(
     (`precision`: of the weights, `kv_precision`).
     """
     quantised = object_of(data.get("quantization_config"), f"{where}: quantization_config")
+    if quantised and "expert_dtype" in data:
+        quantised = {"expert_dtype": data["expert_dtype"], **quantised}
     beside = object_of((side or {}).get("quantization"), f"{where}: quantization of hf_quant_config.json")
     found: dict[str, str] = {}
     notes: list[str] = []
@@ -108,6 +123,14 @@ def quantised(
             found |= _of_cache(quantised) | _of_cache(beside)
         setting = "precision"
         stated = None if "precision" in given else (_of_algorithm(beside) or _of_weights(quantised, spec))
+        if (
+            stated is not None
+            and quantised.get("quant_method") == "fp8"
+            and beside.get("quant_algo") == "MIXED_PRECISION"
+        ):
+            # What ModelOpt's list does not name stays in the FP8 of the checkpoint that it was made from.
+            rest = _of_weights({**quantised, "expert_dtype": None}, spec)
+            stated = stated if rest is None else _Stated([*stated.groups, *rest.groups], rest.kept)
         if stated is not None:
             for part, layers in _parts(spec):
                 found[_FIELDS[part]] = _format_of(stated, spec, part, layers, notes)
@@ -124,11 +147,13 @@ def _parts(spec: ModelSpec) -> Iterator[tuple[str, list[tuple[str, int]]]]:
     """Parts that have a format of their own, each with its matrices by kind of module and layer."""
     moe = [i for i, each in enumerate(spec.layer_is_moe) if each]
     shared = moe if spec.experts is not None and spec.experts.shared_ffn else []
-    yield "attention", [("attention", i) for i in range(spec.n_layers)]
-    mlp = [("mlp", i) for i, each in enumerate(spec.layer_is_moe) if not each] + [("shared", i) for i in shared]
+    beside = spec.family == "gemma4_text"
+    yield "attention", [("attention", i) for i, kind in enumerate(spec.layer_attention) if kind != "none"]
+    mlp = [("mlp", i) for i, width in enumerate(spec.dense_widths) if width]
+    mlp += [("mlp" if beside else "shared", i) for i in shared]
     # What a model has not is in the format that it would be in.
     yield "mlp", mlp or [("shared", 0)]
-    yield "expert", [("expert", i) for i in moe or (0,)]
+    yield "expert", [("expert_beside" if beside else "expert", i) for i in moe or (0,)]
 
 
 def _format_of(stated: _Stated, spec: ModelSpec, part: str, layers: Sequence[tuple[str, int]], notes: list[str]) -> str:
@@ -245,8 +270,7 @@ def _of_weights(table: Mapping[str, Any], spec: ModelSpec) -> _Stated | None:
     method = table.get("quant_method")
     kept = _selected(_texts(table, "modules_to_not_convert", "ignored_layers"))
     if method in ("fp8", "fbgemm_fp8"):
-        static = "fp8_static" if table.get("activation_scheme") == "static" else "fp8"
-        return _Stated([_Group("fp8_block" if table.get("weight_block_size") else static, _EVERYTHING)], kept)
+        return _of_fp8(table, kept)
     if method == "mxfp4":
         if spec.experts is None:
             raise _NotModelled("mxfp4 of a model without experts")
@@ -270,6 +294,16 @@ def _of_weights(table: Mapping[str, Any], spec: ModelSpec) -> _Stated | None:
             return stated
         raise _NotModelled(f"{method!r} without a quant_algo")
     raise _NotModelled(f"{method!r}")
+
+
+def _of_fp8(table: Mapping[str, Any], kept: _Selects) -> _Stated:
+    static = "fp8_static" if table.get("activation_scheme") == "static" else "fp8"
+    every = _Group("fp8_block" if table.get("weight_block_size") else static, _EVERYTHING)
+    if table.get("expert_dtype") not in (None, "fp8", "fp4"):
+        raise _NotModelled(f"of experts in {table['expert_dtype']}")
+    # DeepSeek-V4's own checkpoints: MXFP4 in blocks of 32, scaled by powers of two.
+    experts = [_Group("mxfp4", _selected(["experts"]))] if table.get("expert_dtype") == "fp4" else []
+    return _Stated([*experts, every], kept)
 
 
 def _of_compressed_tensors(table: Mapping[str, Any]) -> _Stated:

@@ -8,9 +8,14 @@ from typing import Literal
 
 from hwmodels.precision import precision
 
-AttentionKind = Literal["full", "window", "chunked", "linear"]
+AttentionKind = Literal["full", "window", "chunked", "linear", "csa", "hca", "none"]
 """Tokens that a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
-(Llama 4), or a state of constant size in place of tokens."""
+(Llama 4), a state of constant size in place of tokens, the last `window_tokens` and chosen (csa) or all (hca) keys that stand for
+several of those before (DeepSeek-V4), or nothing: the layer has no attention."""
+LOCAL: tuple[AttentionKind, ...] = "window", "chunked"
+Rule = Literal["delta", "mamba2"]
+"""How a layer of linear attention updates its state: the gated delta rule (Yang et al., arXiv 2412.06464), or Mamba-2's selective
+state space (Dao and Gu, arXiv 2405.21060)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,26 @@ class Attention:
     sink_params: int = 0
     output_gate: bool = False
     """Queries come with a gate of the same width (Qwen3.5)."""
+    head_gate: bool = False
+    """A gate of one number for each head, projected beside the queries (Step-3.7)."""
+    value_dim: int | None = None
+    """Width of a head's values; None: that of its keys."""
+    keys_as_values: bool = False
+    """Values are projected by the keys' matrix, and are cached beside them all the same (Gemma 4)."""
+
+    @property
+    def v_dim(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def query_columns(self) -> int:
+        """Columns of the projection of queries, with what gates them."""
+        return self.n_heads * (self.head_dim * (2 if self.output_gate else 1) + self.head_gate)
+
+    @property
+    def kv_columns(self) -> int:
+        """Columns of the projection of one head's keys and values."""
+        return self.head_dim + (0 if self.keys_as_values else self.v_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +77,86 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearAttention:
-    """Gated delta-rule layer with a fixed state (Qwen3-Next and Qwen3.5): no KV cache, one state a sequence.
+class CompressedAttention:
+    """DeepSeek-V4's attention: one cached vector a token, key and value of all heads at once.
 
-    Beside the state of each head the layer keeps the last `conv_width - 1` inputs of its short convolution.
+    Layers see a window of them and, beyond it, vectors that stand for `csa_tokens` tokens, of which an indexer chooses
+    `index_topk`, or for `hca_tokens`, all of which are attended. Outputs leave through groups of heads.
     """
 
+    n_heads: int
+    head_dim: int
+    rope_dim: int
+    """Of the `head_dim` numbers those that are rotated."""
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    index_topk: int
+    index_heads: int
+    index_dim: int
+    csa_tokens: int = 4
+    hca_tokens: int = 128
+
+    @property
+    def v_dim(self) -> int:
+        return self.head_dim
+
+    @property
+    def entry_bytes(self) -> float:
+        """One cached vector: fp8 with a scale for each 64 numbers, rotated ones in 16 bits (as engines keep it, from knowledge)."""
+        plain = self.head_dim - self.rope_dim
+        return plain + plain / 64 + 2.0 * self.rope_dim
+
+    @property
+    def index_bytes(self) -> float:
+        """One key of the indexer: fp8 and one fp32 scale."""
+        return self.index_dim + 4.0
+
+    def tokens_of(self, kind: AttentionKind) -> int:
+        """The tokens that a compressed vector stands for in layers of *kind*; 0: they have none."""
+        return {"csa": self.csa_tokens, "hca": self.hca_tokens}.get(kind, 0)
+
+    def matrices(self, hidden: int, kind: AttentionKind, tensor: int = 1) -> list[tuple[str, int, int]]:
+        """Name, columns n and inner size k of a layer's products on one of *tensor* devices: heads and groups are split."""
+        heads, groups = self.n_heads // tensor, max(1, self.o_groups // tensor)
+        found = [
+            ("qkv_down", self.q_lora_rank + self.head_dim, hidden),
+            ("q_up", heads * self.head_dim, self.q_lora_rank),
+            ("group_out", groups * self.o_lora_rank, heads // groups * self.head_dim),
+            ("attention_out", hidden, groups * self.o_lora_rank),
+        ]
+        if kind == "hca":
+            found.append(("compress", 2 * self.head_dim, hidden))
+        if kind == "csa":
+            found += [
+                # Of two overlapping runs of tokens a vector and its gate, of attention and of the indexer.
+                ("compress", 4 * self.head_dim, hidden),
+                ("index_compress", 4 * self.index_dim, hidden),
+                ("index_q", self.index_heads * self.index_dim, self.q_lora_rank),
+                ("index_weights", self.index_heads, hidden),
+            ]
+        return found
+
+    def params(self, hidden: int, kind: AttentionKind) -> int:
+        total = sum(n * k for _, n, k in self.matrices(hidden, kind))
+        # Norms of the latent query and of the vector, a sink for each head; of compressed ones a place's bias and a norm.
+        total += self.q_lora_rank + self.head_dim + self.n_heads
+        if kind == "hca":
+            total += (self.hca_tokens + 1) * self.head_dim
+        if kind == "csa":
+            total += (2 * self.csa_tokens + 1) * (self.head_dim + self.index_dim)
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """A layer with a fixed state (Qwen3-Next, Qwen3.5, Nemotron-H): no KV cache, one state a sequence.
+
+    Beside the state of each head the layer keeps the last `conv_width - 1` inputs of its short convolution. Of Mamba-2 the heads
+    of queries and keys are its groups of C and B, and their width that of the state.
+    """
+
+    rule: Rule = "delta"
     n_key_heads: int
     n_value_heads: int
     key_dim: int
@@ -65,6 +164,7 @@ class LinearAttention:
     conv_width: int
     state_bytes: float = 4.0
     """Bytes of one element of the state (fp32 unless the config says otherwise)."""
+    conv_bias: bool = False
     conv_bytes: float = 2.0
     """Bytes of one kept input of the convolution: the model's own format."""
 
@@ -86,16 +186,23 @@ class LinearAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture-of-experts MLP: gated experts behind a router, and experts that every token visits."""
+    """A mixture-of-experts MLP: experts behind a router, and experts that every token visits."""
 
     n_experts: int
     per_token: int
     ffn: int
+    gated: bool = True
+    latent: int = 0
+    """Width of the projection of the hidden state that routed experts work on; 0: they work on the state itself."""
     shared_ffn: int = 0
     """Width of all shared experts together."""
     shared_gate: bool = False
     bias: bool = False
     router_bias: bool = False
+    hash_layers: int = 0
+    """Layers that choose by the token's id, without a bias (DeepSeek-V4)."""
+    router_scales: int = 0
+    """Parameters of a layer's router beside its matrix and bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +213,13 @@ class ModelSpec:
     family: str
     hidden: int
     vocab: int
-    attention: Attention | LatentAttention
+    attention: Attention | LatentAttention | CompressedAttention
+    local_attention: Attention | None = None
+    """The attention of layers with a window or chunks, where its shape is another than `attention`."""
     ffn: int
-    """Width of the dense MLP."""
+    """Width of the dense MLP; of the widest where layers differ."""
+    layer_ffn: tuple[int, ...] = ()
+    """Layer by layer: the width of the dense MLP, 0 where there is none; empty: `ffn` in all layers without experts."""
     layer_is_moe: tuple[bool, ...]
     """Layer by layer: experts, or the dense MLP."""
     layer_attention: tuple[AttentionKind, ...]
@@ -119,9 +230,12 @@ class ModelSpec:
     linear_attention: LinearAttention | None = None
     gated_mlp: bool = True
     mlp_bias: bool = False
+    hyper_streams: int = 0
+    """Residual streams of hyper-connections (DeepSeek-V4), mixed before and after attention and MLP; 0: a plain residual."""
     norm_params: int
     """Parameters of one normalisation: hidden (RMS) or twice that (layer norm)."""
     norms_per_layer: int = 2
+    """Half of them a layer's attention's, half its MLP's."""
     extra_norms: int = 1
     """Normalisations outside the layers: the final one, one behind the embedding."""
     tied_embeddings: bool = False
@@ -134,6 +248,8 @@ class ModelSpec:
     """Every token sees every token; nothing is decoded."""
     window_tokens: int | None = None
     """Windowed layers: tokens that a query sees, itself included; of chunked ones, the tokens of a chunk."""
+    compressed_window: int = 0
+    """Compressed attention: tokens that a query sees as they are, itself included."""
     max_positions: int | None = None
     attention_precision: str = "bf16"
     mlp_precision: str = "bf16"
@@ -162,19 +278,42 @@ class ModelSpec:
         return tuple(kind == "linear" for kind in self.layer_attention)
 
     @property
+    def softmax_kinds(self) -> tuple[AttentionKind, ...]:
+        """The kinds of the layers whose attention keeps a cache of tokens, in their order."""
+        return tuple(kind for kind in self.layer_attention if kind not in ("linear", "none"))
+
+    @property
+    def dense_widths(self) -> tuple[int, ...]:
+        """Layer by layer: the width of the dense MLP, 0 where there is none."""
+        return self.layer_ffn or tuple(0 if is_moe else self.ffn for is_moe in self.layer_is_moe)
+
+    @property
+    def layer_norms(self) -> tuple[int, ...]:
+        """Layer by layer: normalisations; a layer without attention, or without an MLP, has half of them."""
+        half = self.norms_per_layer // 2
+        return tuple(
+            self.norms_per_layer - half * (kind == "none") - half * (not ffn and not is_moe)
+            for kind, ffn, is_moe in zip(self.layer_attention, self.dense_widths, self.layer_is_moe, strict=True)
+        )
+
+    def attention_of(self, kind: AttentionKind) -> Attention | LatentAttention | CompressedAttention:
+        """The attention of layers of *kind*."""
+        return self.attention if self.local_attention is None or kind not in LOCAL else self.local_attention
+
+    @property
     def is_chunked(self) -> bool:
         """Local layers attend within chunks of fixed places, not within a window that moves along."""
         return "chunked" in self.layer_attention
 
-    @property
-    def attention_params(self) -> int:
-        """Parameters of one softmax-attention layer, an indexer apart."""
-        h, a = self.hidden, self.attention
+    def attention_params(self, kind: AttentionKind = "full") -> int:
+        """Parameters of one softmax-attention layer of *kind*, an indexer apart."""
+        h, a = self.hidden, self.attention_of(kind)
         if isinstance(a, Attention):
-            q, kv = a.n_heads * a.head_dim, a.n_kv_heads * a.head_dim
-            q_out = q * (2 if a.output_gate else 1)
-            weights = h * (q_out + 2 * kv) + q * h
-            return weights + (q_out + 2 * kv) * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
+            columns = a.query_columns + a.n_kv_heads * a.kv_columns
+            weights = h * columns + a.n_heads * a.v_dim * h
+            return weights + columns * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
+        if isinstance(a, CompressedAttention):
+            return a.params(h, kind)
         q = a.n_heads * (a.nope_dim + a.rope_dim)
         query = h * a.q_lora_rank + a.q_lora_rank + a.q_lora_rank * q if a.q_lora_rank else h * q
         latent = h * (a.kv_lora_rank + a.rope_dim) + a.kv_lora_rank
@@ -196,35 +335,56 @@ class ModelSpec:
         if a is None:
             return 0
         keys, values = a.n_key_heads * a.key_dim, a.n_value_heads * a.value_dim
-        project = self.hidden * (2 * keys + 2 * values + 2 * a.n_value_heads) + values * self.hidden
-        return project + a.conv_width * (2 * keys + values) + 2 * a.n_value_heads + a.value_dim
+        # Of each head a step size and a skip beside the decay, and a norm over all of them; or decay and write strength.
+        steps, own, norm = (1, 3, values) if a.rule == "mamba2" else (2, 2, a.value_dim)
+        project = self.hidden * (2 * keys + 2 * values + steps * a.n_value_heads) + values * self.hidden
+        return project + (a.conv_width + a.conv_bias) * a.conv_channels + own * a.n_value_heads + norm
 
-    @property
-    def dense_mlp_params(self) -> int:
-        return self.hidden * self.ffn * (3 if self.gated_mlp else 2) + (
-            self.mlp_bias * (self.hidden + self.ffn * (2 if self.gated_mlp else 1))
-        )
+    def dense_mlp_params(self, width: int) -> int:
+        """Parameters of one dense MLP of that width; none where it is 0."""
+        matrices = self.hidden * width * (3 if self.gated_mlp else 2)
+        return matrices + self.mlp_bias * bool(width) * (self.hidden + width * (2 if self.gated_mlp else 1))
 
     @property
     def expert_params(self) -> int:
         """Parameters of one routed expert."""
         if self.experts is None:
             return 0
-        f = self.experts.ffn
-        return 3 * self.hidden * f + self.experts.bias * (2 * f + self.hidden)
+        f, h = self.experts.ffn, self.expert_hidden
+        return (2 + self.experts.gated) * h * f + self.experts.bias * (2 * f + h)
+
+    @property
+    def expert_hidden(self) -> int:
+        """Width of the rows that routed experts read and write."""
+        return self.hidden if self.experts is None or not self.experts.latent else self.experts.latent
 
     @property
     def shared_expert_params(self) -> int:
-        """Parameters of the experts of one layer that every token visits, with their gate."""
+        """Parameters of what every token visits beside the routed experts of one layer: shared experts with their gate, and the
+        projections of the hidden state to the routed ones' width and back."""
         if self.experts is None:
             return 0
-        return 3 * self.hidden * self.experts.shared_ffn + self.experts.shared_gate * self.hidden
+        matrices = (3 if self.gated_mlp else 2) * self.hidden * self.experts.shared_ffn
+        return matrices + self.experts.shared_gate * self.hidden + 2 * self.experts.latent * self.hidden
 
     @property
     def router_params(self) -> int:
         if self.experts is None:
             return 0
-        return self.experts.n_experts * (self.hidden + self.experts.router_bias)
+        return self.experts.n_experts * (self.hidden + self.experts.router_bias) + self.experts.router_scales
+
+    @property
+    def hyper_params(self) -> int:
+        """Parameters of the two hyper-connections of one layer (0 without): gates in and out and the mixing of the streams, each
+        from all of them, with a base, and three scales."""
+        n = self.hyper_streams
+        return 2 * ((2 + n) * n * (n * self.hidden + 1) + 3) if n else 0
+
+    @property
+    def hyper_head_params(self) -> int:
+        """Parameters of the gates through which the head reads the streams (0 without)."""
+        n = self.hyper_streams
+        return n * (n * self.hidden + 1) + 1 if n else 0
 
     @property
     def mtp_projection_params(self) -> int:
@@ -235,13 +395,21 @@ class ModelSpec:
     def embedding_params(self) -> int:
         return self.vocab * self.hidden
 
+    @property
+    def _all_attention_params(self) -> int:
+        """Parameters of the attention of all layers."""
+        total = sum(map(self.attention_params, self.softmax_kinds))
+        total += sum(self.layer_is_linear) * self.linear_attention_params
+        return total + sum(self.layer_has_indexer) * self.indexer_params
+
     def _count(self, experts_per_layer: int) -> int:
-        n_moe, n_linear = sum(self.layer_is_moe), sum(self.layer_is_linear)
-        total = (self.n_layers - n_linear) * self.attention_params + n_linear * self.linear_attention_params
-        total += sum(self.layer_has_indexer) * self.indexer_params
-        total += (self.n_layers - n_moe) * self.dense_mlp_params
+        n_moe = sum(self.layer_is_moe)
+        total = self._all_attention_params + sum(map(self.dense_mlp_params, self.dense_widths))
         total += n_moe * (experts_per_layer * self.expert_params + self.shared_expert_params + self.router_params)
-        total += (self.n_layers * self.norms_per_layer + self.extra_norms) * self.norm_params
+        if self.experts is not None:
+            total -= min(self.experts.hash_layers, n_moe) * self.experts.n_experts * self.experts.router_bias
+        total += (sum(self.layer_norms) + self.extra_norms) * self.norm_params + self.n_layers * self.hyper_params
+        total += self.hyper_head_params
         if self.is_mtp:
             total += self.n_layers * self.mtp_projection_params
         else:
@@ -258,11 +426,13 @@ class ModelSpec:
         """Parameters that one token visits, the embedding table counted whole as is usual."""
         return self._count(self.experts.per_token if self.experts else 0)
 
-    def kv_elements_per_layer(self) -> int:
-        """Cached elements of one token in one softmax-attention layer, over all GPUs, nothing replicated."""
-        a = self.attention
+    def kv_elements_per_layer(self, kind: AttentionKind = "full") -> int:
+        """Cached elements of one token in one softmax-attention layer of *kind*, over all GPUs, nothing replicated."""
+        a = self.attention_of(kind)
         if isinstance(a, Attention):
-            return 2 * a.n_kv_heads * a.head_dim
+            return a.n_kv_heads * (a.head_dim + a.v_dim)
+        if isinstance(a, CompressedAttention):
+            raise ValueError("compressed attention caches bytes, not elements of a format")
         return a.kv_lora_rank + a.rope_dim
 
     def index_bytes_per_layer(self) -> int:
@@ -273,9 +443,17 @@ class ModelSpec:
     def kv_bytes_per_token(self, kv_precision: str | None = None) -> float:
         """Cache of one token over all layers and GPUs, nothing replicated; the model's own precision by default."""
         element = precision(kv_precision or self.kv_precision or self.base_precision).element_bytes
-        layers = self.n_layers - sum(self.layer_is_linear)
         indexers = sum(self.layer_has_indexer) * self.index_bytes_per_layer()
-        return layers * self.kv_elements_per_layer() * element + indexers
+        if isinstance(self.attention, CompressedAttention):
+            return sum(map(self.compressed_bytes_per_token, self.softmax_kinds))
+        return sum(map(self.kv_elements_per_layer, self.softmax_kinds)) * element + indexers
+
+    def compressed_bytes_per_token(self, kind: AttentionKind) -> float:
+        """Cache of one token in one layer of compressed attention, in the one format that there is; its window apart."""
+        a = self.attention
+        assert isinstance(a, CompressedAttention)
+        tokens = a.tokens_of(kind)
+        return (a.entry_bytes + (a.index_bytes if kind == "csa" else 0.0)) / tokens if tokens else 0.0
 
     @property
     def state_bytes_per_sequence(self) -> float:
@@ -288,10 +466,8 @@ class ModelSpec:
     def weight_bytes(self) -> float:
         """All weights with their block scales, nothing replicated."""
         n_moe = sum(self.layer_is_moe)
-        attention = (self.n_layers - sum(self.layer_is_linear)) * self.attention_params
-        attention += sum(self.layer_is_linear) * self.linear_attention_params
-        attention += sum(self.layer_has_indexer) * self.indexer_params
-        mlp = (self.n_layers - n_moe) * self.dense_mlp_params + n_moe * self.shared_expert_params
+        attention = self._all_attention_params
+        mlp = sum(map(self.dense_mlp_params, self.dense_widths)) + n_moe * self.shared_expert_params
         experts = n_moe * self.expert_params * (self.experts.n_experts if self.experts else 0)
         rest = self.params - attention - mlp - experts
         return (
@@ -314,14 +490,17 @@ class ModelSpec:
                 "mtp_num_hidden_layers and num_mtp_modules, or 0 there"
             )
         n = self.mtp_layers if layers is None else layers
-        kind = next(kind for kind in reversed(self.layer_attention) if kind != "linear")
+        kind = next(kind for kind in reversed(self.layer_attention) if kind not in ("linear", "none"))
+        is_moe = self.layer_is_moe[-1]
         return dataclasses.replace(
             self,
             name=f"{self.name} MTP",
-            layer_is_moe=(self.layer_is_moe[-1],) * n,
+            layer_is_moe=(is_moe,) * n,
+            layer_ffn=(0 if is_moe else self.ffn,) * n if self.layer_ffn else (),
             layer_attention=(kind,) * n,
             layer_has_indexer=(True,) * n if self.layer_has_indexer else (),
             linear_attention=None,
+            experts=None if self.experts is None else dataclasses.replace(self.experts, hash_layers=0),
             # One for each input, and one before the head.
             norms_per_layer=self.norms_per_layer + 3,
             extra_norms=0,

@@ -40,6 +40,7 @@ _WORDS = {
     "gemm": "GEMM", "prefill": "prompts", "decode": "decodes", "moe": "experts",
     "mla_prefill": "latent attention", "mla_decode": "latent attention", "mla_bmm": "latent attention",
     "linear_prefill": "linear attention", "linear_decode": "linear attention",
+    "compressed_prefill": "attention to compressed tokens", "compressed_decode": "attention to compressed tokens",
     "collective": "collectives", "stepped": "collectives", "exchange": "exchange with experts",
     "tpu_gemm": "GEMM", "tpu_prefill": "prompts", "tpu_decode": "decodes",
 }  # fmt: skip

@@ -43,6 +43,8 @@ class Circumstances:
     """The longest context of the model in tokens; 0 where its config has none."""
     no_overlap: str | None
     """Why no iteration is planned while the one before it runs; None where it may be."""
+    has_windows: bool = False
+    """Whether layers attend to fewer tokens than a context has."""
 
 
 class RefusedSettingError(ValueError):
@@ -130,6 +132,8 @@ class Kernels:
     """Devices on which prompts of latent attention were timed over the latent."""
     recurrent_from: str = ""
     """The software whose convolution and decode of recurrent layers it runs; empty: its own."""
+    equal_scores_until: float = 8192.0
+    """Tokens up to which the kernel that chooses among compressed keys is slow at equal scores, which its benchmarks have."""
     experts_with_fp4: str = ""
     """The software under whose name its experts of FP4 and block-scaled FP8 were measured on devices with FP4; empty: its own."""
     refused_experts: Mapping[str, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)

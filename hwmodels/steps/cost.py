@@ -149,7 +149,11 @@ class StepTimes:
         """Sentences that say which deployment the times were measured on, and which costs they leave out."""
         rows, table = self.rows, self.table
         n, most = table.levelled()
-        host = f"hardware.host_s adds {self.host_s * 1e3:g} ms to each" if self.host_s else "hardware.host_s adds some"
+        host = (
+            f"hardware.host_s adds {self.host_s * 1e3:g} ms to each"
+            if self.host_s
+            else "hardware.host_s, which is 0, would add to each"
+        )
         found = [
             f"Steps are priced by {self.title}: precision and kv_precision change the memory alone. Steps with prompts and decodes "
             f"were not measured and are composed (docs/steps.md). No host work of serving_stack is added to steps; {host}.",

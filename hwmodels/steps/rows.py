@@ -87,8 +87,8 @@ def forward_rows(columns: Columns, file: Path, where: Mapping[str, Any]) -> Step
     kinds = [str(columns["workload_kind"][i]) for i in taken]
     batch, new, read = (_numbers(columns, name, taken, file) for name in _FORWARD[1:4])
     seconds = _latencies(columns, "latency_ms", taken, file)
-    decode = _are_decodes(kinds, file)
-    _check_counts(batch, np.where(decode, 1.0, new), read, file)
+    decode = _are_decodes(kinds, taken, file)
+    _check_counts(batch, np.where(decode, 1.0, new), read, taken, file)
     if (new[decode] > 0).any():
         raise ValueError(f"{file}: decode rows have prefill tokens; steps with both are not measured in this form")
     if len(set(zip(kinds, batch.tolist(), new.tolist(), read.tolist(), strict=True))) < len(kinds):
@@ -109,10 +109,10 @@ def plain_rows(columns: Columns, file: Path, where: Mapping[str, Any]) -> StepRo
         _numbers(columns, names[what], taken, file) for what in ("batch_size", "new_tokens", "cached_tokens")
     )
     seconds = _latencies(columns, names["latency"], taken, file)
-    _check_counts(batch, new, cached, file)
+    _check_counts(batch, new, cached, taken, file)
     decode = (new == 1) & (cached > 0)
     if names["phase"]:
-        decode = _are_decodes([str(columns[names["phase"]][i]) for i in taken], file)
+        decode = _are_decodes([str(columns[names["phase"]][i]) for i in taken], taken, file)
         if (new[decode] != 1).any():
             raise ValueError(
                 f"{file}: decode rows compute {new[decode].max():g} tokens a sequence; steps that verify drafted tokens are not "
@@ -170,22 +170,24 @@ def _said(where: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in where.items())
 
 
-def _are_decodes(kinds: Sequence[str], file: Path) -> Any:
-    strange = sorted(set(kinds) - set(_KINDS))
-    if strange:
-        raise ValueError(f"{file}: a step's kind is prefill or decode; got {strange[0]!r}")
+def _check(wrong: Iterable[Any], values: Sequence[Any] | Floats, must: str, taken: Sequence[int], file: Path) -> None:
+    """ValueError that says what the values *must* be, and the first row whose value is *wrong*."""
+    at = next((i for i, each in enumerate(wrong) if each), None)
+    if at is not None:
+        got = f"{values[at]:g}" if isinstance(values, np.ndarray) else repr(values[at])
+        raise ValueError(f"{file}, row {taken[at] + 1}: {must}; got {got}")
+
+
+def _are_decodes(kinds: Sequence[str], taken: Sequence[int], file: Path) -> Any:
+    _check([kind not in _KINDS for kind in kinds], kinds, "a step's kind is prefill or decode", taken, file)
     return np.array([kind == "decode" for kind in kinds])
 
 
 def _numbers(columns: Columns, name: str, taken: Sequence[int], file: Path) -> Floats:
     values = [columns[name][i] for i in taken]
-    try:
-        found = np.array([float(value) for value in values])
-    except (TypeError, ValueError):
-        wrong = next(value for value in values if not _is_number(value))
-        raise ValueError(f"{file}: {name} is a number; got {wrong!r}") from None
-    if not np.isfinite(found).all():
-        raise ValueError(f"{file}: {name} is a finite number; got {found[~np.isfinite(found)][0]:g}")
+    _check([not _is_number(value) for value in values], values, f"{name} is a number", taken, file)
+    found = np.array([float(value) for value in values])
+    _check(~np.isfinite(found), found, f"{name} is a finite number", taken, file)
     return found
 
 
@@ -199,14 +201,12 @@ def _is_number(value: Any) -> bool:
 
 def _latencies(columns: Columns, name: str, taken: Sequence[int], file: Path) -> Floats:
     found = _numbers(columns, name, taken, file)
-    if (found <= 0).any():
-        raise ValueError(f"{file}: {name} is above 0; got {found.min():g}")
+    _check(found <= 0, found, f"{name} is above 0", taken, file)
     return found * _SECONDS[name]
 
 
-def _check_counts(batch: Floats, new: Floats, cached: Floats, file: Path) -> None:
+def _check_counts(batch: Floats, new: Floats, cached: Floats, taken: Sequence[int], file: Path) -> None:
     """ValueError for batches or tokens that are no counts."""
     for values, least, what in ((batch, 1, "sequences"), (new, 1, "new tokens"), (cached, 0, "cached tokens")):
-        wrong = values[(values < least) | (values % 1 != 0)]
-        if wrong.size:
-            raise ValueError(f"{file}: a step has a whole number of {what}, at least {least}; got {wrong[0]:g}")
+        must = f"a step has a whole number of {what}, at least {least}"
+        _check((values < least) | (values % 1 != 0), values, must, taken, file)

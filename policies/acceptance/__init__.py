@@ -16,7 +16,7 @@ Each process is a frozen value with
 from policies.acceptance.chains import BetaAlpha, Iid, MeanLength, PerPosition
 from policies.acceptance.distributions import RULES, FromDistributions, Rule, check_rule
 from policies.acceptance.process import Acceptance, Chain
-from policies.acceptance.published import CURVES, PUBLISHED, Curve, Published, published
+from policies.acceptance.published import CURVES, PUBLISHED, Curve, Published, published, rates_of
 from policies.acceptance.recorded import Recorded, read_recorded
 from policies.acceptance.states import TwoState
 from policies.acceptance.trees import Tree, check_accuracies, dense_tree, greedy_tree, path_products
@@ -44,5 +44,6 @@ __all__ = [
     "greedy_tree",
     "path_products",
     "published",
+    "rates_of",
     "read_recorded",
 ]

@@ -42,18 +42,25 @@ class Curve:
 
     def published(self) -> Published:
         """The rates whose lengths are nearest to those of the curve, by least squares; the source says how near."""
-        rates, off = _rates_of(self.lengths)
+        rates, off = rates_of(self.lengths)
         source = f"{self.source}; rates by position fitted to it, {off:.2f} tokens off at most"
         return Published(rates=rates, model=self.model, method=self.method, source=source)
 
 
 @functools.cache
-def _rates_of(lengths: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
-    """Conditional rates by position, and by how many tokens their mean lengths are off at most.
+def rates_of(lengths: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
+    """Conditional rates by position, and by how many tokens their mean lengths are off at most; ValueError for lengths that rounds
+    of 1, 2, ... drafted tokens cannot have.
 
     A position is reached no more often than the one before it, and a token more never shortens a round: a curve that bends up or
     falls, as measured ones do by chance, is not met exactly.
     """
+    wrong = [n for n, each in enumerate(lengths, start=1) if not 1 <= each <= n + 1]
+    if wrong or not lengths:
+        found = f"; got {lengths[wrong[0] - 1]:g} with {wrong[0]}" if wrong else ""
+        raise ValueError(
+            f"give the mean length for 1, 2, ... drafted tokens, each from 1 to one more than these{found}"
+        )
     from scipy.optimize import nnls  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
     k = np.arange(1, len(lengths) + 1)

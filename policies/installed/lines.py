@@ -99,15 +99,18 @@ STOP = 99
 PLAIN = 1
 _OWN, _OWN_EACH = 10_000_000_000, 10_000_000
 """Tokens of a request alone: from _OWN on, _OWN_EACH for each."""
-_FIRST_NAMED = 1000
+_FIRST_NAMED, _NEXT_NAMED = 1000, 5_000_000_000
 
 
 def text(told: Mapping[str, Any], place: int, block_tokens: int) -> int:
-    """The token of a request at *place*: equal where its blocks have equal names, its own elsewhere."""
-    names = told["names"]
-    block = place // block_tokens
+    """The token of a request at *place*: equal where its blocks have equal names, its own elsewhere; and equal where it is the one
+    behind a block that has an equal name with it."""
+    names, with_next = told["names"], told["names_with_next"]
+    block, within = divmod(place, block_tokens)
+    if not within and 0 < block <= len(with_next):
+        return _NEXT_NAMED + with_next[block - 1]
     if block < len(names):
-        return _FIRST_NAMED + names[block] * block_tokens + place % block_tokens
+        return _FIRST_NAMED + names[block] * block_tokens + within
     return _OWN + told["id"] * _OWN_EACH + place
 
 

@@ -315,6 +315,21 @@ def of_values(values: Any) -> Latency | None:
     )
 
 
+def split_gaps(first_s: Sequence[float], gaps_s: Sequence[Sequence[float]]) -> dict[str, Latency | None]:
+    """The gaps between the tokens of requests whose first tokens came at *first_s*: those in which another's first token came, and
+    the others. First tokens count within half a usual gap around a step's end, for clients see tokens of one step apart."""
+    lengths = np.array([len(gaps) for gaps in gaps_s], np.int64)
+    gaps = np.array([gap for each in gaps_s for gap in each], np.float64)
+    if not (gaps.size and np.isfinite(gaps).all() and np.isfinite(first_s).all()):
+        return {}
+    total = np.concatenate(([0.0], np.cumsum(gaps)))
+    begin = np.cumsum(lengths) - lengths
+    ends = np.repeat(np.asarray(first_s, np.float64) - total[begin], lengths) + total[1:]
+    late_s, firsts = 0.5 * float(np.median(gaps)), np.sort(first_s)
+    came = np.searchsorted(firsts, ends + late_s, "right") - np.searchsorted(firsts, ends - gaps + late_s, "right")
+    return {"itl_prompt": of_values(gaps[came > 0]), "itl_decode": of_values(gaps[came == 0])}
+
+
 def run_of_rows(rows: RequestRows, notes: Iterable[str], **known: Any) -> BenchRun:
     """The run whose requests *rows* are, sent when they were; *known* are further facts of it, its name among them. `Unreadable`
     where no request completed."""

@@ -2,7 +2,8 @@
 
 The fit is a robust posterior mode: log ratios of predicted over measured, in units of how far apart repeats and the model may be,
 count by soft-l1, and priors (`sim.bench.parameters`) by their square. Each round replays every run once; how its figures move with
-the parameters is read off the schedule of that replay (`Simulated.moved`), or off another replay where there is none. What the
+the parameters is read off the schedule of that replay (`Simulated.moved`), or off another replay where there is none. From where
+that ends a second descent goes on, which sees by replays how figures move over larger distances, schedule and all. What the
 posterior says of other runs is worked out on these straight lines.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +84,10 @@ ERRORS = Errors(
 OUTLIER = 4.0
 """Standard deviations beyond which a run contradicts the others and is set aside."""
 ROUNDS = 8
+_ROUNDS_APART = 3
+"""Figures go up and down in steps as terms move, so that a descent may end beside the least: another goes on from there."""
+_APART = 0.5
+"""The distance in standard deviations of the posterior over which that one sees how figures move, by replays: beyond the steps."""
 _CLOSE = 0.1
 """A share of a parameter's own standard deviation: a parameter that would move less stays."""
 _STEP = 0.05
@@ -288,6 +294,113 @@ def _solved(
     return found, scale
 
 
+class _End(NamedTuple):
+    """Where a descent ended."""
+
+    lines: Lines
+    keep: NDArray[np.bool_]
+    """The runs that the others do not contradict."""
+    figures: tuple[Mapping[str, float], ...]
+
+
+class _Search:
+    """The descents of one fit: what has been replayed last, and which runs are kept."""
+
+    def __init__(
+        self, cases: Sequence[Case], base: Setting, names: Sequence[str], priors: Mapping[str, Prior], errors: Errors
+    ) -> None:
+        self.cases, self.base, self.names = tuple(cases), base, tuple(names)
+        noise = np.array([case.noise.get(q, 0.0) for case in cases for q in QUANTITIES])
+        usual = np.tile([errors.of(q) for q in QUANTITIES], len(cases))
+        self._weights = 1.0 / np.hypot(usual, noise)
+        self._usual = (usual * self._weights) ** 2
+        self.keep = np.ones(len(cases), bool)
+        self._now: list[Simulated] = []
+        self._figures: tuple[Mapping[str, float], ...] = ()
+        self.replays = 0
+        self.residual = self.replayed(np.zeros(len(self.names)))
+        """With the stack's own terms."""
+        self.before = tuple(each.figures for each in self._now)
+        if not any(each.short_of_memory for each in self._now):
+            self.names = tuple(name for name in self.names if name != KV)
+        self.widths = np.array([priors[name].width for name in self.names])
+
+    def replayed(self, at: FloatArray) -> FloatArray:
+        self.replays += len(self.cases)
+        setting = setting_at(self.base, self.names, at)
+        self._now = [case.replay(setting) for case in steps(self.cases, "runs replayed")]
+        return self._compared()
+
+    def _compared(self) -> FloatArray:
+        pairs = zip(self.cases, self._now, strict=True)
+        return self._weights * np.concatenate([_compared(case, each.figures) for case, each in pairs])
+
+    def _lines_of(self, at: FloatArray) -> Lines:
+        """The lines around the place that was replayed last."""
+        pairs = list(zip(self.cases, self._now, strict=True))
+        slope = [
+            slopes_of(case, at, self.names, self.widths, self.base, each)
+            for case, each in steps(pairs, "slopes of runs")
+        ]
+        self._figures = tuple(each.figures for each in self._now)
+        return Lines(at=at, residual=self._compared(), slope=np.vstack(slope) * self._weights[:, None])
+
+    def solved(self, lines: Lines) -> tuple[Posterior, float]:
+        """The posterior on *lines* of the runs that the others do not contradict there."""
+        posterior, _ = _solved(lines, self.names, self.widths, self.base, self.keep)
+        self.keep = _kept(lines, posterior, self._usual, self.keep)
+        return _solved(lines, self.names, self.widths, self.base, self.keep)
+
+    def _goal_of(self, lines: Lines) -> FloatArray | None:
+        posterior, _ = self.solved(lines)
+        close = np.abs(posterior.at - lines.at) < _CLOSE * np.sqrt(np.diag(posterior.covariance))
+        return None if close.all() else posterior.at
+
+    def _cost_of(self, residual: FloatArray, at: FloatArray) -> float:
+        return self._cost(residual, at, self.keep)
+
+    def _cost(self, residual: FloatArray, at: FloatArray, keep: NDArray[np.bool_]) -> float:
+        z = residual[np.repeat(keep, len(QUANTITIES)) & np.isfinite(residual)] ** 2
+        return float(soft_l1(z)[0].sum() + ((at / self.widths) ** 2).sum())
+
+    def _lines_apart(self, at: FloatArray, apart: FloatArray) -> Lines:
+        """The lines around the place that was replayed last by two replays for each parameter, *apart* to either side."""
+        here, now, slope = self._compared(), self._now, list[FloatArray]()
+        for j, name in enumerate(self.names):
+            low, high = BY_NAME[name].limits(own_value(self.base, name))
+            ends = max(at[j] - apart[j], low), min(at[j] + apart[j], high)
+            places = (np.concatenate((at[:j], [end], at[j + 1 :])) for end in ends)
+            below, above = (self.replayed(place) for place in places)
+            slope.append((above - below) / (ends[1] - ends[0]))
+        self._now, self._figures = now, tuple(each.figures for each in now)
+        return Lines(at=at, residual=here, slope=np.nan_to_num(np.stack(slope, axis=1)))
+
+    def _end(self, at: FloatArray, rounds: int, lines_of: Callable[[FloatArray], Lines]) -> _End:
+        """Where going on from *at* ends, which was replayed last."""
+        lines = descended(
+            at,
+            rounds,
+            lines_of=lines_of,
+            residual_of=self.replayed,
+            goal_of=self._goal_of,
+            cost_of=self._cost_of,
+        )
+        return _End(lines, self.keep, self._figures)
+
+    def best(self, rounds: int) -> _End:
+        """The end that costs less, over all runs: of a descent from the stack's own terms, or of another from where it ended."""
+        first = self._end(np.zeros(len(self.names)), rounds, self._lines_of)
+        if not self.names:
+            return first
+        apart = _APART * np.sqrt(np.diag(self.solved(first.lines)[0].covariance))
+        self.replayed(first.lines.at)
+        second = self._end(first.lines.at, min(rounds, _ROUNDS_APART), lambda at: self._lines_apart(at, apart))
+        everyone = np.ones(len(self.cases), bool)
+        end = min(first, second, key=lambda each: self._cost(each.lines.residual, each.lines.at, everyone))
+        self.keep = end.keep
+        return end
+
+
 def fit(
     cases: Sequence[Case],
     base: Setting,
@@ -303,67 +416,23 @@ def fit(
     """
     if not cases:
         raise ValueError("a fit needs at least one run")
-    asked = tuple(p.name for p in PARAMETERS) if names is None else tuple(names)
-    replays, now, figures = 0, list[Simulated](), ()
-    noise = np.array([case.noise.get(q, 0.0) for case in cases for q in QUANTITIES])
-    usual = np.tile([errors.of(q) for q in QUANTITIES], len(cases))
-    weights = 1.0 / np.hypot(usual, noise)
-    keep = np.ones(len(cases), bool)
-
-    def residual_of(at: FloatArray) -> FloatArray:
-        nonlocal replays, now
-        replays += len(cases)
-        now = [case.replay(setting_at(base, asked, at)) for case in steps(cases, "runs replayed")]
-        return compared()
-
-    def compared() -> FloatArray:
-        return weights * np.concatenate([_compared(case, each.figures) for case, each in zip(cases, now, strict=True)])
-
-    def lines_of(at: FloatArray) -> Lines:
-        nonlocal figures
-        figures = tuple(each.figures for each in now)
-        pairs = list(zip(cases, now, strict=True))
-        slope = [slopes_of(case, at, asked, widths, base, each) for case, each in steps(pairs, "slopes of runs")]
-        return Lines(at=at, residual=compared(), slope=np.vstack(slope) * weights[:, None])
-
-    def solved(lines: Lines) -> tuple[Posterior, float]:
-        nonlocal keep
-        keep = _kept(lines, _solved(lines, asked, widths, base, keep)[0], (usual * weights) ** 2, keep)
-        return _solved(lines, asked, widths, base, keep)
-
-    def goal_of(lines: Lines) -> FloatArray | None:
-        posterior, _ = solved(lines)
-        close = np.abs(posterior.at - lines.at) < _CLOSE * np.sqrt(np.diag(posterior.covariance))
-        return None if close.all() else posterior.at
-
-    def cost_of(residual: FloatArray, at: FloatArray) -> float:
-        z = residual[np.repeat(keep, len(QUANTITIES)) & np.isfinite(residual)] ** 2
-        return float(soft_l1(z)[0].sum() + ((at / widths) ** 2).sum())
-
-    first = residual_of(np.zeros(len(asked)))
-    before = tuple(each.figures for each in now)
-    if not any(each.short_of_memory for each in now):
-        asked = tuple(name for name in asked if name != KV)
-    widths = np.array([priors[name].width for name in asked])
-    if not np.isfinite(first).any():
+    search = _Search(cases, base, [p.name for p in PARAMETERS] if names is None else names, priors, errors)
+    if not np.isfinite(search.residual).any():
         raise ValueError("no run has a TPOT or a TTFT that its simulation has too, so that there is nothing to fit")
-    lines = descended(
-        np.zeros(len(asked)), rounds, lines_of=lines_of, residual_of=residual_of, goal_of=goal_of, cost_of=cost_of
-    )
-    posterior, scale = solved(lines)
-    # What is said of the fit is of the place that was replayed.
-    posterior = replace(posterior, at=lines.at)
+    end = search.best(rounds)
+    posterior, scale = search.solved(end.lines)
     return Fit(
-        posterior=posterior,
+        # What is said of the fit is of the place that was replayed.
+        posterior=replace(posterior, at=end.lines.at),
         cases=tuple(cases),
-        figures=figures,
-        before=before,
-        contradicting=tuple(int(i) for i in np.flatnonzero(~keep)),
-        lines=lines,
-        priors={name: priors[name] for name in asked},
+        figures=end.figures,
+        before=search.before,
+        contradicting=tuple(int(i) for i in np.flatnonzero(~search.keep)),
+        lines=end.lines,
+        priors={name: priors[name] for name in search.names},
         errors=errors,
         scale=scale,
-        replays=replays,
+        replays=search.replays,
     )
 
 

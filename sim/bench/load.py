@@ -121,7 +121,7 @@ def shortened(run: BenchRun, most: int) -> BenchRun:
             return run
         order = np.argsort(np.where(rows.failed, np.inf, rows.sent_s), kind="stable")[:most]
         few = RequestRows(**{each.name: getattr(rows, each.name)[order] for each in fields(rows)})
-        shorter = replace(run, rows=few, itl=None, **latencies_of(few))
+        shorter = replace(run, rows=few, itl=None, itl_prompt=None, itl_decode=None, **latencies_of(few))
         return shorter.noting(f"the first {most:,} requests that were answered stand for all {len(rows):,}")
     offered = run.offered
     n = offered.sent

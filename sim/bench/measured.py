@@ -277,6 +277,10 @@ class BenchRun:
     """Time per output token after the first, a value a request."""
     itl: Latency | None = None
     """Gaps between tokens, a value a gap."""
+    itl_prompt: Latency | None = None
+    """Those in which another request's first token came: steps that end a prompt are in them."""
+    itl_decode: Latency | None = None
+    """Those in which none came."""
     e2el: Latency | None = None
     """End-to-end latency."""
     rows: RequestRows | None = None
@@ -389,7 +393,7 @@ class BenchRun:
         names = ("requests_per_s", "goodput_per_s", "input_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s")
         row |= {name: getattr(self, name) for name in names}
         row["saturated"] = self.saturated
-        for name in ("ttft", "tpot", "itl", "e2el"):
+        for name in ("ttft", "tpot", "itl", "itl_prompt", "itl_decode", "e2el"):
             row |= _figures(name, getattr(self, name))
         if self.server is not None:
             for name in ("ttft", "tpot", "itl", "e2el", "queue", "prefill", "decode"):

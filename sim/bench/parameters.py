@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 KV = "kv_factor"
 """The KV blocks over those that the account of memory gives; no term of `Overheads`."""
+PROMPTS = "prompt_excess"
+"""The term by which arithmetic of iterations with prompts differs from that of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ PARAMETERS = (
     Parameter(name="step_s", title="host time of a step", kind="time", scale=2e-4),
     Parameter(name="sequence_s", title="host time of a sequence in a step", kind="time", scale=1e-5),
     Parameter(name="compute_excess", title="arithmetic, beyond the profile's", kind="excess"),
+    Parameter(name=PROMPTS, title="arithmetic with prompts, beyond that without", kind="excess"),
     Parameter(name="bandwidth_excess", title="reading of memory, beyond the profile's", kind="excess"),
     Parameter(name="launch_overlap", title="share of kernel starts that is hidden", kind="share"),
     Parameter(name="admission_s", title="front-end delay of a request", kind="time", scale=1e-2),
@@ -103,7 +106,12 @@ def priors(profile: Profile | None) -> dict[str, Prior]:
             if width == 0.0:
                 width, source = 1.0, "no release has the term: it may be some milliseconds or nothing"
             found[parameter.name] = Prior(width=width, source=source)
-    for name, families in (("compute_excess", ("gemm", "prefill")), ("bandwidth_excess", ("gemm", "decode"))):
+    arithmetic = ("gemm", "prefill")
+    for name, families in (
+        ("compute_excess", arithmetic),
+        (PROMPTS, arithmetic),
+        ("bandwidth_excess", ("gemm", "decode")),
+    ):
         spreads = [
             kernel.provenance.spread
             for kernel in (profile.kernels if profile is not None else ())

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
+GAPS = ("itl_prompt", "itl_decode")
+"""Gaps between tokens in which another request's first token came, and in which none did."""
 RATES = ("requests_per_s", "output_tokens_per_s")
 REPLICATIONS = 3
 _NS = 1e-9
@@ -143,12 +145,13 @@ def figures_of(columns: Columns, load: Load, run: BenchRun) -> dict[str, float]:
         latency: Latency | None = getattr(run, name)
         wanted |= dict.fromkeys(() if latency is None else latency.statistics)
         if name == "itl":
-            of_gaps = _gap_statistics(columns, list(wanted)) if latency is not None else {}
+            of_gaps = _gap_statistics(columns.itl_blocks(), list(wanted)) if latency is not None else {}
             found |= {f"itl_{key}_s": value for key, value in of_gaps.items()}
             continue
         finite = values[name][np.isfinite(values[name])]
         if finite.size:
             found |= {f"{name}_{key}_s": _statistic(finite, key) for key in wanted}
+    found |= _split_gaps(columns, run)
     found["requests_per_s"] = float(counted.sum() / window_s) if window_s > 0 else float("nan")
     found["output_tokens_per_s"] = float(part["output_tokens"].sum() / window_s) if window_s > 0 else float("nan")
     ran_ns = (part["finish_ns"] - part["scheduled_ns"])[part["scheduled_ns"] >= 0].sum()
@@ -170,7 +173,7 @@ def counted_of(columns: Columns, load: Load, run: BenchRun) -> NDArray[np.bool_]
 def measured_figures(run: BenchRun) -> dict[str, float]:
     """The figures that the file of *run* gives, by the names of `Replayed`."""
     found: dict[str, float] = {}
-    for name in LATENCIES:
+    for name in (*LATENCIES, *GAPS):
         latency: Latency | None = getattr(run, name)
         for key in () if latency is None else latency.statistics:
             value = latency.at(key) if latency is not None else None
@@ -210,9 +213,30 @@ def _statistic(values: np.ndarray, name: str) -> float:
     return float(np.percentile(values, float(name.removeprefix("p"))))
 
 
-def _gap_statistics(columns: Columns, names: list[str]) -> dict[str, float]:
-    """The statistics of the gaps between tokens."""
-    blocks = [(gaps, weights) for gaps, weights in columns.itl_blocks() if len(gaps)]
+def _split_gaps(columns: Columns, run: BenchRun) -> dict[str, float]:
+    """The statistics of gaps with and without another's first token, of those that *run* has measured."""
+    wanted: dict[str, Latency] = {name: of for name in GAPS if (of := getattr(run, name)) is not None}
+    if not wanted:
+        return {}
+    first_ns = columns.requests["first_token_ns"]
+    firsts = np.sort(first_ns[first_ns >= 0])
+    blocks: dict[str, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {name: [] for name in GAPS}
+    for gaps, weights, ends in columns.itl_ends():
+        some = np.searchsorted(firsts, ends, "right") > np.searchsorted(firsts, ends - gaps, "right")
+        for name, mine in zip(GAPS, (some, ~some), strict=True):
+            blocks[name].append((gaps[mine], weights[mine]))
+    return {
+        f"{name}_{key}_s": value
+        for name, of in wanted.items()
+        for key, value in _gap_statistics(blocks[name], list(dict.fromkeys(("mean", "median", *of.statistics)))).items()
+    }
+
+
+def _gap_statistics(
+    pieces: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]], names: list[str]
+) -> dict[str, float]:
+    """The statistics of gaps between tokens, given in pieces with their weights."""
+    blocks = [(gaps, weights) for gaps, weights in pieces if len(gaps)]
     if not blocks:
         return {}
     plain = weighted_statistics(lambda: blocks)

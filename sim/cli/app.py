@@ -19,7 +19,7 @@ from sim.errors import RooftraceError
 from sim.under_way import on_terminals
 
 _QUESTIONS = {
-    "What happens to my traffic?": ("run", "explain", "sweep", "compare", "plot", "trace"),
+    "What happens to my traffic?": ("run", "explore", "explain", "sweep", "compare", "plot", "trace"),
     "What do I need, and what would help?": ("advise", "capacity", "optimize", "place"),
     "How far is it from what I measured?": ("bench", "validate", "fit", "calibrate"),
     "From and to real servers": ("scenario", "export", "serve"),

@@ -105,16 +105,17 @@ def _listed(engine: str) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]
     return releases, {row["option"]: tuple(each for each in releases if row[each]) for row in rows}
 
 
-def release_notes(engine: str, release: str) -> list[str]:
-    """A sentence where no list of options is of *release* or of releases around it."""
+def release_note(engine: str, release: str) -> str:
+    """A sentence about what a command is read and simulated as: *release*, or the nearest whose options are listed."""
     releases, _ = _listed(engine)
     beyond = "newer" if is_before(releases[0], release) else "older" if is_before(release, releases[-1]) else None
     if beyond is None:
-        return []
+        return f"options, overheads and memory are those of {engine} {release}"
     end = releases[0] if beyond == "newer" else releases[-1]
-    return [
-        f"{engine} {release} is {beyond} than the {beyond[:-2]}est release whose options are listed; those of {end} are taken"
-    ]
+    return (
+        f"{engine} {release} is {beyond} than the {beyond[:-2]}est release whose options are listed: they are those of {end}, and "
+        "overheads and memory those of the nearest releases that are known"
+    )
 
 
 def _has(engine: str, release: str, option: str) -> bool:

@@ -19,6 +19,8 @@ class Reading:
         self.assumed: dict[str, tuple[Any, str]] = {}
         """Settings that hold where nobody says others, each with the sentence that says so."""
         self.notes: list[str] = []
+        self.release: str | None = None
+        """The server's release, where it is not the one that is taken without a name."""
         self.role = role
         """prefill or decode, of a server that does one of the two."""
         self.connector: str | None = None

@@ -12,7 +12,7 @@ from hwmodels.device import load_device
 from hwmodels.model import load_model
 from hwmodels.overheads import is_before, known_for
 from sim.errors import RooftraceError, ScenarioError
-from sim.launch.arguments import NO_SERVER, Command, read_words, release_notes, release_of, yaml_file
+from sim.launch.arguments import NO_SERVER, Command, read_words, release_note, release_of, yaml_file
 from sim.launch.documents import is_document, read_documents
 from sim.launch.engines import launches, reader_of
 from sim.launch.reading import Reading
@@ -54,21 +54,13 @@ def scenario_from(
     Options are those of *release*, or of the one that the tag of an image says, or of the newest; *strict* refuses others.
     RooftraceError for what is not understood or makes no scenario.
     """
+    release = release if release is None else re.sub(r"^[vV](?=\d)", "", release)
     script = _script(command, source)
     servers = script.servers if release is None else [replace(each, release=release) for each in script.servers]
     model = _assigned_model(assignments)
     readings = [_read(server, model, strict) for server in servers]
     notes = [*script.notes, *(note for reading in readings for note in reading.notes)]
-    devices = [_device(server, notes) for server in servers]
-    hardware = hardware or (devices[0] if len(set(devices)) == 1 else None)
-    if hardware is None and None in devices:
-        notes.append("a command does not say on what it runs; --hardware NAME does, and h100-sxm is assumed")
-    settings: dict[str, Any] = {} if hardware is None else {"hardware": hardware}
-    settings |= _one(servers[0], readings[0], notes) if len(servers) == 1 else _pools(servers, readings, notes)
-    if hardware is None and len(servers) > 1:
-        for pool, device in zip(settings["pools"].values(), devices, strict=True):
-            pool |= {} if device is None else {"hardware": device}
-    settings["workload"] = {"trace": "conversation"}
+    settings = _settings(servers, readings, hardware, notes)
     scenario = _scenario(settings, readings, assignments, notes)
     if scenario.workload.trace in BUILT_IN_TRACES:
         notes.append(
@@ -83,6 +75,22 @@ def scenario_from(
         without_effect=tuple(dict.fromkeys(text for texts in front for text in texts)),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _settings(
+    servers: Sequence[Server], readings: Sequence[Reading], hardware: str | None, notes: list[str]
+) -> dict[str, Any]:
+    """The settings that the commands say, on *hardware* or on what they run."""
+    devices = [_device(server, notes) for server in servers]
+    hardware = hardware or (devices[0] if len(set(devices)) == 1 else None)
+    if hardware is None and None in devices:
+        notes.append("a command does not say on what it runs; --hardware NAME does, and h100-sxm is assumed")
+    settings: dict[str, Any] = {} if hardware is None else {"hardware": hardware}
+    settings |= _one(servers[0], readings[0], notes) if len(servers) == 1 else _pools(servers, readings, notes)
+    if hardware is None and len(servers) > 1:
+        for pool, device in zip(settings["pools"].values(), devices, strict=True):
+            pool |= {} if device is None else {"hardware": device}
+    return {**settings, "workload": {"trace": "conversation"}}
 
 
 def models_of(command: str, *, assignments: Sequence[str] = (), source: str = "the command") -> tuple[str, ...]:
@@ -165,7 +173,8 @@ def _put_release(reading: Reading, release: str | None) -> None:
         raise RooftraceError(f"--release: {error}") from None
     if not is_before(release, release_of(engine)) and not is_before(release_of(engine), release):
         return
-    reading.notes += [f"options, overheads and memory are those of {engine} {release}", *release_notes(engine, release)]
+    reading.release = release
+    reading.notes.append(release_note(engine, release))
     for key in ("serving_release", "memory.release"):
         reading.put(key, release)
 

@@ -14,7 +14,8 @@ from sim.plots.classes import classes_figure
 from sim.plots.fleet import fleet_figure
 from sim.plots.frames import blocks_of, latency_cdf, running, throughput
 from sim.plots.latency import plot_latency_ecdf, plot_steps, weighted_ecdf
-from sim.plots.levels import Blocks, mean_level, plot_level, rate_of_parts, token_rates
+from sim.plots.levels import Blocks, plot_level
+from sim.plots.over_time import over_time
 from sim.plots.style import figure, save, sheet
 from sim.results import Result
 from sim.results.costs import usd_per_machine_hour
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FloatArray = NDArray[np.float64]
-_TIMELINE_BINS = 300
 
 
 def save_run(result: Result, folder: Path) -> list[Path]:
@@ -164,48 +164,21 @@ def timeline_figure(
 
     *last_end_ns* is the end of the last iteration, -1 without any.
     """
-    arrival_ns = requests["arrival_ns"]
-    begin = metrics.first_arrival_ns(requests)
-    end = max(int(requests["finish_ns"].max()), int(arrival_ns.max()), last_end_ns)
-    edges_ns = np.linspace(begin, max(end, begin + 1), _TIMELINE_BINS + 1)
-    edges_s = (edges_ns - begin) * 1e-9
-
-    never = np.iinfo(np.int64).max // 4
-    scheduled = np.where(requests["scheduled_ns"] >= 0, requests["scheduled_ns"], never)
-    finish = np.where(requests["finish_ns"] >= 0, requests["finish_ns"], never)
-    accepted = (requests["status"] != 1) & (arrival_ns >= 0)
-    waiting = mean_level(edges_ns, arrival_ns[accepted], scheduled[accepted])
-    running = mean_level(edges_ns, scheduled[accepted], finish[accepted])
-
-    names = ["prefill_tokens", "emitted_tokens", *(("prefix_hit_tokens",) if "prefix_hit_tokens" in requests else ())]
-    prompt_rate, output_rate, *found_rates = token_rates(edges_ns, lambda: map(_with_loaded, iterations()), names)
-    found_rate = found_rates[0] if found_rates else None
-    held = (
-        (start, held_ns, used / kv_blocks_total[replica] * (held_ns * 1e-9))
-        for replica, start, held_ns, used in metrics.kv_holdings(iterations())
-    )
-    kv_share = rate_of_parts(edges_ns, held)
-    serving = np.full(_TIMELINE_BINS, float(len(kv_blocks_total)))
-    if fleet is not None:
-        serving = _serving(fleet, edges_ns)
-    kv_share = np.divide(kv_share, serving, out=np.zeros(_TIMELINE_BINS), where=serving > 0)
-
-    figure = sheet(11, 8.4 if found_rate is None else 9.9, title=title, layout=None)
+    found = over_time(requests, iterations, last_end_ns=last_end_ns, kv_blocks_total=kv_blocks_total, fleet=fleet)
+    edges_s = found.edges_s
+    figure = sheet(11, 8.4 if found.prefix_share is None else 9.9, title=title, layout=None)
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.06, top=0.92, hspace=0.12)
-    axes = list(figure.subplots(5 if found_rate is None else 6, 1, sharex=True))
-    if found_rate is not None:
-        asked = prompt_rate + found_rate
-        # Where no request is admitted there is no share; nothing is drawn.
-        share = np.divide(100 * found_rate, asked, out=np.full(_TIMELINE_BINS, np.nan), where=asked > 0)
+    axes = list(figure.subplots(5 if found.prefix_share is None else 6, 1, sharex=True))
+    if found.prefix_share is not None:
         found_ax = axes.pop(3)
-        plot_level(found_ax, edges_s, {"found": share}, label="prompt found, %", fill=True)
+        plot_level(found_ax, edges_s, {"found": 100 * found.prefix_share}, label="prompt found, %", fill=True)
         found_ax.set_ylim(0, 104)
     queue_ax, running_ax, kv_ax, prompt_ax, output_ax = axes
-    plot_level(queue_ax, edges_s, {"waiting": waiting}, label="requests waiting", fill=True)
-    plot_level(running_ax, edges_s, {"running": running}, label="requests running", fill=True)
-    plot_level(kv_ax, edges_s, {"KV": kv_share * 100}, label="KV blocks used, %", fill=True)
-    plot_level(prompt_ax, edges_s, {"prompt": prompt_rate}, label="prompt tokens/s", fill=True)
-    plot_level(output_ax, edges_s, {"output": output_rate}, label="output tokens/s", fill=True)
+    plot_level(queue_ax, edges_s, {"waiting": found.waiting}, label="requests waiting", fill=True)
+    plot_level(running_ax, edges_s, {"running": found.running}, label="requests running", fill=True)
+    plot_level(kv_ax, edges_s, {"KV": found.kv_share * 100}, label="KV blocks used, %", fill=True)
+    plot_level(prompt_ax, edges_s, {"prompt": found.prompt_tokens_per_s}, label="prompt tokens/s", fill=True)
+    plot_level(output_ax, edges_s, {"output": found.output_tokens_per_s}, label="output tokens/s", fill=True)
     for ax in (prompt_ax, output_ax):
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     width = seconds_text(float(edges_s[1] - edges_s[0]))
@@ -213,25 +186,6 @@ def timeline_figure(
     output_ax.set_xlim(0, float(edges_s[-1]))
     figure.align_ylabels()
     return figure
-
-
-def _with_loaded(block: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-    """Tokens that were loaded from tiers have been found as well."""
-    if "loaded_tokens" not in block or "prefix_hit_tokens" not in block:
-        return block
-    return {**block, "prefix_hit_tokens": block["prefix_hit_tokens"] + np.maximum(block["loaded_tokens"], 0)}
-
-
-def _serving(fleet: Mapping[str, Any], edges_ns: FloatArray) -> FloatArray:
-    """Replicas on machines that are ready or drain, as a mean over each interval between *edges_ns*."""
-    stays = metrics.stays(fleet, int(edges_ns[0]), int(edges_ns[-1]))
-    up = np.isin(stays["state"], [metrics.MACHINE_STATES.index(name) for name in ("ready", "draining")])
-    tenants = np.asarray(fleet["n_tenants"])[stays["machine"]]
-    level = np.zeros(edges_ns.size - 1)
-    for n in np.unique(tenants[up]):
-        mine = up & (tenants == n)
-        level += n * mean_level(edges_ns, stays["begin_ns"][mine], stays["end_ns"][mine])
-    return level
 
 
 def run_figures(requests: pd.DataFrame, iterations: pd.DataFrame | Blocks) -> Mapping[str, Figure]:
@@ -243,10 +197,10 @@ def run_figures(requests: pd.DataFrame, iterations: pd.DataFrame | Blocks) -> Ma
     latency = figure(len(columns), title="How long requests took", width=4.2)
     for ax, name in zip(np.atleast_1d(latency.subplots(1, len(columns))), columns, strict=True):
         latency_cdf(requests, ax, column=name)
-    over_time = figure(1, 2, title="Requests in the system, and tokens worked on", width=9, height=2.8)
-    top, bottom = over_time.subplots(2, 1, sharex=True)
+    levels = figure(1, 2, title="Requests in the system, and tokens worked on", width=9, height=2.8)
+    top, bottom = levels.subplots(2, 1, sharex=True)
     running(requests, top)
     top.set_xlabel("")
     if any(len(block["start_ns"]) for block in blocks_of(iterations)()):
         throughput(iterations, bottom, arrival_ns=int(requests["arrival_ns"].min()))
-    return {"latency-distributions": latency, "over-time": over_time}
+    return {"latency-distributions": latency, "over-time": levels}

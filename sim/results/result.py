@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 import sim.metrics as metrics
 from sim.errors import OutputError
+from sim.metrics.rollout import rollout_figures
 from sim.protocols import Figures, protocol
 from sim.results.costs import costs_of
 from sim.results.folder import DATA, read_json, staging, write_json
 from sim.results.parquet import TRANSFERS, iteration_table, request_table, stored_columns, transfer_table, write_parquet
 from sim.results.trust import trusted
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
+from workloads import Rollout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,9 +59,27 @@ class Result:
         if costs is not None and found["window"]["rule"] != "whole":
             found["window"]["whole_run"].append("costs")
         beside = {
-            **trusted(self.manifest, found), "reported": self._reported, "costs": costs, "fitted_stack": fitted_stack(self.manifest)
-        }  # fmt: skip
+            **trusted(self.manifest, found),
+            **self._rollout,
+            "reported": self._reported,
+            "costs": costs,
+            "fitted_stack": fitted_stack(self.manifest),
+        }
         return {**found, **{key: value for key, value in beside.items() if value}}
+
+    @property
+    def _rollout(self) -> dict[str, Any]:
+        """The steps of a rollout for a summary; empty where the scenario has none."""
+        scenario = self.manifest.get("scenario", {})
+        asked = scenario.get("workload", {}).get("rollout")
+        if asked is None:
+            return {}
+        rollout = Rollout(**asked)
+        groups = rollout.groups(scenario["seed"])
+        requests, meta = self.columns.requests, self.columns.meta
+        # A request is known by its last machine, which is all of them where they do not come and go, nor hand requests over.
+        one_each = "fleet" not in meta and "landed_ns" not in requests
+        return rollout_figures(requests, rollout, groups, len(meta["kv_blocks_total"]) if one_each else None)
 
     @property
     def figures(self) -> Figures | None:

@@ -192,6 +192,28 @@ _RIVER = 30
 """Characters that the whole time of a request takes."""
 
 
+def _rollout(rollout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if rollout is None or not rollout["steps"]:
+        return []
+    steps, answers, n = rollout["steps"], rollout["answers"], len(rollout["steps"])
+    mean = {key: sum(each[key] for each in steps) / n for key in ("p90_s", "p99_s", "step_s")}
+    lost = [f"{answers[key]:,} {key}" for key in ("dropped", "aborted") if answers[key]]
+    share = rollout["idle_share"]
+    idle = "" if share is None else f"; {share:.1%} of the machines' time without work"
+    return [
+        (
+            "Rollout",
+            f"{n} step{'s' * (n > 1)}, {seconds_text(mean['step_s'])} each: 90 % of the answers after "
+            f"{seconds_text(mean['p90_s'])}, 99 % after {seconds_text(mean['p99_s'])}",
+        ),
+        (
+            "Tail",
+            f"{rollout['tail_share']:.1%} of the time for the last tenth{idle}",
+        ),
+        ("Answers", ", ".join([f"{answers['kept']:,} kept", *lost])),
+    ]
+
+
 def _encode(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not found or not found["requests"]:
         return []
@@ -380,6 +402,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_encode(summary.get("encode")),
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
+        *_rollout(summary.get("rollout")),
         ("Saturated", saturated[summary["saturated"]]),
         *_costs(summary.get("costs")),
     ]

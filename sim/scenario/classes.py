@@ -76,30 +76,39 @@ def check_classes(scenario: Scenario, schedulers: Sequence[Any], workload: Workl
 
 def about_classes(schedulers: Sequence[Any], workload: Workload, router: Any, machines: int) -> Iterator[str]:
     """Notes where requests have classes or predictions, and what runs takes no heed of them."""
+    given = workload.priority
+    same = given is None or bool((given == given[0]).all())
     layers = [layer for scheduler in schedulers for layer in named.layers(scheduler)]
+    yield from _about_schedulers(layers, workload, same_priority=same)
+    for each in named.layers(router):
+        yield from _about_router(each, machines, same_priority=same)
+
+
+def _about_schedulers(layers: Sequence[Any], workload: Workload, *, same_priority: bool) -> Iterator[str]:
     if workload.class_index is not None and not workload.terms:
         yield (
             "The trace says of which class a request is, and the scenario says nothing of classes: they are names in the figures; "
             "classes: {NAME: {priority: ..., weight: ..., slo: ...}} says what they mean."
         )
+    own = [each for each in layers if not _ours(each)]
     predicted = workload.predicted_tokens is not None
-    if predicted and all(_ours(each) and getattr(each, "by", None) != "shortest_predicted" for each in layers):
+    if predicted and not own and all(getattr(each, "by", None) != "shortest_predicted" for each in layers):
         yield "Output lengths are predicted and no scheduler goes by it; {policy: order, by: shortest_predicted} does."
     weights = {each.weight for each in workload.terms}
-    if len(weights) > 1 and all(_ours(each) and not isinstance(each, WeightedFair) for each in layers):
+    if len(weights) > 1 and not own and not any(isinstance(each, WeightedFair) for each in layers):
         yield "Classes have weights and no scheduler goes by them, only the index of fairness does; {policy: weighted_fair} does."
-    given = workload.priority
-    same = given is None or bool((given == given[0]).all())
-    if same and any(isinstance(each, Preempt) for each in layers):
+    if same_priority and any(isinstance(each, Preempt) for each in layers):
         yield "The scheduler preempts across priorities and all requests have the same, so that nobody gives way to another."
-    for each in named.layers(router):
-        name = "reserve" if isinstance(each, Reserve) else "shed" if isinstance(each, Shed) else ""
-        if name and machines == 1:
-            yield f"The router {name} is not asked: with one machine there is nothing to route."
-        elif name and same:
-            yield f"The router {name} goes by priority and all requests have the same."
-        elif isinstance(each, Reserve) and each.machines >= machines:
-            yield f"The router reserve keeps {each.machines} machines of {machines}, so that nobody is kept from any."
+
+
+def _about_router(router: Any, machines: int, *, same_priority: bool) -> Iterator[str]:
+    name = "reserve" if isinstance(router, Reserve) else "shed" if isinstance(router, Shed) else ""
+    if name and machines == 1:
+        yield f"The router {name} is not asked: with one machine there is nothing to route."
+    elif name and same_priority:
+        yield f"The router {name} goes by priority and all requests have the same."
+    elif isinstance(router, Reserve) and router.machines >= machines:
+        yield f"The router reserve keeps {router.machines} machines of {machines}, so that nobody is kept from any."
 
 
 def _ours(policy: Any) -> bool:

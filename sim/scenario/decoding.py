@@ -81,6 +81,8 @@ class AcceptanceSettings(Section):
     """Tokens per round, the target's own counted, when `at_k` are drafted."""
     at_k: Annotated[int, Field(ge=1)] | None = None
     """Drafted tokens behind mean_length; num_speculative_tokens where it is left out."""
+    lengths: list[float] | None = None
+    """A curve: tokens per round, the target's own counted, when 1, 2, ... are drafted. Rates by position are fitted to it."""
     beta: BetaAlpha | None = None
     two_state: TwoStates | None = None
     recorded: FilePath | None = None
@@ -109,7 +111,7 @@ class AcceptanceSettings(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        kinds = ("alpha", "per_position", "mean_length", "beta", "two_state", "recorded", "distributions", "tree",
+        kinds = ("alpha", "per_position", "mean_length", "lengths", "beta", "two_state", "recorded", "distributions", "tree",
                  "published", "policy")  # fmt: skip
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:

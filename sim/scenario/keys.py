@@ -30,7 +30,8 @@ from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
-from workloads import FORMATS, ServeGen, SharedPrefix
+from workloads import FORMATS, Rollout, ServeGen, SharedPrefix
+from workloads.components import ComponentOrder
 from workloads.exports import MissingOutput
 
 TraceFormat = Annotated[str, OneOf("auto", *(name for name in FORMATS if not name.startswith("azure_functions")))]
@@ -183,7 +184,7 @@ _LENGTHS = ("prompt_tokens", "output_tokens")
 _AMOUNTS = ("requests", "duration_s")
 _OF_FILES = (
     *("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed"),
-    *("tokenizer", "since", "until"),
+    *("tokenizer", "since", "until", "component_order"),
 )
 _WHEN = "say in arrivals when {what} start (poisson, deterministic, ...)"
 _SOURCES = {
@@ -192,6 +193,7 @@ _SOURCES = {
         "conversations already says what is sent", ("arrivals",), _WHEN.format(what="conversations"), ("limit",)
     ),
     "servegen": _Source("servegen already says what is sent", takes=("limit",)),
+    "rollout": _Source("a rollout already says what is sent", _LENGTHS, "a rollout also needs {}"),
     "generator": _Source("generator already says what is sent", takes=("limit",)),
     "sessions": _Source(
         "sessions already say what is sent",
@@ -217,9 +219,20 @@ _MISPLACED = {
 _TOO_MUCH = "{source}, so {names} cannot be given too; leave out one or replace the whole section (--set 'workload={{{whole}}}')"
 _ONE_AMOUNT = "give requests or duration_s, one of the two"
 _NO_SOURCE = (
-    "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, or arrivals, prompt_tokens, "
+    "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, rollout, or arrivals, prompt_tokens, "
     "output_tokens and requests or duration_s"
 )
+
+
+class Gateway(Section):
+    """The delay of a gateway before its router sees a request."""
+
+    delay_s: Annotated[float, Field(ge=0)] = 0.0
+    delay_s_per_token: Annotated[float, Field(ge=0)] = 0.0
+    """For each prompt token."""
+    tokenizes: bool = False
+    """Whether it brings prompts to tokens, as llm-d's exact index needs them: for as long as the engines' front end, which does it
+    again."""
 
 
 class Workload(Section):
@@ -236,6 +249,9 @@ class Workload(Section):
     """Conversations whose next prompt contains the last answer; `arrivals` says when they start."""
     servegen: ServeGen | None = None
     """Production traffic by client, its rate, burstiness and lengths by the hour."""
+    rollout: Rollout | None = None
+    """Steps of reinforcement learning: prompts with several answers each, of which `prompt_tokens` and `output_tokens` say the
+    lengths."""
     generator: Own | None = None
     """A kind of workload of your own: package.module:Class or a class method (`batches:Batches.equal`), with its settings."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -261,6 +277,9 @@ class Workload(Section):
     from the first row. Time runs from the first request that is taken."""
     until: Moment | None = None
     """Requests of a trace that came then or later are left out; where times are in order, nothing behind is read."""
+    component_order: ComponentOrder = "as_sent"
+    """The order of a prompt's components, in a trace that names these: as they were sent, or as earlier prompts had them (seen), so
+    that a prefix cache finds more."""
     arrivals: Process | None = None
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None
@@ -596,6 +615,8 @@ class Settings(Section):
     """Micro-batches in flight at once; where it is left out, one for each stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Router = Router(policy="round_robin")
+    gateway: Gateway = Gateway()
+    """Time that requests spend in front of the router, beside the engines' own front end."""
     rank_router: Router | None = None
     """Which rank of a machine gets a request (`parallel.data`); where it is left out, as the serving stack does it: `vllm_ranks`,
     `trtllm_ranks`, or for the others `round_robin`."""

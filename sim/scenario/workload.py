@@ -32,27 +32,16 @@ def workload_of(scenario: Scenario) -> workloads.Workload:
     """The requests that *scenario* replays or generates, its limit and rate scale applied."""
     with told_by(scenario, "workload"):
         settings = scenario.workload
-        if settings.sessions is not None:
-            made: workloads.Workload | None = _sessions(scenario, settings)
-        elif settings.shared_prefix is not None:
-            made = settings.shared_prefix.trace(scenario.seed)
-        elif settings.conversations is not None:
-            made = _conversations(scenario, settings.conversations)
-        elif settings.servegen is not None:
-            made = _servegen(scenario, settings.servegen)
-        elif settings.generator is not None:
-            made = _own(settings.generator, scenario.seed)
-        elif settings.protocol is not None:
-            made = _by_protocol(settings, scenario.seed)
-        else:
-            source = _read(scenario, settings) if settings.trace is not None else None
-            made = source if settings.arrivals is None else _generate(scenario, source)
-        assert made is not None
+        made = _made(scenario, settings)
         if settings.limit is not None:
             made = made.limit(settings.limit)
         if settings.rate_scale != 1.0:
             if made.planned_ns is None:
-                instead = "a setting of the generator" if settings.generator else "workload.arrivals.concurrency"
+                instead = "workload.arrivals.concurrency"
+                if settings.shared_prefix is not None:
+                    instead = "the stages' rates"
+                elif settings.generator or settings.rollout:
+                    instead = "a setting of the " + ("generator" if settings.generator else "rollout")
                 raise ScenarioError(
                     "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
                     f"change {instead} instead"
@@ -61,6 +50,28 @@ def workload_of(scenario: Scenario) -> workloads.Workload:
         if settings.models is not None:
             made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)
         return made if settings.max_tokens is None else _allowing(made, settings.max_tokens)
+
+
+def _made(scenario: Scenario, settings: Workload) -> workloads.Workload:
+    """The requests of the source that *settings* give."""
+    if settings.sessions is not None:
+        return _sessions(scenario, settings)
+    if settings.shared_prefix is not None:
+        return settings.shared_prefix.requests(scenario.seed)
+    if settings.conversations is not None:
+        return _conversations(scenario, settings.conversations)
+    if settings.servegen is not None:
+        return _servegen(scenario, settings.servegen)
+    if settings.rollout is not None:
+        return _rollout(settings.rollout, settings, scenario.seed)
+    if settings.generator is not None:
+        return _own(settings.generator, scenario.seed)
+    if settings.protocol is not None:
+        return _by_protocol(settings, scenario.seed)
+    source = _read(scenario, settings) if settings.trace is not None else None
+    if source is not None and settings.arrivals is None:
+        return source
+    return _generate(scenario, source)
 
 
 def _allowing(workload: workloads.Workload, max_tokens: int) -> workloads.Workload:
@@ -118,6 +129,13 @@ def _servegen(scenario: Scenario, settings: workloads.ServeGen) -> Trace:
         for name in ("arrivals", "lengths")
     }
     return replace(settings, **files).trace(scenario.seed)
+
+
+def _rollout(asked: workloads.Rollout, settings: Workload, seed: int) -> workloads.Workload:
+    assert settings.prompt_tokens is not None
+    assert settings.output_tokens is not None
+    prompt = settings.prompt_tokens.made("workload.prompt_tokens")
+    return asked.workload(prompt, settings.output_tokens.made("workload.output_tokens"), seed)
 
 
 def _own(asked: Policy, seed: int) -> workloads.Workload:
@@ -223,6 +241,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
         seed=scenario.seed,
         since=settings.since,
         until=settings.until,
+        component_order=settings.component_order,
     )
 
 

@@ -57,9 +57,7 @@ class Candidate:
     @property
     def assignments(self) -> list[str]:
         """The settings as `--set` takes them."""
-        return [
-            f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in self.settings.items()
-        ]
+        return assignments(self.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +125,11 @@ class Advice:
             costs.index(row.usd_per_hour) + 1 if row.keeps and row.usd_per_hour is not None else None
             for row in self.rows
         ]
+
+
+def assignments(settings: Mapping[str, Any]) -> list[str]:
+    """*settings* as `--set` takes them."""
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
 
 
 def command(scenario: str, assignments: Sequence[str]) -> str:

@@ -51,6 +51,9 @@ FULL = 0.9
 """The share of a replica's KV blocks from which its cache counts as full: what is left is what running sequences grow into."""
 
 
+_SLOWEST = 0.99
+
+
 class NotExplained(RooftraceError):
     """The run's time cannot be divided."""
 
@@ -76,6 +79,13 @@ class Explained:
             return {}
         means = {cause: float(each[rows].mean()) for cause, each in parts.items()}
         return {cause: value for cause, value in means.items() if value != 0.0}
+
+    def means(self, measure: str, inside: NDArray[np.bool_]) -> tuple[dict[str, float], dict[str, float]]:
+        """`mean` over the requests *inside*, and over the slowest hundredth of them."""
+        whole = np.add.reduce(list(getattr(self, measure).values()))
+        known = inside & np.isfinite(whole)
+        least = float(np.quantile(whole[known], _SLOWEST)) if known.any() else 0.0
+        return self.mean(measure, known), self.mean(measure, known & (whole >= least))
 
 
 def check_explained(experiment: Experiment) -> None:

@@ -39,6 +39,7 @@ _SEXAGESIMAL = re.compile(r"(?<![\w.'\"])[-+]?\d[\d.]*:\d")  # YAML 1.1 would re
 _SHOWS_RESULTS = (
     "bench",
     "cli",
+    "explore",
     "placement",
     "plots",
     "report",

@@ -12,9 +12,10 @@ from typing import Any
 
 from sim.errors import RooftraceError
 from sim.extrapolated import SOME_OUTSIDE
+from sim.results import Result
 from sim.run import run_built
 from sim.scenario import Scenario
-from sim.scenario.assembly import resolve
+from sim.scenario.assembly import Built, resolve
 from sim.scenario.assembly.pools import pools_of
 from sim.study.store import Store
 
@@ -53,23 +54,31 @@ def run_batch(batch: Sequence[tuple[str, Scenario]], folder: str | None, owner: 
 
 def run_record(key: str, scenario: Scenario) -> dict[str, Any]:
     """The stored record of one run: its summary, or the error that it ended with."""
-    record: dict[str, Any] = {"key": key, "seed": scenario.seed, "settings": scenario.settings()}
+    record = beginning(key, scenario)
     try:
         built = resolve(scenario)
-        result = run_built(built)
-        return {
-            **record,
-            "label": result.label,
-            "gpus": gpus(scenario),
-            **_fleet(built.manifest),
-            "summary": result.summary,
-            "notes": _notes(built.manifest["notes"], result.manifest["notes"]),
-        }
+        return {**record, **finished(scenario, built, run_built(built))}
     except RooftraceError as error:
         return failed(record, str(error))
     except Exception as error:
         # A policy of the user's own, or a defect of ours: the other points go on, and the table says what happened.
         return failed(record, f"{type(error).__name__}: {error}")
+
+
+def finished(scenario: Scenario, built: Built, result: Result) -> dict[str, Any]:
+    """The part of the record of *scenario* that its run adds: *result*, of what was *built* of it."""
+    return {
+        "label": result.label,
+        "gpus": gpus(scenario),
+        **_fleet(built.manifest),
+        "summary": result.summary,
+        "notes": _notes(built.manifest["notes"], result.manifest["notes"]),
+    }
+
+
+def beginning(key: str, scenario: Scenario) -> dict[str, Any]:
+    """The part of the record of *scenario* that is known before it runs."""
+    return {"key": key, "seed": scenario.seed, "settings": scenario.settings()}
 
 
 def _notes(before: list[str], after: list[str]) -> list[str]:

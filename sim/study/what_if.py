@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,9 +76,10 @@ _BOUNDS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
 }
 
 
-def effects(experiment: Experiment, summary: Mapping[str, Any]) -> list[Effect]:
-    """The same run with a tenth more of one resource at a time, against *summary* of the run as it is."""
-    return [Effect(name=name, **_means(simulate(mend(experiment)).summary, summary)) for name, mend in _MENDS.items()]
+def effects(experiment: Experiment, summary: Mapping[str, Any]) -> Iterator[Effect]:
+    """The same run with a tenth more of one resource at a time, against *summary* of the run as it is; each as it has run."""
+    for name, mend in _MENDS.items():
+        yield Effect(name=name, **_means(simulate(mend(experiment)).summary, summary))
 
 
 def _means(summary: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, float | None]:

@@ -1,7 +1,7 @@
 """Closed forms that the simulator is laid over, and a table of them by name.
 
-Each is a function of numbers and numpy arrays in ``sim.theory.speculative``, ``sim.theory.queueing`` or
-``sim.theory.sarathi``; :data:`THEORIES` lists those that ``rooftrace theory`` can describe and evaluate.
+Each is a function of numbers and numpy arrays in ``sim.theory.speculative``, ``sim.theory.queueing``,
+``sim.theory.sarathi`` or ``sim.theory.rollout``; :data:`THEORIES` lists those that ``rooftrace theory`` can describe and evaluate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.theory import queueing, sarathi
+from sim.theory import queueing, rollout, sarathi
 from sim.theory.speculative import gains, heads, load, rates, rounds, sampling
 
 
@@ -149,5 +149,6 @@ THEORIES: Mapping[str, Theory] = MappingProxyType(
         **_of("speculative", rounds, gains, sampling, rates, heads, load),
         **_of("queueing", queueing),
         **_of("sarathi", sarathi),
+        **_of("rollout", rollout),
     }
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwmodels.device import load_device
-from hwmodels.measured import catalogue_name, is_kernel_level, predict, survey
+from hwmodels.measured import KINDS, catalogue_name, is_kernel_level, predict, survey
 from hwmodels.profiles import load_profile
 from sim import metrics
 from sim.bench.load import sent_order
@@ -322,10 +322,11 @@ def _silicon(
     yield from _served(measurement, rows, got, np.array(load, float))
 
 
-def _settings(
+def _elsewhere(
     _measurement: Measurement, _hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    """The settings that servers were started with: no measurement, read where the rows beside it are."""
+    """Settings that servers were started with, read where the rows beside them are; sessions, which `sim.validation.sessions`
+    compares."""
     yield from ()
 
 
@@ -474,8 +475,9 @@ _HANDLERS: Mapping[str, Callable[..., Iterator[Comparison]]] = {
     "iteration": _iterations,
     "e2e_silicon_agg": _silicon,
     "e2e_silicon_disagg": _silicon,
-    "e2e_settings": _settings,
+    "e2e_settings": _elsewhere,
     "e2e_power": _power,
     "e2e_requests": _requests,
     "e2e_timeseries": _timeseries,
+    **{kind: _elsewhere for kind in KINDS if kind.startswith(("e2e_agentic", "e2e_multiturn"))},
 }

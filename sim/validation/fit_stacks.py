@@ -2,7 +2,8 @@
 
 `python -m sim.validation.fit_stacks MEASURED [STACK ...]` prints, for each stack, the terms of a fit on all deployments as they
 stand in its overheads.toml, and the errors on rows whose deployment, and on rows whose model, no fit of theirs saw; --out
-writes those errors row by row, and --intervals the widths of `hwmodels.serving_intervals`. Terms are of a stack; those of
+writes those errors row by row, and --intervals the widths of `hwmodels.serving_intervals`. With --as-they-stand nothing is
+fitted: the errors and widths are of the terms of overheads.toml at today's prices. Terms are of a stack; those of
 `RELEASED` are of each release that is listed, for releases differ in what asynchronous scheduling hides and in the front end. A
 term that the data put on zero is left out and the others fitted again; one that moves nothing is left out too; one that ends on
 its upper bound is an error.
@@ -74,6 +75,10 @@ _RECORDED_WEIGHT = 30.0
 """Rows that the recorded run counts for: those of a deployment."""
 FOLDS = 5
 """Parts of the deployments, by a hash of their names, that are held back in turn."""
+LEVEL = 0.9
+"""Share of the rows that intervals are to hold."""
+_TAILS = np.arange(5.0, 0.0, -0.25)
+"""Percents that an interval may leave out on either side."""
 _SCATTER = 0.08
 """Log ratios up to this size count by their square, larger ones less and less (Cauchy)."""
 
@@ -328,6 +333,8 @@ class Fitted:
     names: tuple[str, ...]
     lines: Lines
     """In units of `unit`: weighted log ratios of predicted over measured, two a point; 0 for what cannot be priced."""
+    stays: bool = False
+    """Whether `versions` are terms that stand, and not where the residuals are least."""
 
     @property
     def unit(self) -> np.ndarray:
@@ -342,14 +349,12 @@ class Fitted:
         """The fit to part of the points, a mask, on the straight lines of the whole one.
 
         Whole fits of each part would take as many simulations again; what a part leaves out has no say but in the point around
-        which the model is linear.
+        which the model is linear. Terms that stand move by as much as the least does when a part is left out.
         """
-        rows = np.repeat(keep, 2)
-        moved = np.abs(self.lines.slope[rows]).max(axis=0, initial=0.0) > 1e-6
-        best = self.values
-        if moved.any():
-            part = Lines(at=best[moved], residual=self.lines.residual[rows], slope=self.lines.slope[rows][:, moved])
-            best[moved] = _least(part, np.minimum(_highest(self.names), 4 * best + 1)[moved])
+        best, moved = self._least_of(keep)
+        if self.stays:
+            all_of_them, _ = self._least_of(np.ones_like(keep))
+            best = np.clip(self.values + best - all_of_them, 0.0, _highest(self.names))
         values = dict(zip(self.names, (best * self.unit).tolist(), strict=True))
         for name, some in zip(self.names, moved, strict=True):
             of, _, term = name.rpartition("/")
@@ -357,6 +362,16 @@ class Fitted:
                 # A release of which nothing is left is taken for the newest; what nothing that is left tells is not known.
                 values[name] = values.get(term, 0.0) if of else 0.0
         return with_terms(self.versions, values)
+
+    def _least_of(self, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The values at which the residuals of part of the points are least, and which of them these points move."""
+        rows = np.repeat(keep, 2)
+        moved = np.abs(self.lines.slope[rows]).max(axis=0, initial=0.0) > 1e-6
+        best = self.values
+        if moved.any():
+            part = Lines(at=best[moved], residual=self.lines.residual[rows], slope=self.lines.slope[rows][:, moved])
+            best[moved] = _least(part, np.minimum(_highest(self.names), 4 * best + 1)[moved])
+        return best, moved
 
 
 def _starts(names: Sequence[str]) -> Mapping[str, float]:
@@ -453,6 +468,12 @@ def fit_what_matters(
             return Fitted(versions=versions, names=(), lines=none)
 
 
+def as_they_stand(points: Sequence[Point], versions: Versions, names: Sequence[str], price: Price) -> Fitted:
+    """*versions* with none of *names* moved, and how the residuals of *points* do where those of them that are not zero move."""
+    names = [name for name in names if value_of(versions, name) != 0.0]
+    return replace(fit_stack(points, versions, names, price, rounds=0, go_on=True), stays=True)
+
+
 def fold_of(group: str) -> int:
     """The part of the deployments that *group* is held back with."""
     return hashed(group)[0] % FOLDS
@@ -524,20 +545,43 @@ def _on_lines(used: Sequence[Point], fitted: Fitted) -> np.ndarray:
     return -off.reshape(-1, 2) / _weight(used)
 
 
-def _factors(log_ratios: np.ndarray) -> list[float]:
-    """5th and 95th percentile of measured over predicted."""
-    known = log_ratios[np.isfinite(log_ratios)]
-    return [round(float(np.exp(q)), 3) for q in np.percentile(known, (5.0, 95.0))]
+def _ends(log_ratios: np.ndarray, tail: float) -> tuple[float, float]:
+    """The ends of an interval of the ratios without *tail* percent on either side; without end where there are none."""
+    low, high = np.percentile(log_ratios, (tail, 100.0 - tail)) if len(log_ratios) else (-np.inf, np.inf)
+    return float(low), float(high)
 
 
-def held_without(groups: Sequence[str], log_ratios: np.ndarray) -> float:
-    """Share of the ratios that lie within the interval which all *other* deployments give."""
+def _factors(log_ratios: np.ndarray, tail: float) -> list[float]:
+    """The same as factors, of those that are known."""
+    return [round(float(np.exp(end)), 3) for end in _ends(log_ratios[np.isfinite(log_ratios)], tail)]
+
+
+def tail_of(groups: Sequence[str], log_ratios: np.ndarray) -> float:
+    """The percent on either side that an interval leaves out, 5 at most, so that it holds nine in ten of the ratios whose group it
+    was not taken from; 0 where that is not enough. Ratios of one deployment lie together, so that 5 is too much of few."""
+    return next((tail for tail in _TAILS if held_without(groups, log_ratios, tail) >= LEVEL), 0.0)
+
+
+def held_of(groups: Sequence[str], log_ratios: np.ndarray) -> float:
+    """Share of the ratios that lie within the interval, tail and all, which the ratios of the other groups give."""
+    names, known = np.array(groups), np.isfinite(log_ratios)
+    inside = np.zeros(len(names), bool)
+    for each in set(groups):
+        mine = names == each
+        tail = tail_of([name for name in groups if name != each], log_ratios[~mine])
+        low, high = _ends(log_ratios[~mine & known], tail)
+        inside |= mine & (log_ratios >= low) & (log_ratios <= high)
+    return float(inside[known].mean())
+
+
+def held_without(groups: Sequence[str], log_ratios: np.ndarray, tail: float = 5.0) -> float:
+    """Share of the ratios that lie within the interval which all *other* groups give, without *tail* percent on either side."""
     names, known = np.array(groups), np.isfinite(log_ratios)
     inside = np.zeros(len(names), bool)
     for each in set(groups):
         mine = names == each
         others = log_ratios[~mine & known]
-        low, high = np.percentile(others, (5.0, 95.0)) if len(others) else (-np.inf, np.inf)
+        low, high = _ends(others, tail)
         inside |= mine & (log_ratios >= low) & (log_ratios <= high)
     return float(inside[known].mean())
 
@@ -554,12 +598,14 @@ def _intervals(
         "devices": sorted({p.device for p in points}),
     }
     for i, quantity in enumerate(("tpot_s", "ttft_s")):
-        ratios = {by: np.log(measured[:, i] / predicted[:, i]) for by, predicted in held.items()}
+        deployments, models = (np.log(measured[:, i] / held[by][:, i]) for by in ("group", "model"))
+        groups = [p.group for p in points]
+        tail = tail_of(groups, deployments)
         entry[quantity] = {
-            "deployment": _factors(ratios["group"]),
-            "model": _factors(ratios["model"]),
-            "device": _factors(by_device[:, i]),
-            "held": round(held_without([p.group for p in points], ratios["group"]), 3),
+            "deployment": _factors(deployments, tail),
+            "model": _factors(models, tail_of([p.model for p in points], models)),
+            "device": _factors(by_device[:, i], tail),
+            "held": round(held_of(groups, deployments), 3),
         }
     return entry
 
@@ -588,13 +634,20 @@ def write_intervals(entries: Mapping[str, Mapping[str, Any]], path: Path) -> Non
 
 _INTERVALS_HEAD = """\
 # Written by `python -m sim.validation.fit_stacks MEASURED --intervals FILE`; `hwmodels.serving_intervals` says what they are: the
-# 5th and 95th percentile of measured over predicted, on rows of which the fit had not seen the deployment, the model, the device
-# (the last on the straight lines of the fit). held: share of the rows within the interval that all other deployments give.
+# ends of measured over predicted, on rows of which the fit had not seen the deployment, the model, the device (the last on the
+# straight lines of the fit), without as much on either side as lets nine in ten rows lie within the interval of all other
+# deployments (models), 5 percent at most. held: share of the rows within the interval that all other deployments give.
 """
 
 
 def main(
-    folder: Path, stacks: Sequence[str], out: Path | None = None, intervals: Path | None = None, *, jobs: int = 2
+    folder: Path,
+    stacks: Sequence[str],
+    out: Path | None = None,
+    intervals: Path | None = None,
+    *,
+    jobs: int = 2,
+    stay: bool = False,
 ) -> None:
     lines: list[dict[str, Any]] = []
     entries: dict[str, dict[str, Any]] = {}
@@ -607,8 +660,13 @@ def main(
             recorded = [] if eager else _recorded_points(folder, name)
             used = [*(points if eager else chosen(points)), *recorded]
             terms = EAGER if eager else [term for term in SERVED if term not in ways()[name].given]
-            versions = _begun(name, fits)
-            fitted = fit_what_matters(used, versions, _names_of(versions, terms), price, rounds=ways()[name].rounds)
+            versions = stack_releases()[name] if stay else _begun(name, fits)
+            names = _names_of(versions, terms)
+            fitted = (
+                as_they_stand(used, versions, names, price)
+                if stay
+                else fit_what_matters(used, versions, names, price, rounds=ways()[name].rounds)
+            )
             fits[name] = next(iter(fitted.versions.values()))
             for term in fitted.names:
                 print(f"{name}: {term} = {value_of(fitted.versions, term):.4g}")
@@ -705,6 +763,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--intervals", type=Path, help="write the widths of intervals, as hwmodels/serving_intervals.toml"
     )
+    parser.add_argument("--as-they-stand", action="store_true", help="fit nothing: the terms of overheads.toml")
     parser.add_argument("--jobs", type=int, default=2)
     told = parser.parse_args()
-    main(told.folder, told.stacks, told.out, told.intervals, jobs=told.jobs)
+    main(told.folder, told.stacks, told.out, told.intervals, jobs=told.jobs, stay=told.as_they_stand)

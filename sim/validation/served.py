@@ -248,8 +248,9 @@ stack's own scheduler and account of memory. The client follows the protocol of 
 _TERMS = """
 ### Terms and errors held back
 
-Errors of the fits of the stacks' terms on deployments and models that a fit did not see. They are linearised around the fit of all
-rows, at the kernel prices of the day of the fit; the tables below replay every row with today's prices.
+Errors on deployments and models that the stacks' terms did not see: the terms as they stand, less what those rows did to their
+fit on straight lines, at today's prices (`python -m sim.validation.fit_stacks MEASURED --as-they-stand`); those of the eager
+stack are of its fit. The tables below replay every row.
 """
 
 _UNEXPLAINED = """
@@ -274,7 +275,13 @@ farthest first; [files_served.csv](validation/files_served.csv) has all models a
 * Long prompts of GLM-5: with a cache of 16 bits one layer's sparse attention takes 4.7 ms for 8,192 tokens on B200 and 5.2 on H200,
   measured apart (`dsa_module_prefill_*_sglang0.5.14.csv`); it is priced at 1.3 and 2.6.
 * DeepSeek behind TensorRT-LLM: rows of 2026-01-14 are as fast as those of that day with multi-token prediction, and may have had
-  it; in FP8 the rows of December 2025 are a fifth to a third slower than experts of either table make them.
+  it. In FP8 on B200 (1.1.0rc2, experts over 8 devices, December 2025) a decode step behind prompts of 1,024 tokens takes 3.4 to
+  5.4 ms more than it is priced at, about as much with 4 clients as with 64, where experts alone grow from 3.7 to 12.8 ms: 56 to
+  89 us a layer, and first tokens take 1.2 to 1.6 times as long. In FP4, with the same attention, collectives and head, tensor
+  parallel steps of other releases are right within 14 % up to 128 clients. So it is what surrounds products or experts in
+  blocks; all tables of those are of 1.3.0rc20. It cannot be told from the experts' layout: FP4 rows over 8 devices have
+  data-parallel attention as well, and their steps are 2.7 ms short. First tokens were 23 % off while admission took 10 us a
+  prompt token of any model, which made up for it; they are 32 % off now.
 * Rows of no known concurrency are replayed at their batch size.
 """
 

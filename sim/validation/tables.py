@@ -61,7 +61,7 @@ def to_markdown(
     parts.append("\n## Errors on data that was not fitted\n")
     parts.append(_NAMES)
     parts += _held_back()
-    parts += [f"\n{section}" for section in sections]
+    parts += [f"\n{section}" for section in sections if section]
     parts.append("\n## KV blocks of engines' logs\n")
     parts.append(memory_logs.markdown())
     parts.append("\n## Serving\n")
@@ -104,6 +104,7 @@ in percent; bias is the mean of predicted / measured - 1.
 | how far off are servers that nothing was fitted to, and fits to a few runs? | [measured servers](validation/servers.md) |
 | do routers rank as measured? | [routers](validation/routers.md) |
 | is host memory worth what it was measured to be? | [KV tiers](validation/kv_tiers.md) |
+| are prompts of long sessions found as measured? | [sessions](#sessions), [their errors](validation/sessions.md) |
 | do separate pools answer as measured? | [separate pools](#separate-pools) |
 | do schedulers and caches decide as the engines' own? | [schedulers](validation/schedulers.md) |
 | does an endpoint in simulated time answer on time? | [endpoint](validation/endpoint.md) |

@@ -24,10 +24,10 @@ from sim import Scenario
 from sim.bench.cases import at, cases_of, priors_of
 from sim.bench.fitting import ERRORS, QUANTITIES, Case, Fit, Posterior, Prediction, Simulated, fit, predict
 from sim.bench.intervals import Intervals, World, _ends, _run, _slowed, changes, drawn, intervals
-from sim.bench.measured import BenchRun
+from sim.bench.measured import BenchRun, Lengths
 from sim.bench.next_run import advise
-from sim.bench.overlay import errors_of, posterior_of, stack_text
-from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Setting, own_value, priors, setting_at
+from sim.bench.overlay import TOLD, errors_of, posterior_of, stack_text
+from sim.bench.parameters import BY_NAME, KV, PARAMETERS, PROMPTS, Setting, own_value, priors, setting_at
 from sim.cli.intervals import kept_at, kept_by, kept_facts
 from sim.engine import MachineSpec
 from sim.errors import RooftraceError, ScenarioError
@@ -100,6 +100,40 @@ def test_efficiencies_stretch_what_the_device_does_and_no_host_work() -> None:
         assert slower.iteration_s(totals) - own == pytest.approx(1.3 * (plain.iteration_s(totals) - own), rel=1e-9)
 
 
+def test_arithmetic_with_prompts_is_stretched_apart_from_that_of_decodes() -> None:
+    plain, longer = cost(), cost(prompt_excess=0.3)
+    assert longer.iteration_s(DECODE) == plain.iteration_s(DECODE)
+    # Both at once are one term on all arithmetic.
+    both = cost(compute_excess=0.3, prompt_excess=0.5)
+    assert both.iteration_s(PROMPT) == pytest.approx(cost(compute_excess=0.95).iteration_s(PROMPT), rel=1e-6)
+    assert both.iteration_s(DECODE) == cost(compute_excess=0.3).iteration_s(DECODE)
+    # One may be longer while the other is shorter.
+    other = cost(compute_excess=-0.2, prompt_excess=0.6)
+    wide = Totals(*(np.array([x]) for x in (256, 0, 0, 0, 0, 256, 256 * 500, 256)))
+    assert other.iteration_s(wide) < plain.iteration_s(wide)
+    assert other.iteration_s(PROMPT) > 1.1 * plain.iteration_s(PROMPT)
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(), ParallelConfig(data=2, expert=2)])
+def test_faster_arithmetic_with_prompts_makes_no_step_shorter_than_its_decodes(parallel: ParallelConfig) -> None:
+    stack = serving_stack("vllm")
+    faster = replace(stack, overheads=replace(stack.overheads, prompt_excess=-0.8))
+    model = "llama-3.1-8b" if parallel.data == 1 else "gpt-oss-120b"
+    found = deploy(model=model, hardware="h100-sxm", parallel=parallel, cost=Calibrated(stack=faster)).cost
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        seqs, prompt = int(rng.integers(1, 300)), int(rng.integers(1, 900))
+        alone = Totals(seqs, 0, 0, 0, 0, seqs, seqs * 500, seqs)
+        beside = Totals(seqs + prompt, prompt, 1, prompt * (prompt + 1) // 2, prompt, seqs, seqs * 500, seqs + 1)
+        ranks = [alone] * (parallel.data - 1)
+        step = found.common_step if ranks else lambda totals: found.iteration_s(totals[0])
+        assert step([beside, *ranks]) >= step([alone, *ranks])
+        arrays = [Totals(*(np.array([x]) for x in each)) for each in (beside, *ranks)]
+        assert step(arrays)[0] == step([beside, *ranks])
+        parts = found.parts_s(arrays[0])
+        assert sum(parts.values())[0] == pytest.approx(float(found.iteration_s(beside)), rel=1e-9)
+
+
 def test_reading_is_what_an_iteration_of_one_token_takes() -> None:
     one = Totals(1, 0, 0, 0, 0, 1, 500, 1)
     assert cost(compute_excess=0.5).iteration_s(one) == pytest.approx(cost().iteration_s(one), rel=1e-9)
@@ -120,9 +154,9 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
         before = [f[quantity] / c.measured_s[quantity] - 1 for f, c in zip(fitted.before, fitted.cases, strict=True)]
         # Residuals count in these units; how near a fit ends is a matter of which requests share a step.
         error = fitted.errors.of(quantity)
-        assert np.abs(off).max() < 0.75 * error < 1.2 * error < np.abs(before).max()
-    # What counts against the truth, which has no residuals, is how far it lies out by the priors. Figures go up and down in steps
-    # as terms move, and this fit stops where it is 18 % worse than that: it has not found the least (docs/validation/servers.md).
+        assert np.abs(off).max() < 0.5 * error < 1.2 * error < np.abs(before).max()
+    # What counts against the truth, which has no residuals, is how far it lies out by the priors; the least costs no more. Figures
+    # go up and down in steps as terms move, and a descent by the slopes of one schedule alone ends where it is 13 % worse.
     data = sum(
         2.0 * (np.hypot(1.0, np.log(f[q] / c.measured_s[q]) / fitted.errors.of(q)) - 1.0)
         for f, c in zip(fitted.figures, fitted.cases, strict=True)
@@ -130,7 +164,7 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
     )
     prior = float(((fitted.posterior.at / fitted.posterior.widths) ** 2).sum())
     widths = dict(zip(fitted.posterior.names, fitted.posterior.widths, strict=True))
-    assert data + prior < 1.25 * ((2.0 / widths["step_s"]) ** 2 + (0.6 / widths["admission_s"]) ** 2)
+    assert data + prior < ((2.0 / widths["step_s"]) ** 2 + (0.6 / widths["admission_s"]) ** 2)
     low, high = fitted.posterior.interval("step_s", 1.96)
     assert low < 0.0013 < high < 0.01
     assert fitted.posterior.told("admission_s") > 0.5 > fitted.posterior.told("launch_overlap")
@@ -171,6 +205,52 @@ def test_a_run_left_out_is_predicted_by_the_others_alone(fitted: Fit) -> None:
     without = widths(fitted.left_out())
     of_tpot = slice(0, None, len(QUANTITIES))
     assert (without[of_tpot] > 1.01 * with_all[of_tpot]).all()
+
+
+def of_experts(*loads: tuple[int, int, int]) -> tuple[list[Case], Setting]:
+    """Closed loops of (clients, prompt tokens, output tokens) on a model with experts, which more sequences wake."""
+    runs = [
+        replace(
+            eight_runs()[0],
+            name=str(load),
+            offered=replace(
+                eight_runs()[0].offered,
+                concurrency=load[0],
+                requests=max(4, load[0]),
+                prompt=Lengths(mean_tokens=load[1], std_tokens=0.0),
+                output=Lengths(mean_tokens=load[2], std_tokens=0.0),
+            ),
+        )
+        for load in loads
+    ]
+    return cases_of(Scenario(model="qwen3-30b-a3b"), runs)
+
+
+def test_a_fit_lengthens_prompts_and_shortens_decodes() -> None:
+    decodes, prompts = -0.25, 0.35
+    cases, base = of_experts((64, 64, 32), (16, 64, 32), (2, 4000, 8), (1, 8000, 4), (1, 64, 32))
+    truth = setting_at(base, ["compute_excess", PROMPTS], [decodes, prompts])
+    made = [replace(case, measured_s=dict(case.replay(truth).figures)) for case in cases]
+    names = [each.name for each in PARAMETERS if each.name not in (KV, PROMPTS)]
+    one, two = (fit(made, base, priors_of(cases[0]), names=some) for some in (names, [*names, PROMPTS]))
+    own = two.posterior.setting.stack.overheads
+    assert np.sign([own.compute_excess, own.prompt_excess]).tolist() == np.sign([decodes, prompts]).tolist()
+    assert two.posterior.told(PROMPTS) > 0.4
+
+    def worst(found: Fit) -> float:
+        pairs = [(each["ttft_s"], case.measured_s["ttft_s"]) for each, case in zip(found.figures, made, strict=True)]
+        return max(abs(np.log(ours / theirs)) for ours, theirs in pairs[2:4])
+
+    # With one term for both the first tokens of long prompts stay where decodes pull them.
+    assert worst(two) < 0.6 * worst(one)
+
+
+def test_runs_of_prompts_alone_do_not_tell_their_arithmetic_from_that_of_decodes() -> None:
+    cases, base = of_experts((2, 4000, 8))
+    made = [replace(case, measured_s={q: 1.1 * s for q, s in case.replay(base).figures.items()}) for case in cases]
+    found = fit(made, base, priors_of(cases[0])).posterior
+    assert found.told(PROMPTS) < TOLD
+    assert abs(found.at[found.names.index(PROMPTS)]) < found.widths[found.names.index(PROMPTS)]
 
 
 def test_runs_without_a_first_token_leave_the_front_end_its_prior() -> None:

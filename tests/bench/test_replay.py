@@ -12,6 +12,7 @@ import pytest
 from sim.bench import BenchRun, Latency, Lengths, NotReplayable, Offered, RequestRows, SharedPrompts, replay
 from sim.bench.compare import compared, load_text
 from sim.bench.facts import FactError, all_with_facts, divided, with_facts
+from sim.bench.fields import split_gaps
 from sim.bench.load import load_of
 from sim.bench.reading import read_bytes
 from sim.scenario import Scenario
@@ -127,6 +128,33 @@ def test_a_run_made_by_the_simulator_is_found_again() -> None:
     again = replay(SCENARIO, replace(run, duration_s=truth.predicted["duration_s"], **made), seeds=[1, 2, 3])
     assert abs(again.error("tpot_mean_s") or 1) < 0.05
     assert abs(again.error("ttft_median_s") or 1) < 0.05
+
+
+def test_gaps_in_which_a_prompt_ended_are_told_from_the_others() -> None:
+    # The second request's first token comes while the first has its third gap; clients see tokens of one step 2 ms apart.
+    gaps = [[0.010, 0.010, 0.050, 0.010, 0.010], [0.012, 0.010]]
+    found = split_gaps([1.0, 1.072], gaps)
+    assert [found[name].count for name in ("itl_prompt", "itl_decode")] == [1, 6]
+    assert found["itl_prompt"].mean_s == pytest.approx(0.05)
+    file = {**own.VLLM_DETAILED, "start_times": [10.0, 10.02, 11.0, 11.5]}
+    (run,) = read_bytes(json.dumps(file).encode(), name="a", file="a").runs
+    # The second one's first token, at 10.08, is in the last gap of the first, 10.06 to 10.09; who failed has none.
+    assert (run.itl_prompt.count, run.itl_prompt.mean_s) == (1, pytest.approx(0.03))
+    assert run.itl_decode.count == 5
+
+
+def test_simulated_gaps_are_split_by_the_same_rule() -> None:
+    gaps = Latency(mean_s=0.01, median_s=0.01)
+    several = replace(a_run(concurrency=4, rate_per_s=math.inf, requests=40), itl_prompt=gaps, itl_decode=gaps)
+    found = replay(
+        SCENARIO, replace(several, offered=replace(several.offered, prompt=Lengths(mean_tokens=3000.0))), seeds=[0]
+    )
+    assert found.predicted["itl_prompt_mean_s"] > 3.0 * found.predicted["itl_decode_mean_s"]
+    assert found.error("itl_decode_mean_s") == pytest.approx(found.predicted["itl_decode_mean_s"] / 0.01 - 1.0)
+    # Nobody's first token comes between those of one client alone.
+    alone = replay(SCENARIO, replace(several, offered=replace(several.offered, concurrency=1)), seeds=[0])
+    assert "itl_prompt_mean_s" not in alone.predicted
+    assert alone.predicted["itl_decode_mean_s"] == pytest.approx(alone.predicted["itl_mean_s"])
 
 
 def test_a_rate_beyond_what_the_server_takes_is_named_saturated() -> None:

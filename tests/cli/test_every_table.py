@@ -73,6 +73,7 @@ BY_HAND = ("serve",)
 NO_TABLE: dict[str, tuple[Any, ...]] = {
     "plot": ("done", "--html", "done.html"),
     "export": ("done",),
+    "explore": ("s.yaml", "--set", "workload.limit=60", "--set", "slo=null", "--export", "page.html"),
     "schema": (),
     "scenario from": ("vllm serve Qwen/Qwen3-8B", "--hardware", "h100-sxm"),
     "trace convert": ("t.csv", "converted.csv"),
@@ -112,7 +113,9 @@ def test_every_command_is_known_here_and_has_json_where_it_prints_a_table() -> N
         assert any("--json" in each.opts for each in command.params) == (name not in NO_TABLE), name
 
 
-@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each == "plot")) for each in NO_TABLE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each in ("plot", "explore"))) for each in NO_TABLE]
+)
 def test_commands_without_json_print_no_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "done" in NO_TABLE[name]:
         assert rooftrace("run", "s.yaml", "--no-plots", "--out", "done").exit_code == 0

@@ -282,7 +282,7 @@ def test_layers_in_groups_have_the_tokens_that_vllms_log_prints():
 
 @pytest.mark.parametrize("release", ["0.11", "0.32"])
 def test_what_the_log_counts_does_not_depend_on_how_long_contexts_are(release):
-    settings = {"hardware": "h200", "release": release}
+    settings = {"hardware": "b200", "release": release}
     grouped = [name for name in model_catalogue() if not keeps_every_token(load_model(name))]
     assert len(grouped) > 3
     for name in grouped:

@@ -379,36 +379,11 @@ def test_parameters_are_to_the_last_those_that_transformers_makes(name):
     assert load_model(name).params == IN_TRANSFORMERS[name]
 
 
-MAMBA = "state-space layers of Mamba-2"
-COMPRESSED = "layers that attend to compressed tokens"
 BLOCKS = "layers that attend to chosen blocks of tokens"
-UNEVEN = "layers whose attention differs in its shape"
 REFUSED = {
     "MiniMaxAI--MiniMax-M3": BLOCKS,
-    "XiaomiMiMo--MiMo-V2-Flash": UNEVEN,
-    "deepseek-ai--DeepSeek-V4-Flash": COMPRESSED,
-    "deepseek-ai--DeepSeek-V4-Pro": COMPRESSED,
-    "google--gemma-4-26B-A4B": UNEVEN,
     "moonshotai--Kimi-K3": "layers of Kimi delta attention",
-    "nvidia--DeepSeek-V4-Flash-NVFP4": COMPRESSED,
-    "nvidia--DeepSeek-V4-Pro-NVFP4": COMPRESSED,
-    "nvidia--Gemma-4-26B-A4B-NVFP4": UNEVEN,
-    "nvidia--Gemma-4-31B-IT-NVFP4": UNEVEN,
-    "nvidia--Llama-3_3-Nemotron-Super-49B-v1": UNEVEN,
     "nvidia--MiniMax-M3-NVFP4": BLOCKS,
-    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4": MAMBA,
-    "nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": MAMBA,
-    "nvidia--Nemotron-H-56B-Base-8K": MAMBA,
-    "sgl-project--DeepSeek-V4-Flash-FP8": COMPRESSED,
-    "sgl-project--DeepSeek-V4-Pro-FP8": COMPRESSED,
-    "stepfun-ai--Step-3.7-Flash": UNEVEN,
-    "stepfun-ai--Step-3.7-Flash-FP8": UNEVEN,
 }
 """Folders of configs that do not load; every other one does."""
 

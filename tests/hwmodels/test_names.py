@@ -180,7 +180,7 @@ UNKNOWN = [
     "mistralai/Mistral-Medium-3",
     "tiiuae/falcon-40b-instruct",
     "google/gemma-3n-E4B-it",
-    "google/gemma-4-31B-it",
+    "google/gemma-4-E4B-it",
     "Salesforce/Llama-xLAM-2-8b-fc-r",
     "nvidia/Nemotron-H-8B-Base-8K",
     "liuhaotian/llava-v1.5-7b",

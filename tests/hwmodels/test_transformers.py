@@ -24,9 +24,19 @@ def shortened(config, layers):
     data = {key: value for key, value in config.items() if key not in ("rooftrace", "quantization_config")}
     data = {**{key: value for key, value in data.items() if key != "text_config"}, **data.get("text_config", {})}
     data.pop("quantization_config", None)
-    for key in ("layer_types", "mlp_layer_types", "indexer_types", "no_rope_layers"):
-        if data.get(key):
+    by_layer = (
+        "layer_types",
+        "mlp_layer_types",
+        "indexer_types",
+        "no_rope_layers",
+        "hybrid_layer_pattern",
+        "moe_layer_freq",
+    )
+    for key in by_layer:
+        if isinstance(data.get(key), list):
             data[key] = data[key][:layers]
+    if data.get("hybrid_override_pattern"):
+        data["hybrid_override_pattern"] = data["hybrid_override_pattern"][:layers]
     if data["model_type"] == "exaone4":
         data["layer_types"] = ["sliding_attention"] * 3 + ["full_attention"] + ["sliding_attention"] * (layers - 4)
     return {**data, "num_hidden_layers": layers}

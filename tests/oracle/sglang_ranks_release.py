@@ -165,6 +165,7 @@ def decide(release, worker, case):
                     {
                         "id": sent,
                         "names": [],
+                        "names_with_next": [],
                         "priority": 0,
                         **{name: request[name] for name in ("prompt", "output", "max_tokens")},
                     }

@@ -32,23 +32,20 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from benchmarks.engines_diff import ENDLESS, decided, sglang_workloads
+from benchmarks.engines_diff import ENDLESS, decided, fitted, nearest_rules, ours_of, sglang_workloads, vllm_case
 from policies.installed import SglangInstalled, VllmInstalled
 from policies.installed.settings import Installed
 from policies.routers import RoundRobin
 from sim.engine import FINISHED, Columns, Experiment, PolicyError, ReplicaSpec, run
 from tests.engine.costs import Linear
-from tests.oracle import test_sglang, vllm_prefix_cases
+from tests.oracle import test_sglang
 from tests.oracle.sglang_driven import driven
 from tests.oracle.sglang_driven import release_of as sglang_release_of
 from tests.oracle.test_vllm import release_python
-from tests.oracle.vllm_cases import a_case, our_decisions
 from tests.oracle.vllm_driven import PADDED, driven_decisions, release_of
-from tests.oracle.vllm_prefix_cases import a_prefix_case
 from workloads import Trace
 
 pytestmark = pytest.mark.slow
-COMPARED = "vLLM 0.32.0"
 SGLANG_COMPARED = "SGLang 0.5.23"
 PYTHONS = [python for python in os.environ.get("ROOFTRACE_VLLM_PYTHONS", "").split(":") if python]
 SGLANG_PYTHONS = [python for python in os.environ.get("ROOFTRACE_SGLANG_PYTHONS", "").split(":") if python]
@@ -84,21 +81,15 @@ def ttft_s(columns: Columns) -> float:
     return float((columns.requests["first_token_ns"] - columns.requests["arrival_ns"]).mean() * 1e-9)
 
 
-def test_the_release_serves_every_random_workload(python: str) -> None:
-    release, compared = release_of(python), 0
+def test_every_step_of_random_workloads_is_the_one_that_vllm_takes_by_the_rules_of_the_release(python: str) -> None:
+    rules, compared = nearest_rules(release_of(python)), 0
     for seed in range(6000, 6040):
-        case = a_prefix_case(seed) if seed % 2 else a_case(seed)
-        decide = vllm_prefix_cases.our_decisions if seed % 2 else our_decisions
-        if release != COMPARED:
-            # Settings that 0.24.0 and 0.28.0 do not have.
-            case = {**case, "long_prefill_token_threshold_adaptive": False, "max_num_active_seqs": None}
+        case = fitted(vllm_case(seed), rules)
         theirs = decided(partial(driven_decisions, case, python))
-        if theirs == ENDLESS:
-            continue
-        if release == COMPARED and theirs != PADDED:
-            assert theirs == decide(case), f"workload {seed}"
+        if theirs not in (ENDLESS, PADDED):
+            assert theirs == ours_of(case, rules), f"workload {seed}"
             compared += 1
-    assert compared > 30 or release != COMPARED
+    assert compared > 30
 
 
 def test_an_answer_whose_grammar_is_compiled_waits_in_the_release(python: str) -> None:

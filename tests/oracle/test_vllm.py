@@ -57,7 +57,7 @@ def decisions(cases: list[dict[str, Any]], folder: Path) -> list[list[Any] | Non
 
 
 def answered(script: str, cases: list[dict[str, Any]], folder: Path) -> list[Any]:
-    """What a script that runs beside the release writes."""
+    """The decisions that a script writes which runs beside the release."""
     source, target = folder / "workloads.json", folder / "decisions.json"
     source.write_text(json.dumps(cases))
     command = [release_python(), str(HERE / script), str(source), str(target)]

@@ -88,6 +88,7 @@ def a_case(seed: int) -> dict[str, Any]:
             [least_blocks, least_blocks + enough // 10, least_blocks + enough // 4, least_blocks + enough]
         ),
         "k": k,
+        "reads_target": False,
         "lookahead_tokens": k if has_kv else 0,
         "draft_slots": draft_slots,
         "alpha": speculation.acceptance.alpha if speculation else None,
@@ -143,9 +144,9 @@ class Logged:
         return plan
 
 
-def our_decisions(case: dict[str, Any]) -> list[Any]:
+def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
     """[second, {request: tokens}, preempted, blocks held once it was planned] of each step of our engine."""
-    scheduler = Logged(Vllm(**{name: case[name] for name in SETTINGS}))
+    scheduler = Logged(Vllm(**{name: case[name] for name in SETTINGS}, release=release))
     speculation = (
         Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
         if case["k"]

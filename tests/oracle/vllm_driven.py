@@ -1,4 +1,4 @@
-"""What an installed release decides on the oracle's workloads where it drives inside our event loop."""
+"""The decisions of an installed release on the oracle's workloads where it drives inside our event loop."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def driven_decisions(case: Mapping[str, Any], python: str) -> list[Any] | str:
         lookahead_tokens=case["lookahead_tokens"],
         draft_slots=case["draft_slots"],
         prefix_cache="blocks" if caching else None,
+        prefix_drops_last=caching and case["reads_target"],
     )
     unnamed = [{**request, "ids": []} for request in case["requests"]]
     trace = trace_of({**case} if caching else {**case, "id_tokens": case["block_tokens"], "requests": unnamed})

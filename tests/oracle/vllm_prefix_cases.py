@@ -79,6 +79,12 @@ def a_prefix_case(seed: int) -> dict[str, Any]:
     return with_prefixes(a_case(seed))
 
 
+def a_drafter_case(seed: int) -> dict[str, Any]:
+    """The same, where every other workload that speculates has a drafter that reads the target's states."""
+    case = a_prefix_case(seed)
+    return case | {"reads_target": case["k"] > 0 and random.Random(seed + 17).random() < 0.5}
+
+
 class Counted(BlockCache):
     """A pool that notes how many blocks are held once a step has been planned."""
 
@@ -153,10 +159,10 @@ def counted() -> Iterator[None]:
         sim.engine.cache.block_cache.BlockCache = kept  # type: ignore[misc]
 
 
-def our_decisions(case: dict[str, Any]) -> list[Any]:
+def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
     """[second, {request: tokens}, preempted, blocks held once it was planned, {request: tokens found}, blocks evicted] of each
     step."""
-    scheduler = Logged(Vllm(**{name: case[name] for name in SETTINGS}))
+    scheduler = Logged(Vllm(**{name: case[name] for name in SETTINGS}, release=release))
     speculation = (
         Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
         if case["k"]
@@ -172,6 +178,7 @@ def our_decisions(case: dict[str, Any]) -> list[Any]:
         lookahead_tokens=case["lookahead_tokens"],
         draft_slots=case["draft_slots"],
         prefix_cache="blocks",
+        prefix_drops_last=case["reads_target"],
     )
     experiment = Experiment(workload=trace_of(case), replicas=(spec,), router=RoundRobin(), seed=case["seed"])
     with counted():

@@ -38,7 +38,14 @@ class Engine:
                 self.running.append(id_)
                 run.append([id_, self.prompt[id_], 0])
                 found.append([id_, 0])
-        plan = {"run": run, "found": found, "preempted": [], "held": len(self.running), "evicted": 0}
+        plan = {
+            "run": run,
+            "found": found,
+            "preempted": [],
+            "held": len(self.running),
+            "evicted": 0,
+            "skips_drafts": False,
+        }
         self.planned.append(plan)
         return {"emitted": emitted, "ended": ended, "plan": plan, "has_requests": bool(self.left)}
 

@@ -11,6 +11,7 @@ from policies.decoding import Method
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
+from sim.scenario.assembly.acceptance import acceptance_of
 
 
 def squared_error(reached, lengths):
@@ -72,6 +73,28 @@ def test_a_scenario_takes_a_curve_by_name_up_to_its_longest_draft():
         "decoding.num_speculative_tokens drafts 9 tokens a round, and decoding.acceptance.published: glm-5.2-mtp-thinking says "
         "nothing beyond the first 8; draft at most 8" in str(refused.value)
     )
+
+
+def test_a_curve_of_ones_own_is_met_where_rates_can_meet_it():
+    lengths = [1.8, 2.3, 2.6, 2.75]
+    decoding = {"method": "mtp", "num_speculative_tokens": 4, "acceptance": {"lengths": lengths}}
+    scenario = Scenario(model="deepseek-v3", hardware="h200", parallel={"tensor": 8}, decoding=decoding)
+    assert resolve(scenario).manifest["decoding"]["mean_length"] == {"4": pytest.approx(2.75)}
+    for k, length in enumerate(lengths, start=1):
+        assert acceptance_of(scenario.decoding, lambda _name: None).mean_length(k) == pytest.approx(length)
+
+
+@pytest.mark.parametrize("lengths", [[], [1.8, 3.2], [0.9], [2.5]])
+def test_lengths_that_no_rounds_have_are_refused_with_their_key(lengths):
+    decoding = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"lengths": lengths}}
+    with pytest.raises(RooftraceError, match=r"acceptance.lengths: give the mean length for 1, 2, ... drafted tokens"):
+        resolve(Scenario(model="deepseek-v3", hardware="h200", parallel={"tensor": 8}, decoding=decoding))
+
+
+def test_more_drafted_tokens_than_a_curve_has_are_refused():
+    decoding = {"method": "mtp", "num_speculative_tokens": 3, "acceptance": {"lengths": [1.8, 2.3]}}
+    with pytest.raises(RooftraceError, match=r"acceptance.lengths says nothing beyond the first 2"):
+        resolve(Scenario(model="deepseek-v3", hardware="h200", parallel={"tensor": 8}, decoding=decoding))
 
 
 def test_every_curve_names_a_model_and_a_method_of_which_it_is():

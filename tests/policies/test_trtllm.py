@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from policies.published import FasterTransformer, Orca
@@ -235,6 +236,96 @@ def test_a_static_batch_is_taken_when_nothing_decodes() -> None:
     }
     assert static.plan(view(waiting=QUEUE[:1], **begun)) == HELD_WHOEVER_COMES
     assert not static.plan(view(waiting=QUEUE[:1], free_blocks=21, total_blocks=1000)).run
+
+
+# KV manager v2, which passes over what does not fit.
+
+V2 = TrtLlm(use_kv_cache_manager_v2=True)
+
+
+def test_v2_passes_over_prompts_that_do_not_fit() -> None:
+    # Three prompts of 19, 7 and 4 blocks in 12.
+    assert V2.plan(view(waiting=QUEUE, free_blocks=12)).run == ((2, 100), (3, 50))
+    assert TrtLlm(capacity_scheduler_policy="MAX_UTILIZATION").plan(view(waiting=QUEUE, free_blocks=12)).run == ()
+    # 300 tokens do not fit beside two decodes in 152, and the others do.
+    assert replace(V2, max_num_tokens=152).plan(view(*some(2), waiting=QUEUE[1:])).run == ((2, 100), (3, 50))
+    assert replace(V2, max_num_tokens=301).plan(view(*some(2), waiting=QUEUE)).run == ((2, 100), (3, 50))
+
+
+def test_v2_packs_memory_whatever_policy_is_asked_for() -> None:
+    for policy in ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"):
+        assert replace(V2, capacity_scheduler_policy=policy).evicts
+        assert not replace(V2, capacity_scheduler_policy=policy).reserves
+
+
+def test_v2_resumes_a_suspended_sequence_where_memory_is_not_too_full_afterwards() -> None:
+    suspended = (WaitingSeq(2, tokens=100, preempted=True),)
+    # 7 of 100 blocks; 5 have to be free behind them.
+    assert V2.plan(view(*some(1), waiting=suspended, free_blocks=12, total_blocks=100)).run == ((2, 100),)
+    assert V2.plan(view(*some(1), waiting=suspended, free_blocks=11, total_blocks=100)).run == ()
+    # Alone it fills all of it.
+    assert V2.plan(view(waiting=suspended, free_blocks=7, total_blocks=100)).run == ((2, 100),)
+
+
+# Prompts that are to find what others compute.
+
+
+@dataclass
+class Named:
+    """A cache in which requests begin alike up to so many tokens."""
+
+    alike: dict[frozenset[int], int]
+
+    def beginning(self, id_: int, tokens: int, /) -> object:
+        return next((both for both, upto in self.alike.items() if id_ in both and tokens <= upto), id_)
+
+
+def test_a_prompt_waits_for_another_that_computes_its_first_block_and_those_behind_do_not() -> None:
+    cache: Any = Named({frozenset({1, 2}): 64})
+    assert TrtLlm().plan(view(waiting=QUEUE, cache=cache)).run == ((1, 300), (3, 50))
+    assert TrtLlm(enable_prefix_aware_scheduling=False).plan(view(waiting=QUEUE, cache=cache)).run == (
+        (1, 300), (2, 100), (3, 50),
+    )  # fmt: skip
+    static = TrtLlm(capacity_scheduler_policy="STATIC_BATCH")
+    assert len(static.plan(view(waiting=QUEUE, cache=cache)).run) == 3
+
+
+def test_a_prompt_waits_while_another_is_half_computed_and_not_for_blocks_that_are_there() -> None:
+    cache: Any = Named({frozenset({1, 2}): 64})
+    chunked = TrtLlm(enable_chunked_prefill=True, max_num_tokens=512)
+    half = {"prefilling": (PartialSeq(1, 32, 268),), "running": (RunningSeq(1, 32, 19),)}
+    # What it finds is shown as cached: 32 tokens, and the block behind them is what the other computes; 64, and it is not.
+    found = {"waiting": (WaitingSeq(2, tokens=68, cached_tokens=32),)}
+    assert chunked.plan(view(**{**half, **found}, cache=cache)).run == ((1, 268),)
+    found = {"waiting": (WaitingSeq(2, tokens=36, cached_tokens=64),)}
+    assert chunked.plan(view(**{**half, **found}, cache=cache)).run == ((1, 268), (2, 36))
+
+
+def test_prompts_that_come_together_compute_what_they_share_once() -> None:
+    def tokens_of_steps(**settings: Any) -> list[int]:
+        ids = np.array([*range(8), *range(4), 20, 21, 22, 23])
+        trace = Trace(
+            arrival_ns=[0, 0], prompt_tokens=[128, 128], output_tokens=[1, 1], prefix_blocks=ids,
+            prefix_offsets=np.array([0, 8, 16]), prefix_block_tokens=16,
+        )  # fmt: skip
+        spec = ReplicaSpec(
+            cost=Linear(),
+            scheduler=TrtLlm(disable_overlap_scheduler=True, **settings),
+            kv_blocks=100,
+            prefix_cache="blocks",
+        )
+        columns = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin()))
+        return columns.iterations()["prefill_tokens"].tolist()
+
+    # 64 tokens are alike: the second prompt waits a step, and computes the other 64.
+    assert tokens_of_steps() == [128, 64]
+    assert tokens_of_steps(enable_prefix_aware_scheduling=False) == [256]
+
+
+def test_chunks_are_multiples_of_the_unit() -> None:
+    chunked = TrtLlm(enable_chunked_prefill=True, max_num_tokens=290)
+    assert chunked.plan(view(waiting=QUEUE)).run == ((1, 288),)
+    assert replace(chunked, chunk_unit_size=256).plan(view(waiting=QUEUE)).run == ((1, 256),)
 
 
 def test_where_the_budget_cuts_the_decodes_prompts_go_on_only_if_looked_at_before() -> None:

@@ -58,6 +58,7 @@ def write_files(folder: Path) -> None:
         _write_trace(folder / f"trace-{number}.csv", Random(number), number)
     rng = Random(99)
     _write_jsonl(folder / "mooncake.jsonl", _mooncake(rng))
+    _write_components(folder, rng)
     _write_jsonl(folder / "sessions.jsonl", _sessions(rng))
     steps = [f"{b},1,{c},{4 + b / 50 + b * c / 3e5}" for b in (1, 8, 9, 40) for c in (20, 900)]
     steps += [f"1,{n},{c},{5 + n / 60 + n * c / 1e7}" for n in (16, 300, 2000) for c in (0, 800)]
@@ -138,6 +139,21 @@ def _write_jsonl(path: Path, rows: list[Mapping]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def _write_components(folder: Path, rng: Random) -> None:
+    """Prompts of components, and the tokens of each beside them."""
+    tokens = {each: rng.randrange(0, 200) for each in range(20)}
+    rows = []
+    for i in range(40):
+        kinds = {"system": [rng.randrange(3)], "passage": rng.sample(range(3, 12), 3), "user": [rng.randrange(12, 20)]}
+        length = 8 + sum(tokens[each] for ids in kinds.values() for each in ids)
+        rows.append(
+            {"timestamp": 30 * i, "input_length": length, "output_length": rng.randrange(1, 20), "hash_ids": kinds}
+        )
+    _write_jsonl(folder / "rag_components.jsonl", rows)
+    table = "".join(f"{each},{n}\n" for each, n in tokens.items())
+    (folder / "rag_component_lengths.csv").write_text("id,tokens\n" + table)
+
+
 def _mooncake(rng: Random) -> list[Mapping]:
     rows = []
     for i in range(60):
@@ -215,6 +231,8 @@ def draw(rng: Random) -> Mapping:
         found["serving_release"] = {"vllm": "0.12", "sglang": "0.5.10", "trtllm": "1.0"}[stack]
     if rng.random() < 0.2:
         found["stream_interval"] = rng.choice([2, 4, 7])
+    if rng.random() < 0.1:
+        found["gateway"] = _some(rng, 0.6, delay_s=[0.0, 0.02], delay_s_per_token=[1e-6, 1e-4], tokenizes=[True])
     around = _Around(rng, load, stack, roofline)
     classes = around.classes(found)
     fleet = rng.choice(["one"] * 5 + ["pools"] * 3 + ["apart"] * 4 + ["placement"])
@@ -572,6 +590,7 @@ class _Around:
             {"alpha": rng.choice([0.0, 0.5, 0.8, 1.0])},
             {"per_position": [0.8, 0.5, 0.4], "kind": rng.choice(["conditional", "unconditional"])},
             {"mean_length": 1 + 0.6 * k, "at_k": k},
+            {"lengths": [1 + 0.6 * (i + 1) for i in range(k)]},
             {"beta": {"mean": 0.7, "sd": 0.15}},
             {"two_state": {"alpha_good": 0.9, "alpha_bad": 0.2, "stay_good": 0.8, "stay_bad": 0.5}},
             {"two_state": {"alpha_good": 0.95, "alpha_bad": 0.05, "lag1": 0.2, **_some(rng, 0.5, good_share=[0.7])}},
@@ -960,7 +979,14 @@ def _shared(rng: Random) -> _Load:
         "pause_s": rng.choice([0.0, 0.2]), "arrival": rng.choice(["poisson", "constant"]),
         "shuffle": system != 900,
     }  # fmt: skip
-    return _Load({"shared_prefix": found}, arrives=len(stages) == 1, ids=True, longest=system + 70)
+    limit = _some(rng, 0.3, in_flight=[1, 5, 200])
+    return _Load(
+        {"shared_prefix": found | limit},
+        closed=bool(limit),
+        arrives=len(stages) == 1 and not limit,
+        ids=True,
+        longest=system + 70,
+    )
 
 
 def _conversations(rng: Random) -> _Load:
@@ -979,6 +1005,9 @@ def _recorded(rng: Random) -> _Load:
 
 
 def _hashed(rng: Random) -> _Load:
+    if rng.random() < 0.5:
+        found = {"trace": "rag_components.jsonl", **_some(rng, 0.5, component_order=["seen"])}
+        return _Load(found, ids=True, longest=1100)
     return _Load({"trace": "mooncake.jsonl"}, ids=True, longest=2300)
 
 

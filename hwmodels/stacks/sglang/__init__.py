@@ -148,6 +148,7 @@ STACK = Stack(
         # The FlashAttention 3 back end was timed over the latent; that on Blackwell expands keys and values.
         latent_absorbed_on=("h100", "h200"),
         recurrent_from="vllm",
+        equal_scores_until=131072.0,
         # The routing of these models is none of FlashInfer's, and Triton multiplies them.
         refused_experts={
             "bf16": (

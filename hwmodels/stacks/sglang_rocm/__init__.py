@@ -1,23 +1,5 @@
 """SGLang on AMD's GPUs."""
 
-from hwmodels.stacks.description import Check, Stack
+from hwmodels.stacks.amd import on_amd
 
-STACK = Stack(
-    name="sglang-rocm",
-    title="SGLang on AMD's GPUs",
-    place=11,
-    like="sglang",
-    vendors=("AMD",),
-    kernels_modelled="products and experts of AITER, all-reduces of RCCL; attention and what runs between products are lent by "
-    "NVIDIA's GPUs ([which, by device](hardware.md#amd-tpu-v7-trainium3-and-others))",
-    kernels_from="tables of ROCm/aiter at e4048607 and of RCCL, fitted on 2026-11-23",
-    checks=(
-        Check(
-            what="kernels",
-            release="ROCm/aiter at e4048607",
-            against="shapes of its tables that the fits did not see ([errors](validation/kernels.md#amd-tpu-v7-and-trainium3))",
-            on="2026-11-23",
-        ),
-    ),
-    left_out="No run of SGLang on AMD's GPUs was at hand: its host work, memory and graphs there have been compared with nothing.",
-)
+STACK = on_amd("sglang", "SGLang", place=11)

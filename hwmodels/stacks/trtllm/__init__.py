@@ -34,7 +34,13 @@ def _limits(device: Device, memory_bytes: float, *, offline: bool, tensor: int) 
 
 def _choices(settings: Mapping[str, Any], around: Circumstances) -> dict[str, Any]:
     # Its loop for pipelines has no overlap (py_executor.py, `_executor_loop_pp`).
-    return without_overlap(settings, around, "disable_overlap_scheduler")
+    found = without_overlap(settings, around, "disable_overlap_scheduler")
+    if around.has_windows:
+        # Where a context may be longer than the smallest window (py_executor_creator.py, `chunk_unit_size`), and where windows
+        # differ (capacityScheduler.cpp, `beneficialToSkip`).
+        chosen = {"chunk_unit_size": 256, "enable_prefix_aware_scheduling": False}
+        found |= {name: value for name, value in chosen.items() if name not in settings}
+    return found
 
 
 def _published(told: Mapping[str, Any], around: Circumstances, clients: int) -> dict[str, Any]:
@@ -61,8 +67,8 @@ STACK = Stack(
     schedulers={
         "trtllm": Scheduler(
             policy="policies.trtllm:TrtLlm",
-            known_from="releases 1.0 to 1.2, "
-            "[from knowledge](validation/schedulers.md#tensorrt-llm-what-was-read-and-what-was-not)",
+            known_from="files of releases 1.0 to 1.2 and of 2026, "
+            "[rule by rule](validation/schedulers.md#tensorrt-llm-what-was-read-and-what-was-not)",
             compared_with="literal tests, the same rules written twice",
         )
     },
@@ -85,6 +91,7 @@ STACK = Stack(
         "context's token is emitted by the generation side, and that unequal layouts are copied through buffers, is from knowledge",
     ),
     kernels=Kernels(
+        equal_scores_until=12288.0,
         gemm={"fp8_block": "unsplit", "nvfp4": "unsplit"},
         # On workstation parts kernels with few rows exist in FP8.
         gemm_on={("fp8_block", "l40s"): "narrow"},
@@ -128,6 +135,6 @@ STACK = Stack(
             on="2026-11-22",
         ),
     ),
-    left_out="Not modelled: the priorities by which blocks are evicted, beam search, LoRA adapters, encoders, and the setting "
-    "`batch_wait_timeout_ms`. The account of memory has been compared with no log of a server.",
+    left_out="Not modelled: the priorities by which blocks are evicted, parts of blocks that are found, beam search, LoRA "
+    "adapters, encoders, and the setting `batch_wait_timeout_ms`. The account of memory has been compared with no log of a server.",
 )

@@ -91,13 +91,14 @@ STACK = Stack(
     schedulers={
         "vllm": Scheduler(
             policy="policies.vllm:Vllm",
-            known_from="release 0.32.0: `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`",
-            compared_with="the release's own scheduler, step for step",
+            known_from="release 0.32.0, and 0.24, 0.28 and 0.33 by `release`: `v1/core/sched/scheduler.py`, "
+            "`v1/core/kv_cache_manager.py`",
+            compared_with="each release's own scheduler, step for step",
         ),
         "vllm_installed": Scheduler(
             policy="policies.installed:VllmInstalled",
             known_from="the release that is installed: its class decides, 0.24.0 to 0.33.0 tried",
-            compared_with="`vllm`, step for step, where the release is 0.32.0",
+            compared_with="`vllm` by the rules of the release, step for step",
             chosen_for=True,
         ),
         "vllm-v0": Scheduler(
@@ -155,6 +156,13 @@ STACK = Stack(
             release="0.32.0",
             against="the release's own, step for step: 2,000 workloads, 240 with rare limits (`tests/oracle/test_vllm.py`)",
             on="2026-11-21",
+        ),
+        Check(
+            what="scheduler and prefix cache by `release`",
+            release="0.24.0, 0.28.0, 0.32.0, 0.33.0",
+            against="each release's own class in the event loop, step for step, drafters that read the target's states among them: "
+            "500 workloads each (`python -m benchmarks.engines_diff`); 16 recorded ones of each whose rules differ",
+            on="2026-11-23",
         ),
         Check(
             what="prefix cache",

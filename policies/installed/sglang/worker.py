@@ -460,6 +460,7 @@ class Engine:
             "preempted": scheduler.retracted,
             "held": held // self.page,
             "evicted": self.evicted // self.page,
+            "skips_drafts": False,
             # For those who compare: prompts are the first so many of the run; KV blocks that nobody holds are kept in the cache.
             "prompts": prompts,
             "kept": kept // self.page,

@@ -8,6 +8,7 @@ from pathlib import Path
 from policies.driving import Asked, Driven, Engine
 from policies.installed.settings import Installed
 from policies.schedulers import setting_at_least
+from policies.vllm import Rules
 
 _WORKER = Path(__file__).with_name("worker.py")
 
@@ -26,6 +27,9 @@ class VllmInstalled(Installed):
     """Adapters that a step may have; 0: there are none."""
     adapters: int = 0
     """Adapters that requests ask for in turn."""
+
+    rules = Rules()
+    """Of the engine around the scheduler: what it drafts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -100,6 +100,8 @@ class Engine:
             config.lora_config = import_module("vllm.config").LoRAConfig(max_loras=asked["max_loras"])
         config.cache_config.block_size = block
         config.cache_config.num_gpu_blocks = blocks
+        if asked["reads_target"]:
+            config.speculative_config = self.drafter(self.k)
         spec = release.FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=1, dtype=torch.float32)
         cache = release.KVCacheConfig(
             num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[release.KVCacheGroupSpec(["layer"], spec)]
@@ -117,12 +119,17 @@ class Engine:
             self.set("num_spec_tokens", self.k)
             self.set("num_lookahead_tokens", asked["lookahead_tokens"])
             config.speculative_config = Drafting(asked["draft_slots"])
+            if hasattr(self.scheduler, "can_skip_drafts"):
+                # As with the model runner that servers have by default.
+                self.scheduler.can_skip_drafts = asked["reads_target"]
             if self.ahead:
                 self.set("_spec_token_placeholders", [-1] * self.k)
         self.hasher = None
         if self.caches:
             release.init_none_hash(release.sha256)
-            self.hasher = release.get_request_block_hasher(block, release.sha256)
+            # Tokens behind a block that its hash covers, in releases that have such.
+            behind = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)
+            self.hasher = release.get_request_block_hasher(block, release.sha256, *([behind] if behind else []))
         self.evicted = 0
         self.pool = self.scheduler.kv_cache_manager.block_pool
         evict = getattr(self.pool, EVICTS, None)
@@ -137,6 +144,12 @@ class Engine:
         self.told, self.begun, self.ended = {}, set(), {}
         self.in_flight = deque()
 
+    def drafter(self, k):
+        """A drafter that reads the target's states, whose model the configuration would look for."""
+        made = import_module("vllm.config").SpeculativeConfig(method="ngram", num_speculative_tokens=k)
+        made.method = "eagle"
+        return made
+
     def set(self, name, value):
         if not hasattr(self.scheduler, name):
             raise Unfit(f"{self.release.name}: its scheduler has no {name}, by which it is told of speculation")
@@ -147,7 +160,8 @@ class Engine:
     def add(self, told):
         release, id_, prompt = self.release, told["id"], told["prompt"]
         self.told[id_] = told
-        sampling = {"max_tokens": told["max_tokens"], "stop_token_ids": [STOP]}
+        told["stop"] = text(told, prompt + told["output"] - 1, self.block_tokens) if self.caches else STOP
+        sampling = {"max_tokens": told["max_tokens"], "stop_token_ids": [told["stop"]]}
         if told.get("grammar"):
             sampling["structured_outputs"] = import_module("vllm.sampling_params").StructuredOutputsParams(
                 json_object=True
@@ -204,7 +218,10 @@ class Engine:
             run.append([id_, tokens, len(drafts.get(name) or ())])
         self.in_flight.append(planned)
         held = self.pool.num_gpu_blocks - 1 - self.pool.get_num_free_blocks()
-        return {"run": run, "found": found, "preempted": preempted, "held": held, "evicted": self.evicted - evicted}
+        return {
+            "run": run, "found": found, "preempted": preempted, "held": held, "evicted": self.evicted - evicted,
+            "skips_drafts": bool(getattr(planned, "skip_drafts", False)),
+        }  # fmt: skip
 
     def finish(self, done):
         """The oldest plan has run; *done*: pairs of a request and the tokens that it would emit. What each has emitted."""
@@ -223,7 +240,7 @@ class Engine:
                 for i in range(emits)
             ]
             last = told["output"] - before - 1
-            tokens.append([STOP if i == last else token for i, token in enumerate(said)])
+            tokens.append([told["stop"] if i == last else token for i, token in enumerate(said)])
         had = {name: len(request.output_token_ids) for name, request in self.of(names)}
         kept = dict(self.of(names))
         self.scheduler.update_from_output(

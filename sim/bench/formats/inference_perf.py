@@ -23,6 +23,7 @@ from sim.bench.fields import (
     of_values,
     rows_of,
     run_of_rows,
+    split_gaps,
 )
 from sim.bench.measured import BenchRun, Latency, Offered, ServerSide
 
@@ -114,7 +115,7 @@ def read_requests(document: list[Any], name: str, file: str) -> list[BenchRun]:
     """The run whose requests *document* lists."""
     listed = [Fields(one, f"[{at}]") for at, one in enumerate(document)]
     columns: dict[str, list[float]] = {key: [] for key in ("start", "end", "first", "input", "output")}
-    failed, gaps, blank = [], [], 0
+    failed, gaps, timed, blank = [], [], [], 0
     for one in listed:
         info = one.inner("info")
         times = column(info.items("output_token_times"), info.path("output_token_times"))
@@ -129,6 +130,7 @@ def read_requests(document: list[Any], name: str, file: str) -> list[BenchRun]:
             blank += 1
         else:
             gaps += [late - early for early, late in itertools.pairwise(times) if late >= early]
+            timed.append(times)
     rows, notes = rows_of(
         sent_s=columns["start"],
         ttft_s=[first - start for first, start in zip(columns["first"], columns["start"], strict=True)],
@@ -139,7 +141,18 @@ def read_requests(document: list[Any], name: str, file: str) -> list[BenchRun]:
     )
     if blank:
         notes.append(f"{blank} requests have a time for each blank line too, as before April 2026; gaps leave them out")
-    return [run_of_rows(rows, notes, name=name, file=file, format=f"{FORMAT} requests", itl=of_values(gaps))]
+    return [
+        run_of_rows(
+            rows, notes, name=name, file=file, format=f"{FORMAT} requests", itl=of_values(gaps), **_split(timed)
+        )
+    ]
+
+
+def _split(timed: list[list[float]]) -> dict[str, Latency | None]:
+    """The gaps with and without another request's first token, of requests by the times of their tokens."""
+    some = [times for times in timed if times]
+    gaps = [[late - early for early, late in itertools.pairwise(times)] for times in some]
+    return split_gaps([times[0] for times in some], gaps)
 
 
 def _or_nan(value: float | None) -> float:

@@ -25,6 +25,7 @@ from sim.bench.fields import (
     of_values,
     rate,
     rows_of,
+    split_gaps,
 )
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, RequestRows, ServerSide
 
@@ -74,7 +75,8 @@ def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
     rows, more = single_requests(fields)
     notes += more
     of_rows = {} if rows is None else latencies_of(rows)
-    itl = _gaps(fields)
+    gaps = _gaps(fields)
+    itl = of_values([gap for each in gaps for gap in each if gap >= 0])
     taken: dict[str, Any] = {
         key: found.get(key) or (itl if key == "itl" else of_rows.get(key)) for key in ("ttft", "tpot", "itl", "e2el")
     }
@@ -112,6 +114,7 @@ def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
         config=_config(fields),
         notes=tuple(notes),
         **taken,
+        **_split(fields, gaps),
     )
     return [checked(run)]
 
@@ -204,9 +207,18 @@ def _numbers(values: Any, name: str) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def _gaps(fields: Fields) -> Latency | None:
-    every = [gap for at, gaps in enumerate(fields.items("itls")) for gap in _numbers(gaps, f"itls[{at}]")]
-    return of_values([gap for gap in every if gap >= 0])
+def _gaps(fields: Fields) -> list[list[float]]:
+    """The gaps between the tokens of each request."""
+    return [_numbers(gaps, f"itls[{at}]") for at, gaps in enumerate(fields.items("itls"))]
+
+
+def _split(fields: Fields, gaps: list[list[float]]) -> dict[str, Any]:
+    """The gaps with and without another request's first token, where the file says when requests were sent."""
+    sent, ttft = column(fields.items("start_times"), "start_times"), column(fields.items("ttfts"), "ttfts")
+    if not len(sent) == len(ttft) == len(gaps):
+        return {}
+    some = [i for i in range(len(gaps)) if ttft[i] > 0 and math.isfinite(sent[i])]
+    return split_gaps([sent[i] + ttft[i] for i in some], [gaps[i] for i in some])
 
 
 def _config(fields: Fields) -> dict[str, str | int | float | bool]:

@@ -56,63 +56,85 @@ def read(text: str, name: str, file: str) -> list[BenchRun]:
     busy = [(match, line) for match, line in lines if int(match[3]) or int(match[4])]
     if not busy:
         raise Unreadable(f"the server was idle in each of the {len(lines)} lines of its log")
-
-    def mean(values: list[float]) -> float | None:
-        return statistics.fmean(values) if values else None
-
-    def found(pattern: re.Pattern[str]) -> list[float]:
-        return [float(match[1]) / 100 for _, line in busy if (match := pattern.search(line))]
-
-    # A server with several engines logs a line of each; what it does is what they do together.
-    engines: dict[str, list[re.Match[str]]] = {}
-    for match, line in busy:
-        of = _ENGINE.search(line)
-        engines.setdefault("" if of is None else of[1], []).append(match)
-
-    def together(group: int) -> float:
-        return sum(statistics.fmean(float(match[group]) for match in own) for own in engines.values())
-
-    prompts_per_s, tokens_per_s, running, waiting = map(together, (1, 2, 3, 4))
-    waits = waiting > _SATURATED * running
-    lines_each = max(len(own) for own in engines.values())
-    capacity = _CAPACITY.findall(text)
-    drafts = _DRAFTS.findall(text)
-    hits, preemptions = found(_HITS), [int(match[1]) for _, line in busy if (match := _PREEMPTIONS.search(line))]
+    engines = _by_engine(busy)
+    prompts_per_s, tokens_per_s, running, waiting = (_together(engines, group) for group in (1, 2, 3, 4))
+    duration_s = max(len(own) for own in engines) * _interval_s([line for _, line in lines])
     version, blocks = _VERSION.search(text), _BLOCKS.search(text)
     return [
         BenchRun(
             name=name,
             file=file,
             format=FORMAT,
-            offered=Offered(duration_s=lines_each * _interval_s([line for _, line in lines])),
+            offered=Offered(duration_s=duration_s),
             duration_s=None,
             input_tokens_per_s=prompts_per_s,
             output_tokens_per_s=tokens_per_s,
-            server=ServerSide(
-                running=running,
-                running_error=_error([[float(match[3]) for match in own] for own in engines.values()]),
-                waiting=waiting,
-                kv_used=mean(found(_KV)),
-                kv_tokens=sum(int(each.replace(",", "")) for each in capacity if each.strip(",")) or None,
-                prefix_hit=hits[-1] if hits else None,
-                preemptions=preemptions[-1] if preemptions else None,
-                acceptance_length=mean([float(length) for length, _ in drafts]),
-                accepted=mean([float(rate) / 100 for _, rate in drafts]),
-            ),
+            server=_server(text, [line for _, line in busy], engines, running=running, waiting=waiting),
             config={
                 **({"version": version[1]} if version else {}),
                 **({"kv_blocks": int(blocks[1])} if blocks else {}),
             },
-            notes=(
-                f"means over {len(busy)} of {len(lines)} lines, those with requests under way; a log says nothing of single "
-                "requests, so that no latency is known",
-                *((f"{len(engines)} engines log here; what they do is added up",) if len(engines) > 1 else ()),
-                "requests waited, so that the rate that came out is not what was offered: run.rate_per_s says that"
-                if waits
-                else "run.output_tokens or run.rate_per_s says the load, for the other and the prompts follow from throughput",
-            ),
+            notes=_notes(len(busy), len(lines), engines=len(engines), waits=waiting > _SATURATED * running),
         )
     ]
+
+
+def _by_engine(busy: list[tuple[re.Match[str], str]]) -> list[list[re.Match[str]]]:
+    """The lines of each engine: a server with several logs one of each, and what it does is what they do together."""
+    engines: dict[str, list[re.Match[str]]] = {}
+    for match, line in busy:
+        engine = _ENGINE.search(line)
+        engines.setdefault("" if engine is None else engine[1], []).append(match)
+    return list(engines.values())
+
+
+def _together(engines: list[list[re.Match[str]]], group: int) -> float:
+    return sum(statistics.fmean(float(match[group]) for match in own) for own in engines)
+
+
+def _server(
+    text: str, busy: list[str], engines: list[list[re.Match[str]]], *, running: float, waiting: float
+) -> ServerSide:
+    """The means over the *busy* lines, and the last of those that count from the server's start."""
+
+    def found(pattern: re.Pattern[str]) -> list[str]:
+        return [match[1] for line in busy if (match := pattern.search(line))]
+
+    capacity, drafts = _CAPACITY.findall(text), _DRAFTS.findall(text)
+    hits, preemptions = found(_HITS), found(_PREEMPTIONS)
+    return ServerSide(
+        running=running,
+        running_error=_error([[float(match[3]) for match in own] for own in engines]),
+        waiting=waiting,
+        kv_used=_mean_share(found(_KV)),
+        kv_tokens=sum(int(each.replace(",", "")) for each in capacity if each.strip(",")) or None,
+        prefix_hit=float(hits[-1]) / 100 if hits else None,
+        preemptions=int(preemptions[-1]) if preemptions else None,
+        acceptance_length=statistics.fmean(float(length) for length, _ in drafts) if drafts else None,
+        accepted=_mean_share([rate for _, rate in drafts]),
+    )
+
+
+def _mean_share(percentages: list[str]) -> float | None:
+    return statistics.fmean(float(each) / 100 for each in percentages) if percentages else None
+
+
+def _notes(busy: int, lines: int, *, engines: int, waits: bool) -> tuple[str, ...]:
+    notes = [
+        f"means over {busy} of {lines} lines, those with requests under way; a log says nothing of single requests, "
+        "so that no latency is known"
+    ]
+    if engines > 1:
+        notes.append(f"{engines} engines log here; what they do is added up")
+    if waits:
+        notes.append(
+            "requests waited, so that the rate that came out is not what was offered: run.rate_per_s says that"
+        )
+    else:
+        notes.append(
+            "run.output_tokens or run.rate_per_s says the load, for the other and the prompts follow from throughput"
+        )
+    return tuple(notes)
 
 
 def _error(engines: list[list[float]]) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,9 +115,25 @@ def _facts(found: Advice, commands: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None:
+    print_facts(_needs(found))
+    _print_rows(found)
+    facts = [*_about_rows(found), *_expected(found)]
+    if out is not None:
+        facts += written(out, f"rooftrace plot {shlex.quote(str(out))}")
+    print_facts(facts)
+    if found.refused:
+        print_table(
+            ("cannot be", "why"), [(each.candidate.name, each.reason) for each in found.refused], left=1, fold=1
+        )
+    print_facts([("Not tried" if i == 0 else "", text) for i, text in enumerate(found.said)])
+    typer.echo("\nTo run one of them:")
+    for name, command in commands.items():
+        typer.echo(f"  {name}: {command}")
+
+
+def _print_rows(found: Advice) -> None:
     from sim.results.words import money
 
-    print_facts(_needs(found))
     keys = list(found.base.slo.of_all) or list(_SHOWN)
     share = found.base.has_request_limits
     rows = []
@@ -136,38 +152,23 @@ def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None
     heads = [f"{measure.upper()} {statistic}" for measure, statistic, _ in (key.split("_") for key in keys)]
     heads = ["", "change", *(["in SLO"] if share else []), *heads, "$/month", "$/M out", "what it misses"]
     said = any(row[-1] for row in rows)
-    print_table(
-        heads[: None if said else -1],
-        [row[: None if said else -1] for row in rows],
-        left=2,
-        fold=int(said),
-        fold_left=True,
+    width = len(heads) if said else len(heads) - 1
+    print_table(heads[:width], [row[:width] for row in rows], left=2, fold=int(said), fold_left=True)
+
+
+def _about_rows(found: Advice) -> Iterator[tuple[str, str]]:
+    """By what the rows are ranked, and where their prices and figures are from."""
+    yield (
+        "Ranked",
+        "by what the deployment costs an hour, among those that keep the SLO; what costs as much has the same rank",
     )
-    facts = [
-        (
-            "Ranked",
-            "by what the deployment costs an hour, among those that keep the SLO; what costs as much has the same rank",
-        )
-    ]
     if len({row.figures.get("costs.price_basis") for row in found.rows}) > 1:
         text = "list prices of different providers and dates (rooftrace hardware show NAME); --set costs.provider=... takes one"
-        facts.append(("Prices", text))
+        yield "Prices", text
     if found.replications > 1:
         n = found.replications
         text = f"those of the first seed, as the commands below print them; ± half-widths, and what is missed, are over {n} seeds"
-        facts.append(("Figures", text))
-    facts += _expected(found)
-    if out is not None:
-        facts += written(out, f"rooftrace plot {shlex.quote(str(out))}")
-    print_facts(facts)
-    if found.refused:
-        print_table(
-            ("cannot be", "why"), [(each.candidate.name, each.reason) for each in found.refused], left=1, fold=1
-        )
-    print_facts([("Not tried" if i == 0 else "", text) for i, text in enumerate(found.said)])
-    typer.echo("\nTo run one of them:")
-    for name, command in commands.items():
-        typer.echo(f"  {name}: {command}")
+        yield "Figures", text
 
 
 def _expected(found: Advice) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from sim.cli.tables import print_facts, print_json
 
 _EXTRAS = {
     "fast": ("numba",),
+    "explore": ("starlette", "uvicorn", "httptools"),
     "serve": ("starlette", "uvicorn", "httptools"),
     "torch": ("torch", "transformers"),
     "jax": ("jax",),

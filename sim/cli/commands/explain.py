@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sim.study.explain import Explained
     from sim.study.what_if import Effect
 
-_SLOWEST = 0.99
 _KEYS = {"mean": "mean", "slowest 1 %": "slowest_hundredth"}
 _SHOWN = 0.0005
 """The share below which a cause is left out of the tables; --json has all."""
@@ -67,13 +66,13 @@ def explain(
         found = explained(built.experiment, result.columns)
     sentence = bound(found)
     means = {
-        measure: {name: found.mean(measure, chosen) for name, chosen in _chosen(result, found, measure).items()}
+        measure: dict(zip(_KEYS, found.means(measure, result.in_window), strict=True))
         for measure in ("tpot_s", "ttft_s")
     }
     changes: list[Effect] = []
     if effects:
         with under_way("Running it with a tenth more of each resource"):
-            changes = effects_of(built.experiment, result.summary)
+            changes = list(effects_of(built.experiment, result.summary))
     if picture is not None:
         from sim.plots.shares import draw_shares
 
@@ -111,16 +110,6 @@ def _changed_since(stored: Result | None, result: Result) -> list[str]:
         f"The scenario of the folder was run again, and its mean {' and '.join(moved)} came out otherwise: another version wrote "
         "the folder, or a file that it read has changed. What follows is of the new run."
     ]
-
-
-def _chosen(result: Result, found: Explained, measure: str) -> dict[str, Any]:
-    """The requests of each column of a table: those of the summary, and the slowest hundredth of them."""
-    import numpy as np
-
-    whole = np.add.reduce(list(getattr(found, measure).values()))
-    inside = result.in_window & np.isfinite(whole)
-    least = float(np.quantile(whole[inside], _SLOWEST)) if inside.any() else 0.0
-    return {"mean": inside, "slowest 1 %": inside & (whole >= least)}
 
 
 def _facts(

@@ -16,9 +16,14 @@ from sim.errors import OutputError, RooftraceError
 from sim.under_way import under_way
 
 _File = Annotated[Path, typer.Argument(help="Trace file, folder or pattern; its format is recognised by its content.")]
-_Format = Annotated[str, typer.Option("--format", help="auto, azure_llm, burstgpt, mooncake, plain or export.")]
+_Format = Annotated[
+    str, typer.Option("--format", help="auto, azure_llm, burstgpt, mooncake, components, plain or export.")
+]
 _Sort = Annotated[bool, typer.Option("--sort", help="Accept arrivals out of order.")]
 _Limit = Annotated[int | None, typer.Option(min=1, help="Read the first requests only.", show_default=False)]
+_Components = Annotated[
+    str, typer.Option(help="Order of a prompt's components, where these are named: as_sent or seen.")
+]
 _DropEmpty = Annotated[bool, typer.Option("--drop-empty", help="Leave out rows with neither prompt nor output.")]
 
 
@@ -41,6 +46,7 @@ def describe(
     until: Until = None,
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
+    component_order: _Components = "as_sent",
     limit: _Limit = None,
     untimed: Annotated[bool, typer.Option("--untimed", help="Take a file that says no arrivals.")] = False,
     out: Annotated[Path | None, typer.Option(help="Picture to write (.png).", show_default=False)] = None,
@@ -49,7 +55,7 @@ def describe(
     """Print what a trace holds and what of its file is left out: arrivals, lengths, bursts, sessions, reuse."""
     _check_picture(out)
     how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
-    how |= {"since": since, "until": until}
+    how |= {"since": since, "until": until, "component_order": component_order}
     trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, timed=not untimed, **how)
     with under_way("Describing"):
         found, curve = _described(trace)
@@ -114,12 +120,13 @@ def convert(
     until: Until = None,
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
+    component_order: _Components = "as_sent",
     limit: _Limit = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
 ) -> None:
     """Write a trace in Rooftrace's plain CSV format."""
     how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
-    how |= {"since": since, "until": until}
+    how |= {"since": since, "until": until, "component_order": component_order}
     trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, **how)
     print_notes(trace.notes)
     if out.is_file() and not overwrite:
@@ -144,6 +151,7 @@ def reuse(
     ] = None,
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
+    component_order: _Components = "as_sent",
     sessions_per_s: Annotated[
         float | None,
         typer.Option(help="FILE holds sessions, which start so often (Poisson).", min=1e-9, show_default=False),
@@ -169,7 +177,12 @@ def reuse(
 
     _check_picture(out)
     if sessions_per_s is None:
-        how = {"columns": columns_of(columns), "tokenizer": tokenizer, "timed": False}
+        how = {
+            "columns": columns_of(columns),
+            "tokenizer": tokenizer,
+            "timed": False,
+            "component_order": component_order,
+        }
         trace = _read(file, format_, sort=sort, drop_empty=drop_empty, **how)
         print_notes(trace.notes)
     else:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sim.validation.coverage import Coverage
     from sim.validation.files import Comparison, ErrorLine, Folder
     from sim.validation.served import GroupErrors
+    from sim.validation.sessions import Sessions
 
 
 def register(app: typer.Typer) -> None:
@@ -119,6 +120,7 @@ class _Compared:
     folder: Folder
     comparisons: Sequence[Comparison]
     covered: Sequence[Coverage]
+    sessions: Sessions
 
     @property
     def lines(self) -> list[ErrorLine]:
@@ -135,12 +137,14 @@ class _Compared:
 def _compared(measured: Path, *, hardware: str | None, dtype: str | None, strict: bool) -> _Compared:
     from sim.validation.coverage import coverage
     from sim.validation.files import comparisons, read_measured
+    from sim.validation.sessions import sessions
 
     folder = read_measured(measured, hardware=hardware, strict=strict, said=_said(hardware, dtype))
     return _Compared(
         folder=folder,
         comparisons=list(comparisons(folder, hardware=hardware)),
         covered=coverage(folder.measurements, _profile_of(hardware)),
+        sessions=sessions(folder.measurements, hardware=hardware),
     )
 
 
@@ -158,9 +162,14 @@ def _page(found: _Compared) -> str:
     """The table as Markdown."""
     from hwmodels.left_out import loans
     from sim.validation.coverage import coverage_markdown, loans_markdown
+    from sim.validation.sessions import sessions_markdown
     from sim.validation.tables import to_markdown
 
-    sections = (coverage_markdown(found.covered), loans_markdown(loans(found.folder.measurements)))
+    sections = (
+        coverage_markdown(found.covered),
+        loans_markdown(loans(found.folder.measurements)),
+        sessions_markdown(found.sessions),
+    )
     return to_markdown(found.lines, found.folder.left_out, sections, served=found.comparisons)
 
 
@@ -178,18 +187,34 @@ def _facts(found: _Compared) -> dict[str, Any]:
         "files": [asdict(line) for line in found.lines],
         "intervals": [asdict(line) for line in found.covered],
         "served": [{"by": title, **asdict(group)} for title, groups in found.served() for group in groups],
+        "sessions": [asdict(run) for run in found.sessions.runs],
         "left_out": found.folder.left_out,
     }
 
 
 def _print(found: _Compared) -> None:
-    _print_files(found.lines)
+    if found.lines:
+        _print_files(found.lines)
     if found.covered:
         rows = [(line.family, f"{line.rows:,}", *_percents(line.held_pct, line.inside_pct)) for line in found.covered]
         print_table(("90 % intervals of", "rows", "held-back rows in %", "all rows in %"), rows)
     _print_reasons(found.lines)
     for title, groups in found.served():
         _print_served(title, groups)
+    _print_sessions(found.sessions)
+
+
+def _print_sessions(found: Sessions) -> None:
+    """Print the runs of each table of sessions, and what the clean ones say."""
+    from sim.validation.sessions import HEADS, PRINTED, by_file, cells, verdicts
+
+    for file, runs in by_file(found).items():
+        typer.echo(f"Sessions of {file.removesuffix('.csv')}, measured / simulated:")
+        print_table([HEADS[i] for i in PRINTED], [[cells(run)[i] for i in PRINTED] for run in runs], fold_left=True)
+        for sentence in verdicts(runs):
+            typer.echo(f"  {sentence}")
+    for file, reason in (found.unmodelled or {}).items():
+        typer.echo(f"{file}: sessions are not replayed: {reason}")
 
 
 def _percents(*values: float | None) -> list[str]:

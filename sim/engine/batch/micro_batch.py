@@ -221,7 +221,7 @@ class BatchPrice:
             context = max((seq.cached_tokens for seq in batch.view.running), default=0)
             run = [(0, prompt) for prompt in prompts]
             totals = padded(totals, run, decoding.query_tokens, context, self._pads_to, self._window)
-        durations, handover = self._prices.stages(totals, decoding.draft_steps if n else 0)
+        durations, handover = self._prices.stages(totals, decoding.draft_steps)
         # Iterations of decodes alone are priced on lines, a little beside the cost model.
         durations = [ticks + (ticks >> _LINE_ERROR_BITS) for ticks in durations] if n and not prompts else durations
         ends = self._stages.through(batch.view.now_ns << TICK_BITS, durations, handover=handover)

@@ -67,8 +67,10 @@ class TablePrices(Prices):
         return [ns << TICK_BITS for ns in self._table.of(totals.prefill_chunks)], 0
 
 
-def prices_of(cost: CostModel | StageTable, draft_cost: CostModel | None, speculation_overhead_s: float) -> Prices:
+def prices_of(
+    cost: CostModel | StageTable, draft_cost: CostModel | None, speculation_overhead_s: float, *, drafts_prompts: bool
+) -> Prices:
     """Prices of an engine core's iterations."""
     if isinstance(cost, StageTable):
         return TablePrices(cost)
-    return Pricing(cost, draft_cost, speculation_overhead_s)
+    return Pricing(cost, draft_cost, speculation_overhead_s, drafts_prompts=drafts_prompts)

@@ -260,12 +260,16 @@ class Pricing(Prices):
     other iterations are priced by the cost model itself, but for the passes of a draft in them.
     """
 
-    def __init__(self, cost: CostModel, draft: CostModel | None, round_s: float) -> None:
-        """*round_s*: fixed cost of every iteration whose decodes submit more than one token each."""
+    def __init__(
+        self, cost: CostModel, draft: CostModel | None, round_s: float, *, drafts_prompts: bool = False
+    ) -> None:
+        """*round_s*: fixed cost of every iteration whose decodes submit more than one token each. *drafts_prompts*: sequences that
+        compute prompts take part in all passes of the draft, as in vLLM, and not in the one that reads their tokens alone."""
         self.cost = cost
         self._iteration_s: Callable[[Totals], float] = getattr(cost, "scalar_s", cost.iteration_s)
         """Seconds of an iteration whose totals are ints: by a shorter way, where the cost model has one."""
         self.draft = draft
+        self.drafts_prompts = drafts_prompts
         self.round_ticks = to_ticks(round_s)
         self.speculative = draft is not None or round_s > 0
         self._window = cost.window_tokens is not None
@@ -319,19 +323,37 @@ class Pricing(Prices):
                 own = _new(Totals, (prompt, prompt, chunks, pairs, prompt_kv, 0, 0, 0, pairs_window, 0))
                 ticks += to_ticks(self.draft.iteration_s(own))
             if draft_steps and n:
-                widths = (
-                    (((rows - prompt) // n, 1), (1, draft_steps - 1)) if self.draft_rereads else ((1, draft_steps),)
-                )
-                for width, times in widths:
-                    if self._draft_window:
-                        step = self.draft.iteration_s(Totals(n * width, 0, 0, 0, 0, n, kv, n, 0, kv_window))
-                        ticks += to_ticks(times * step)
-                    else:
-                        line = self._draft_lines.of(n, width, 1)(kv, 0)
-                        ticks += times * (line.base + line.slope * kv)
+                width, times = ((rows - prompt) // n, 1) if self.draft_rereads else (1, draft_steps)
+                # Passes behind the first are taken with the prompts' sequences, where these are drafted for.
+                times = 1 if chunks and self.drafts_prompts else times
+                ticks += self._passes(n, width, kv, kv_window, times)
+                draft_steps -= times
+            elif draft_steps:
+                draft_steps -= 1
+            if draft_steps and (n or self.drafts_prompts):
+                ticks += self._passes(*self.later_passes(totals), draft_steps)
         if rows - prompt > n:
             ticks += self.round_ticks
         return ticks
+
+    def later_passes(self, totals: Totals) -> tuple[int, int, int, int]:
+        """Sequences of a draft's passes behind the first, tokens of each, KV tokens, and those within its window."""
+        n, kv, within = totals.decode_seqs, totals.decode_kv_tokens, totals.decode_kv_window
+        if self.drafts_prompts and totals.prefill_chunks:
+            n += totals.prefill_chunks
+            kv += totals.prefill_kv_tokens
+            window = getattr(self.draft, "window_tokens", None)
+            within += totals.prefill_kv_tokens if window is None else min(totals.prefill_kv_tokens, n * window)
+        return n, 1, kv, within
+
+    def _passes(self, n: int, width: int, kv: int, kv_window: int, times: int) -> int:
+        """Ticks of *times* draft passes over *width* tokens of each of *n* sequences."""
+        assert self.draft is not None
+        if self._draft_window:
+            step = self.draft.iteration_s(Totals(n * width, 0, 0, 0, 0, n, kv, n, 0, kv_window))
+            return to_ticks(times * step)
+        line = self._draft_lines.of(n, width, 1)(kv, 0)
+        return times * (line.base + line.slope * kv)
 
 
 def _decodes(n: int, query_tokens: int, kv: Any, kv_window: Any) -> Totals:

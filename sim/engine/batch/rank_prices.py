@@ -60,18 +60,30 @@ class CommonPrices(Prices):
         pricing = self._pricing
         if self._draft is None:
             # Each rank drafts by itself; the next pass of the target waits for the last.
+            if pricing.drafts_prompts:
+                # Ranks leave passes out where all can.
+                draft_steps = [max(draft_steps)] * len(ranks)
             return max(pricing.draft_ticks(totals, steps) for totals, steps in zip(ranks, draft_steps, strict=True))
         seconds = 0.0
         if any(totals.prefill_rows for totals in ranks):
             seconds += self._draft.common_step([_prompts_of(totals) for totals in ranks])
         steps = max(draft_steps)
-        if steps and any(totals.decode_seqs for totals in ranks):
-            if pricing.draft_rereads:
-                seconds += self._draft.common_step(
-                    [_decodes_of(totals, totals.rows - totals.prefill_rows) for totals in ranks]
-                )
-                steps -= 1
-            seconds += steps * self._draft.common_step([_decodes_of(totals, totals.decode_seqs) for totals in ranks])
+        decodes = any(totals.decode_seqs for totals in ranks)
+        if steps and decodes and pricing.draft_rereads:
+            seconds += self._draft.common_step(
+                [_decodes_of(totals, totals.rows - totals.prefill_rows) for totals in ranks]
+            )
+            steps -= 1
+        elif steps and not decodes:
+            steps -= 1
+        if steps and (decodes or pricing.drafts_prompts):
+            later = [pricing.later_passes(totals) for totals in ranks]
+            seconds += steps * self._draft.common_step(
+                [
+                    IDLE._replace(rows=n, decode_seqs=n, decode_kv_tokens=kv, logit_rows=n, decode_kv_window=within)
+                    for n, _, kv, within in later
+                ]
+            )
         verifies = any(totals.rows - totals.prefill_rows > totals.decode_seqs for totals in ranks)
         return to_ticks(float(seconds)) + verifies * pricing.round_ticks
 

@@ -4,6 +4,8 @@ The rules are those of `vllm/v1/core/block_pool.py`, `kv_cache_manager.py` and `
 
 * a full block is cached from the moment at which its last token is scheduled, named by all tokens up to its end;
 * a request finds the longest run of cached blocks from its beginning, all tokens but one at most;
+* from release 0.33.0 on the name of a block has the token behind it where a drafter reads that one, and no block is found
+  before that token is known; until then the last block found was computed again;
 * blocks are shared by count and never moved: content that is computed twice is held twice, and found where it was first;
 * freed blocks stay until they are allocated again: blank ones go first, then the least recently freed, a sequence's last block
   first;
@@ -21,7 +23,7 @@ from collections.abc import Mapping
 
 from policies.driving import driving
 from policies.eviction import foresees, lasts, rank_of
-from policies.view import NO_BLOCKS, looks_itself
+from policies.view import NO_BLOCKS, looks_itself, rule_of
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
 from sim.engine.kv.content import Contents
@@ -38,6 +40,7 @@ class BlockCache(RunPool):
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
         super().__init__(total, block_tokens, contents, slots)
+        self.names_next = contents.next_tokens > 0
         self.left_behind: LeftBehind | None = None
         self._entered = self._writes = 0
 
@@ -63,6 +66,11 @@ class BlockCache(RunPool):
     def writes(self) -> bool:
         """Whether a sequence emits what the workload names, so that hits may grow with every step."""
         return self._writes > 0
+
+    def beginning(self, id_: int, tokens: int) -> object:
+        """A name of the first *tokens* tokens of a request, which fill blocks: equal for all that begin with them."""
+        blocks = tokens // self.block_tokens
+        return self._contents.path(id_, blocks, blocks - 1)[0][0]
 
     # Look-ups.
 
@@ -150,8 +158,11 @@ class BlockCache(RunPool):
         """Blocks of an admitted request whose content is cached."""
         return self._held[id_].full
 
-    def cached(self, id_: int, tokens: int) -> None:
-        """The first *tokens* tokens of an admitted request are computed, or about to be: its full blocks can be found."""
+    def cached(self, id_: int, tokens: int, *, is_all: bool = False) -> None:
+        """The first *tokens* tokens of an admitted request are computed, or about to be: its full blocks can be found. *is_all*: no
+        token is known behind these, which the name of the last block may need."""
+        if is_all:
+            tokens -= self.names_next
         held, upto = self._held[id_], tokens // self.block_tokens
         at = held.full
         if at >= upto:
@@ -298,22 +309,27 @@ class BlockCache(RunPool):
         self._writes = 0
 
 
-def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool:
-    """The KV memory of a model on a machine: blocks are counted, or found again where the workload names their content."""
+def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool, connected: bool) -> KvPool:
+    """The KV memory of a model on a machine: blocks are counted, or found again where the workload names their content.
+    *connected*: KV goes to other machines or tiers, or comes from there, where blocks have the names of any engine."""
     slots = Slots(by_chunk, spec.lookahead_tokens, spec.max_model_len)
     if state.contents_in is None or spec.prefix_cache is None or driving(spec.scheduler):
         return KvPool(spec.kv_blocks, spec.block_tokens, slots)
-    contents = state.contents_in(spec.block_tokens)
     pool: RadixCache | BlockCache
+    drops_last = spec.prefix_drops_last
     if spec.prefix_cache == "tree":
+        contents = state.contents_in(spec.block_tokens)
         pool = tree = RadixCache(
             spec.kv_blocks, spec.block_tokens, contents, state.prompt, token_contents=state.contents_in(1), slots=slots
         )
         tree.used_by_looks = looks_itself(spec.scheduler)
     else:
+        names_next = drops_last and not connected and bool(rule_of(spec.scheduler, "names_next_token"))
+        drops_last = drops_last and not names_next
+        contents = state.contents_in(spec.block_tokens, int(names_next))
         pool = blocks = BlockCache(spec.kv_blocks, spec.block_tokens, contents, slots)
         blocks.left_behind = spec.left_behind
-    pool.drops_last = spec.prefix_drops_last
+    pool.drops_last = drops_last
     if spec.eviction is not None:
         pool.eviction, pool.lasts_s = rank_of(spec.eviction), lasts(spec.eviction)
         pool.classes = state.terms.classes

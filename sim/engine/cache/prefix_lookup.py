@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from policies.view import PlanFunction, Scheduler, WaitingSeq, admits_in_turn, looks_itself
+from policies.view import WaitingSeq, admits_in_turn, looks_itself, rule_of
 from sim.engine.batch.async_scheduling import AsyncScheduling
 from sim.engine.batch.micro_batch import Ended, MicroBatch
 from sim.engine.kv.pool import KvPool
 from sim.engine.requests.state import RequestState
+from sim.engine.spec.experiment import ReplicaSpec
 
 _new: Final = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
@@ -19,9 +20,8 @@ _new: Final = tuple[object, ...].__new__
 class PrefixLookup:
     """An engine core's prefix cache as its sequences use it; idle where there is none."""
 
-    def __init__(
-        self, kv: KvPool, state: RequestState, ahead: AsyncScheduling | None, scheduler: Scheduler | PlanFunction
-    ) -> None:
+    def __init__(self, kv: KvPool, state: RequestState, ahead: AsyncScheduling | None, spec: ReplicaSpec) -> None:
+        scheduler = spec.scheduler
         self.kv = kv
         self.state = state
         self.ahead = ahead
@@ -30,6 +30,10 @@ class PrefixLookup:
         """Whether each sequence looks its prefix up as it is admitted, and not all at once before any takes blocks."""
         self.described_to_it = kv.caches and not (self.in_turn or (kv.caches_late and looks_itself(scheduler)))
         """Whether the scheduler is shown hits of waiting sequences."""
+        self.at_once = ahead is not None or (spec.decoding is not None and bool(rule_of(scheduler, "caches_verified")))
+        """Whether what an iteration has emitted can be found when it has ended, and not when the sequence is planned for again."""
+        self.latest_named = not kv.names_next
+        """Whether the block that the latest token fills can be found before another token is known."""
         self.batches: Sequence[MicroBatch] = ()
         """Its engine core's micro-batches."""
         self.ended: list[tuple[int, int, int, int]] = []
@@ -44,7 +48,7 @@ class PrefixLookup:
     def end(self, id_: int, blocks: int, cached: int, emitted_last: int) -> None:
         """A sequence has ended with so many tokens cached."""
         known = cached
-        if not (self.kv.caches_late or self.ahead is not None or not emitted_last):
+        if not (self.kv.caches_late or self.at_once or not emitted_last):
             known = cached - emitted_last + 1
         order = self.kv.order(id_) if self.listed is None else self._rank(id_)
         self.ended.append((order, id_, blocks, known))
@@ -83,11 +87,12 @@ class PrefixLookup:
         if id_ not in batch.decoding:
             return batch.paused[id_].cached if id_ in batch.paused else 0
         cached, emitted = batch.decoding.after(self.rounds_since, id_)
-        if self.ahead is None and not scheduled:
+        if not (self.at_once or scheduled):
             return cached - emitted + 1 if emitted else cached
+        scheduled &= self.latest_named
         if made_ahead:
             # The token of its prompt's last chunk is not known yet.
-            return cached - emitted + scheduled if emitted else cached
+            return cached - emitted + scheduled if emitted else cached - (not self.latest_named)
         return cached + scheduled
 
     def kept(self, batch: MicroBatch, id_: int, made_ahead: bool, *, scheduled: bool) -> int:
@@ -100,7 +105,8 @@ class PrefixLookup:
         for batch in self.batches:
             if id_ in batch.leaving:
                 ended = batch.leaving[id_]
-                return ended.cached - ended.emitted_last + ended.steps_on if made_ahead else ended.cached
+                steps_on = ended.steps_on and self.latest_named
+                return ended.cached - ended.emitted_last + steps_on if made_ahead else ended.cached
             if id_ in batch.decoding:
                 return self.known(batch, id_, made_ahead, scheduled=True)
         return 0
@@ -160,12 +166,14 @@ class PrefixLookup:
             (id_, tokens - found, arrival_ns, model, deadline_ns, preempted, found, priority, shared, kept),
         )
 
-    def free_one(self, id_: int, beside: int, unknown: int) -> None:
-        """Frees the blocks of a preempted sequence that has ended, and *beside*; *unknown* of its tokens are not cached."""
+    def free_one(self, id_: int, beside: int, unknown: int, *, scheduled: bool = False) -> None:
+        """Frees the blocks of a preempted sequence that has ended, and *beside*; *unknown* of its tokens are not cached, but the
+        first is where its next step had been *scheduled*."""
         entry = next((entry for entry in self.ended if entry[1] == id_), None)
         if entry is not None:
             self.ended.remove(entry)
             _, _, blocks, known = entry
+            unknown -= scheduled and self.latest_named
             self.kv.release(id_, blocks + beside, 0 if self.kv.caches_late else known - unknown)
 
     def free_the_ended(self) -> None:

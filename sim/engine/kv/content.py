@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,12 @@ Piece = tuple[int, int, int]
 class Contents:
     """The contents of requests in blocks of one size."""
 
-    __slots__ = ("block_tokens", "chain", "named", "parent", "start")
+    __slots__ = ("block_tokens", "chain", "named", "next_tokens", "parent", "start")
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, next_tokens: int = 0) -> None:
         self.block_tokens = block_tokens
+        self.next_tokens = next_tokens
+        """Tokens behind a block that its name has as well: blocks are equal where these are, too."""
         self.start = array("q")
         """The first block of each chain, counted from the beginning of the prompt."""
         self.parent = array("q")
@@ -56,19 +59,27 @@ class Contents:
         pieces.reverse()
         return pieces
 
-    def add_chain(self, block: int, before: int) -> None:
-        """Adds a chain that leaves *before*, or one before that, at *block*."""
+    def add_chain(self, token: int, before: int) -> None:
+        """Adds a chain that leaves *before*, or one before that, at *token*."""
+        block = max(token - self.next_tokens, 0) // self.block_tokens
         while before >= 0 and self.start[before] >= block:
             before = self.parent[before]
         self.start.append(block)
         self.parent.append(before)
 
-    def add_request(self, chain: int, blocks: int) -> None:
-        """Adds a request whose first *blocks* blocks are named and lie on *chain* and those before it."""
+    def add_request(self, chain: int, tokens: int) -> None:
+        """Adds a request whose first *tokens* tokens are named and lie on *chain* and those before it."""
+        blocks = max(tokens - self.next_tokens, 0) // self.block_tokens
         while chain >= 0 and self.start[chain] >= blocks:
             chain = self.parent[chain]
         self.chain.append(chain)
         self.named.append(blocks if chain >= 0 else 0)
+
+
+class ContentsIn(Protocol):
+    """Contents of a workload's requests in blocks of some size, see `GrowingContents.contents_in`."""
+
+    def __call__(self, block_tokens: int, next_tokens: int = 0, /) -> Contents: ...
 
 
 class GrowingContents:
@@ -91,13 +102,13 @@ class GrowingContents:
         """The chain that begins at (chain, place, digest)."""
         self._rows: list[tuple[int, int]] = []
         """(the chain on which it ends, ids) of each request."""
-        self._of: dict[int, Contents] = {}
+        self._of: dict[tuple[int, int], Contents] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def contents_in(self, block_tokens: int) -> Contents:
-        """The contents in blocks of *block_tokens* tokens, which go on growing.
+    def contents_in(self, block_tokens: int, next_tokens: int = 0) -> Contents:
+        """The contents in blocks of *block_tokens* tokens, which go on growing; names have the *next_tokens* tokens behind a block.
 
         ValueError where neither size divides the other, and for a new size after the first request.
         """
@@ -106,11 +117,11 @@ class GrowingContents:
                 f"ids stand for {self.id_tokens} tokens and a KV block holds {block_tokens}; one has to divide the other, for "
                 "blocks to be equal where ids are"
             )
-        if block_tokens not in self._of:
+        if (block_tokens, next_tokens) not in self._of:
             if self._rows:
                 raise ValueError("contents are asked for before the first request comes")
-            self._of[block_tokens] = Contents(block_tokens)
-        return self._of[block_tokens]
+            self._of[block_tokens, next_tokens] = Contents(block_tokens, next_tokens)
+        return self._of[block_tokens, next_tokens]
 
     def add(self, digests: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
         """Adds a request, whose tokens *digests* name, each of `id_tokens` tokens.
@@ -122,8 +133,8 @@ class GrowingContents:
         self._rows.append((number, count))
         of_the_prompt = -(-prompt_tokens // self.id_tokens)
         told = min(count * self.id_tokens, prompt_tokens + (output_tokens if count > of_the_prompt else 0))
-        for size, contents in self._of.items():
-            contents.add_request(number, told // size)
+        for contents in self._of.values():
+            contents.add_request(number, told)
 
     def _place(self, digests: array[int]) -> int:
         """The chain on which *digests* end, made or extended where they are new; -1: there are none."""
@@ -150,8 +161,8 @@ class GrowingContents:
         self._begin.append(at)
         self._parent.append(before)
         self._digests.append(digests)
-        for size, contents in self._of.items():
-            contents.add_chain(at * self.id_tokens // size, before)
+        for contents in self._of.values():
+            contents.add_chain(at * self.id_tokens, before)
         return new
 
     def digests_of(self, row: int) -> list[int]:
@@ -191,13 +202,14 @@ def contents_of(
     prompt_tokens: IntArray,
     output_tokens: IntArray,
     block_tokens: int,
+    next_tokens: int = 0,
 ) -> Contents:
     """Contents in blocks of *block_tokens* from ids of *id_tokens* tokens each, request after request.
 
     Equal ids behind equal ids are equal tokens, as far as both requests have them. ValueError where neither size divides the other.
     """
     forks = GrowingContents(id_tokens)
-    contents = forks.contents_in(block_tokens)
+    contents = forks.contents_in(block_tokens, next_tokens)
     code = "i" if ids.dtype == np.int32 else "q"
     ends = (offsets * np.dtype(code).itemsize).tolist()
     view = np.ascontiguousarray(ids, code).view(np.uint8).data

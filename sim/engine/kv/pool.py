@@ -40,6 +40,7 @@ class KvPool:
         "free",
         "lasts_s",
         "lookahead_tokens",
+        "names_next",
         "now_ns",
         "progress",
         "queue_looks",
@@ -62,6 +63,8 @@ class KvPool:
         """How long the ranks of an eviction policy hold (`policies.eviction.lasts`)."""
         self.now_ns: Callable[[], int] = int
         """The clock, for such a policy."""
+        self.names_next = False
+        """Whether a block's name has the token behind it."""
         self.queue_looks = 0
         """Plans whose scheduler had looked over the queue; see `policies.view.Looks`."""
         self.progress: Callable[[int], int] | None = None
@@ -165,7 +168,7 @@ class KvPool:
     def hand_over(self, blocks: int) -> None:
         """Moves prepaid blocks to a sequence that is preempted after all."""
 
-    def cached(self, id_: int, tokens: int) -> None:
+    def cached(self, id_: int, tokens: int, *, is_all: bool = False) -> None:
         """The first *tokens* tokens of an admitted request are computed, or about to be."""
 
     def computed(self, id_: int, tokens: int) -> None:

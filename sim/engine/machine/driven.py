@@ -49,7 +49,7 @@ class _Stay:
 class _Step:
     """A plan of the release."""
 
-    __slots__ = ("evicted", "found", "held", "preempted", "run")
+    __slots__ = ("evicted", "found", "held", "preempted", "run", "skips_drafts")
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.run: list[list[int]] = plan["run"]
@@ -59,6 +59,8 @@ class _Step:
         self.preempted: list[int] = plan["preempted"]
         self.held: int = plan["held"]
         self.evicted: int = plan["evicted"]
+        self.skips_drafts: bool = plan["skips_drafts"]
+        """Whether nobody can use what would be drafted."""
 
 
 class _Running:
@@ -97,7 +99,7 @@ class DrivenTurns(Turns):
             self._release: Driven = scheduler.connect(_engine_of(core, self._k, caches=self._named))
         except DrivingError as error:
             raise PolicyError(str(error)) from error
-        self._names: dict[tuple[int, int], int] = {}
+        self._names: dict[tuple[int, int, int], int] = {}
         """Names of blocks by content."""
         self._tapes: dict[int, IntArray] = {}
         """Tokens of the rounds of each request that drafts."""
@@ -205,7 +207,8 @@ class DrivenTurns(Turns):
             "max_tokens": max(state.max_tokens[id_] - emitted, 1),
             "priority": 0 if state.priority is None else state.priority[id_],
             "arrival_s": state.arrival[id_] * 1e-9,
-            "names": self._names_of(id_) if self._named else [],
+            "names": self._names_of(id_),
+            "names_with_next": self._names_of(id_, 1) if self._core.spec.prefix_drops_last else [],
             "adapter": asked.adapter,
             "grammar": asked.grammar_ns > 0,
         }
@@ -214,14 +217,15 @@ class DrivenTurns(Turns):
         """A grammar will be compiled: an idle machine looks again."""
         Alarm(self._clock, ARRIVALS, lambda _event: self.heed(self._clock.now_ns)).set(at_ns)
 
-    def _names_of(self, id_: int) -> list[int]:
-        """Numbers that name the contents of a request's blocks: equal blocks have equal ones."""
-        core = self._core
-        assert core.state.contents_in is not None
-        contents = core.state.contents_in(core.spec.block_tokens)
-        names = self._names
+    def _names_of(self, id_: int, next_tokens: int = 0) -> list[int]:
+        """Numbers that name the contents of a request's blocks, *next_tokens* tokens behind them included: equal blocks have equal
+        ones."""
+        core, names = self._core, self._names
+        if not self._named or core.state.contents_in is None:
+            return []
+        contents = core.state.contents_in(core.spec.block_tokens, next_tokens)
         return [
-            names.setdefault((chain, block), len(names))
+            names.setdefault((next_tokens, chain, block), len(names))
             for chain, first, end in contents.path(id_, contents.named[id_])
             for block in range(first, end)
         ]
@@ -295,6 +299,8 @@ class DrivenTurns(Turns):
         if self._decoding is not None:
             n = running.totals.decode_seqs
             work.draft_steps = self._decoding.draft_steps(max(n, 1))
+            if step.skips_drafts and work.draft_steps:
+                work.draft_steps = 1
             work.query_tokens = (
                 (running.totals.rows - running.totals.prefill_rows) // n if n else self._decoding.query_tokens(1)
             )
@@ -487,4 +493,5 @@ def _engine_of(core: EngineCore, k: int, *, caches: bool) -> Engine:
         k=k,
         lookahead_tokens=spec.lookahead_tokens,
         draft_slots=spec.draft_slots,
+        reads_target=spec.prefix_drops_last,
     )

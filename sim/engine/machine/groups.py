@@ -11,6 +11,7 @@ from policies.view import ALWAYS_NS, counts_steps
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.rank_prices import IDLE, CommonPrices
 from sim.engine.batch.stages import Stages
+from sim.engine.machine.one_queue import OneQueue
 from sim.engine.serve.engine_core import NOTHING, EngineCore
 from sim.engine.time.clock import TICK_BITS
 
@@ -29,6 +30,8 @@ class Group:
         self._stages = stages
         self.prices = prices
         self._balance = balance
+        self.one_queue: OneQueue | None = None
+        """Of ranks whose requests wait together while all seats are taken."""
         self._waited = None if balance is None else balance.begin()
         self._started = [0] * len(cores)
         """Prompts that each rank computed in the latest step."""
@@ -45,7 +48,14 @@ class Group:
         first = self.cores[0]
         if first.sequences.busy or first.n_loading:
             return True
-        return any([core.sequences.busy or core.n_loading for core in self.cores[1:]])
+        if any([core.sequences.busy or core.n_loading for core in self.cores[1:]]):
+            return True
+        return self.queues
+
+    @property
+    def queues(self) -> bool:
+        """Whether any request waits in the queue of all ranks."""
+        return self.one_queue is not None and bool(self.one_queue.waiting)
 
     @property
     def balances(self) -> bool:
@@ -110,6 +120,8 @@ class Group:
     ) -> tuple[list[int], list[Totals], list[int]]:
         """Have the scheduler of each rank plan at *ticks*; return the numbers of those that take part, and rank by rank the totals
         and the draft steps. *refused*: ranks that plan nothing for an empty micro-batch."""
+        if self.one_queue is not None:
+            self.one_queue.give_out()
         found = self._prepared(batches, ticks, refused)
         if found[0] or self._step < 0 or self._since_prompts == ALWAYS_NS or not self.has_work:
             return found

@@ -12,6 +12,7 @@ from typing import cast
 
 from policies.driving import Driving, driving
 from policies.routers import RoutedRequest
+from policies.view import drafts_prompts
 from sim.engine.batch.prices import StageTable
 from sim.engine.batch.pricing import Pricing
 from sim.engine.batch.rank_prices import CommonPrices
@@ -222,7 +223,13 @@ def _group(
     hosted, prices = spec.hosted[i], None
     if spec.ranks > 1:
         assert not isinstance(hosted.cost, StageTable)
-        prices = CommonPrices(Pricing(hosted.cost, hosted.draft_cost, hosted.speculation_overhead_s), spec.ranks)
+        pricing = Pricing(
+            hosted.cost,
+            hosted.draft_cost,
+            hosted.speculation_overhead_s,
+            drafts_prompts=drafts_prompts(hosted.scheduler),
+        )
+        prices = CommonPrices(pricing, spec.ranks)
     first = first_number + i * spec.ranks
     alone = _is_alone(spec)
     cores = [

@@ -13,9 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.routers import Refused, RoutedRequest, route_of
+from policies.routers import Refused, RoutedRequest, route_of, spread_of
+from policies.view import seats
 from sim.engine.machine.any_machine import AnyMachine
+from sim.engine.machine.loads import CoreLoad
 from sim.engine.machine.machine import Machine
+from sim.engine.machine.one_queue import OneQueue
+from sim.engine.record.columns import ABORTED
 from sim.engine.serve.engine_core import EngineCore, InCommon
 from sim.engine.spec.experiment import MachineSpec
 from sim.engine.spec.roles import Part
@@ -43,11 +47,24 @@ class RankedMachine(Machine):
         self._seed = common.seed
         self._n_routed = dict.fromkeys(self._hosting, 0)
         """Requests that have been sent to the ranks of each model."""
+        spread = spread_of(spec.rank_router)
+        for hosted in spec.hosted:
+            n_seats, model = seats(hosted.scheduler), hosted.model
+            if spread is not None and n_seats is not None:
+                n_seats *= hosted.micro_batches or hosted.cost.n_stages
+                queue = OneQueue(spread, self._loads_of(0 if model is None else model), n_seats, self._put)
+                self._hosting[model].one_queue = queue
+                self._hosting[model].cores[0].sequences.behind = queue.waiting
+        self._queues = [group.one_queue for group in self.groups if group.one_queue is not None]
 
     # Called from outside.
 
     def deliver(self, id_: int, kv_tokens: int = 0) -> None:
         """Queue a request with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
+        group = self._group_of(self._model(id_))
+        if group.one_queue is not None and group.one_queue.holds:
+            self._hold(group.one_queue, group.cores[0], id_, kv_tokens)
+            return
         ranks, rank = self._rank_for(id_)
         if isinstance(rank, Refused):
             self._state.replica[id_] = ranks[max(rank.at, 0)].number
@@ -56,6 +73,44 @@ class RankedMachine(Machine):
         core = ranks[rank]
         if self._accept(core, id_, kv_tokens):
             self.turns.arrive(core, self._clock.now_ns)
+
+    def _hold(self, queue: OneQueue, first: EngineCore, id_: int, kv_tokens: int) -> None:
+        """Put a request into the queue of all ranks, the *first* of which stands for them."""
+        self._state.replica[id_] = first.number
+        reason = first.sequences.refusal(id_)
+        if reason is not None:
+            self._outside.rejected(id_, reason)
+            return
+        queue.waiting.append((id_, self._state.prompt[id_], kv_tokens))
+
+    def _put(self, load: CoreLoad, id_: int, kv_tokens: int) -> None:
+        """A request leaves the queue of all ranks for one of them."""
+        self._accept(load.core, id_, kv_tokens)
+
+    def give_up(self, id_: int) -> None:
+        if any([queue.take_out(id_) for queue in self._queues]):
+            self._state.status[id_] = ABORTED
+        else:
+            super().give_up(id_)
+
+    def abort(self, now_ns: int) -> list[int]:
+        ids = super().abort(now_ns)
+        for queue in self._queues:
+            ids += [id_ for id_, _, _ in queue.waiting]
+            queue.waiting.clear()
+        return ids
+
+    @property
+    def waiting(self) -> int:
+        return super().waiting + sum(len(queue.waiting) for queue in self._queues)
+
+    @property
+    def prefill_tokens(self) -> int:
+        return super().prefill_tokens + sum(queue.prompt_tokens for queue in self._queues)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return super().prompt_tokens + sum(queue.prompt_tokens for queue in self._queues)
 
     def _rank_for(self, id_: int) -> tuple[Sequence[EngineCore], int | Refused]:
         """The ranks of the model that a request asks for, and which of them is to serve it."""

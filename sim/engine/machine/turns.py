@@ -208,7 +208,8 @@ class InTurn(Turns):
         self.events += 1
         self._stages.in_flight -= 1
         group.end(batches)
-        if not self._stages.in_flight and not any(core.sequences.busy for core in self._cores):
+        busy = self._stages.in_flight or any(core.sequences.busy for core in self._cores)
+        if not busy and not any([each.queues for each in self._groups]):
             self._stages.idle()
             for each in self._groups:
                 each.count_steps(0)

@@ -661,12 +661,16 @@ class Columns:
             yield from streamed_gaps(self.replicas, self.requests, self.stream)
             return
         for replica in self.replicas:
-            spans, joins = replica.spans, replica.joins
-            for batch in batches_of(spans):
-                rounds = _rounds_in_blocks(spans, batch, max_rounds)
-                yield from _batch_gaps(rounds, joins[joins["lane"] == batch])
+            yield from ((gaps, weights) for gaps, weights, _ in _replica_gaps(replica, max_rounds))
             if len(replica.resumed_gaps_ns):
                 yield replica.resumed_gaps_ns, np.ones(len(replica.resumed_gaps_ns), np.int64)
+
+    def itl_ends(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+        """The same with the time at which each gap ends, without gaps between machines; nothing where tokens are sent several at
+        once or were discarded."""
+        if self.stream.interval == 1 and not self.meta.get("fleet", {}).get("discarded_tokens"):
+            for replica in self.replicas:
+                yield from _replica_gaps(replica, max_rounds)
 
 
 def _joined(tables: list[Table]) -> Table:
@@ -700,8 +704,15 @@ def _rounds_in_blocks(spans: NDArray[Any], batch: int, max_rounds: int) -> Itera
         yield held
 
 
-def _batch_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[tuple[IntArray, IntArray]]:
-    """Gaps and weights of one micro-batch from its *rounds*, spans with decodes."""
+def _replica_gaps(replica: ReplicaColumns, max_rounds: int) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+    """Gaps, weights and ends of one replica, but those of sequences that another has resumed."""
+    spans, joins = replica.spans, replica.joins
+    for batch in batches_of(spans):
+        yield from _batch_gaps(_rounds_in_blocks(spans, batch, max_rounds), joins[joins["lane"] == batch])
+
+
+def _batch_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+    """Gaps, weights and ends of one micro-batch from its *rounds*, spans with decodes."""
     joins = joins[joins["until"] > joins["since"]]
     joins = joins[np.argsort(joins["since"], kind="stable")]
     since, token_ns = joins["since"].astype(np.int64), joins["token_ns"]
@@ -717,6 +728,7 @@ def _batch_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator
         yield (
             np.concatenate((gaps[kept], ends[joined] - token_ns[low:high])),
             np.concatenate((weights[kept], np.ones(high - low, np.int64))),
+            np.concatenate((ends[kept], ends[joined])),
         )
         first, last_end_ns = first + len(ends), int(ends[-1])
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from policies.view import NO_TERMS, Terms, WaitingSeq
 from sim.engine.batch.micro_batch import MicroBatch
-from sim.engine.kv.content import Contents
+from sim.engine.kv.content import ContentsIn
 from sim.engine.record.columns import BUBBLES, UNFINISHED
 
 _new: Final = tuple[object, ...].__new__
@@ -23,7 +23,7 @@ class RequestState:
 
     def __init__(
         self, prompt: array[int], output: array[int], arrival: array[int], *, pipelined: bool = False,
-        max_tokens: array[int] | None = None, contents_in: Callable[[int], Contents] | None = None,
+        max_tokens: array[int] | None = None, contents_in: ContentsIn | None = None,
     ) -> None:  # fmt: skip
         """*pipelined*: stages may idle ahead of micro-batches. Columns that some runs have alone are given afterwards: `model`,
         `turn`, `deadline`, `priority` (0 where there is none), `session` (-1: none)."""

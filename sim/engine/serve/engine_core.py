@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from hwmodels.totals import Totals, pairs_within
-from policies.view import ALWAYS_NS, Plan, ReplicaView, admits_in_turn, looks_itself
+from policies.view import ALWAYS_NS, Plan, ReplicaView, admits_in_turn, asks_beginnings, drafts_prompts, looks_itself
 from sim.engine.batch.async_scheduling import as_known
 from sim.engine.batch.decode_set import DecodeSet
 from sim.engine.batch.micro_batch import BatchPrice, Elsewhere, MicroBatch, RunningView
@@ -94,7 +94,9 @@ class EngineCore:
         )
         self.sequences = sequences = Sequences(spec, state, common.outside, recorder, alone=alone, part=part)
         if prices is None:
-            prices = common.prices.get(id(spec)) or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+            prices = common.prices.get(id(spec)) or prices_of(
+                spec.cost, spec.draft_cost, spec.speculation_overhead_s, drafts_prompts=drafts_prompts(spec.scheduler)
+            )
             common.prices[id(spec)] = prices
         self.state = state
         self.stages = stages
@@ -162,7 +164,7 @@ class EngineCore:
             draft_slots=spec.draft_slots,
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
             terms=state.terms,
-            cache=kv if kv.caches and looks_for_itself(spec.scheduler) else None,
+            cache=kv if kv.caches and (looks_for_itself(spec.scheduler) or asks_beginnings(spec.scheduler)) else None,
         )
         self.batches.append(batch)
         return batch

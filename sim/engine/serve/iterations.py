@@ -7,7 +7,7 @@ from typing import Final
 
 from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
-from policies.view import PartialSeq, Plan, WaitingSeq, pads_to
+from policies.view import PartialSeq, Plan, WaitingSeq, pads_to, rule_of
 from sim.engine.batch.micro_batch import Ended, MicroBatch, Prepared
 from sim.engine.batch.padding import padded
 from sim.engine.batch.prices import Prices
@@ -73,6 +73,8 @@ class Iterations:
         self._drops_token = sequences.connector.drops_token
         self._n_sent = 0
         self._speculates = spec.decoding is not None
+        # A draft model of its own goes on; see `policies.vllm.Rules`.
+        self._drafts_if_used = spec.prefix_drops_last and bool(rule_of(spec.scheduler, "drafts_if_used"))
         self._price: Callable[[MicroBatch, Totals, int, int], int] | None = (
             self._price_later if is_rank else None if alone else self._price_stages
         )
@@ -104,7 +106,7 @@ class Iterations:
             decode_kv = decoding.cached + decode_rows
             work.emitted, decode_window = decoding.next_round()
         if self._speculates:
-            work.query_tokens, work.draft_steps = decoding.query_tokens, decoding.draft_steps
+            work.query_tokens, work.draft_steps = decoding.query_tokens, self._draft_steps(batch, n)
         rows, completing = work.rows, work.completing
         work.completions = len(completing)
         if completing:
@@ -125,11 +127,24 @@ class Iterations:
         if self._price is not None:
             return self._price(batch, totals, growth, ticks)
         kv = self._kv
-        duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, decoding.draft_steps)
+        duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, work.draft_steps)
         batch.span = Step(ticks, ticks + duration, growth)
         standing = (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
         self._recorder.add_iteration(ticks, duration, totals, work, standing)
         return ticks + duration
+
+    def _draft_steps(self, batch: MicroBatch, n: int) -> int:
+        """Passes of the draft in an iteration with *n* decodes: the one that reads the prompts' tokens alone where the scheduler
+        leaves out those whose drafts nobody can use. A chunk of a prompt uses none, nor does a request that may emit one token."""
+        steps = batch.decoding.draft_steps
+        if n or steps < 2 or not self._drafts_if_used:
+            return steps
+        state = self._sequences.state
+        for id_ in self._work.completing:
+            emitted = state.output[id_] - self._left[id_]
+            if not self._drops_token and emitted + 1 < state.max_tokens[id_]:
+                return steps
+        return 1
 
     def _count_first_tokens(self, completing: Sequence[int]) -> None:
         """Prompts that are complete emit a token each, unless it is dropped or none is left to emit."""
@@ -156,7 +171,7 @@ class Iterations:
     def _price_stages(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
         """Send it through the machine's stages; the tick at which it has left the last."""
         priced = totals if not self.pads_to else self._padded(batch, totals)
-        durations, handover = self.prices.stages(priced, batch.decoding.draft_steps)
+        durations, handover = self.prices.stages(priced, self._work.draft_steps)
         end, bubbles = self._stages.send(
             ticks, durations, handover, bool(batch.run), self._n_sent, self._recorder.stages.add
         )
@@ -183,7 +198,7 @@ class Iterations:
     def _price_later(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
         """Leave it to `launch`: how long a rank takes is known when all ranks have planned."""
         priced = totals if not self.pads_to else self._padded(batch, totals)
-        batch.prepared = Prepared(priced, totals, batch.decoding.draft_steps, growth)
+        batch.prepared = Prepared(priced, totals, self._work.draft_steps, growth)
         return ticks
 
     def launch(self, batch: MicroBatch, ticks: int, end: int, bubbles: Sequence[int] = ()) -> None:
@@ -199,8 +214,9 @@ class Iterations:
 
     def standing(self, batch: MicroBatch) -> Standing:
         """State of *batch* and the model now."""
-        kv = self._kv
-        return batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, batch.decoding.round
+        kv, sequences = self._kv, self._sequences
+        waiting = len(self._queue) + len(sequences.behind)
+        return batch.index, sequences.n_admitted, waiting, kv.total - kv.free, batch.decoding.round
 
     def _padded(self, batch: MicroBatch, totals: Totals) -> Totals:
         context = max((seq.cached_tokens for seq in batch.view.running), default=0) if batch.decodes else 0
@@ -241,7 +257,7 @@ class Iterations:
                 if work.blocks:
                     self._sequences.take(work.blocks, ticks)
                     work.blocks = 0
-                kv.cached(id_, cached)
+                kv.cached(id_, cached, is_all=not remaining)
             partials[id_] = _new(PartialSeq, (id_, cached, remaining, arrival_ns, model, deadline_ns, priority))
             if remaining == 0:
                 work.completing.append(id_)

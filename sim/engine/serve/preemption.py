@@ -38,7 +38,8 @@ def preempt_in_turn(
             gone.add(victim)
             _preempt_for(sequences, batch, victim, taken.get(victim, -1), chunks)
         if id_ in gone:
-            break
+            # The plan says whether those behind it go on.
+            continue
         if blocks <= kv.free:
             kv.prepay(blocks)
             taken[id_] = blocks
@@ -49,6 +50,7 @@ def preempt_in_turn(
 def _preempt_for(sequences: Sequences, batch: MicroBatch, id_: int, taken: int, chunks: dict[int, int]) -> None:
     """One is preempted that had taken *taken* blocks for its next step; -1: it had not been planned yet."""
     if taken >= 0 and id_ in batch.partial and id_ in chunks:
-        sequences.kv.cached(id_, batch.partial[id_].cached_tokens + chunks[id_])
+        partial, tokens = batch.partial[id_], chunks[id_]
+        sequences.kv.cached(id_, partial.cached_tokens + tokens, is_all=tokens == partial.remaining_tokens)
     sequences.kv.hand_over(max(taken, 0))
     sequences.preempt(batch, id_, scheduled=taken >= 0, beside=max(taken, 0))

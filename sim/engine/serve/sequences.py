@@ -6,7 +6,7 @@ Moves keep the books: KV blocks, emitted tokens, admitted sequences. The plan de
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Literal
 
 from policies.view import (
@@ -50,9 +50,14 @@ class Sequences:
     ) -> None:  # fmt: skip
         """*part*: what the machine has to do with handing over; None: nothing."""
         self.queue: deque[WaitingSeq] = deque()
+        self.behind: Sized = ()
+        """Requests that wait for a seat of any rank, where this is the first of the ranks."""
         # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only continue if another is
         # preempted, and a scheduler sees its own alone.
-        self.kv = pool_of(spec, state, by_chunk=alone and takes_by_chunk(spec.scheduler))
+        self._kv_comes = part is not None or bool(spec.tiers)
+        """KV may come from elsewhere."""
+        by_chunk = alone and takes_by_chunk(spec.scheduler)
+        self.kv = pool_of(spec, state, by_chunk=by_chunk, connected=self._kv_comes)
         self.state = state
         self.n_admitted = 0
         self.version = Version()
@@ -76,11 +81,9 @@ class Sequences:
         self.ahead = None if self.came_ns is None else AsyncScheduling(self.came_ns)
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.reservations = Reservations(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
-        self.prefix_lookup = PrefixLookup(self.kv, state, self.ahead, spec.scheduler)
+        self.prefix_lookup = PrefixLookup(self.kv, state, self.ahead, spec)
         self.connector = KvConnector(self, part, outside, recorder)
         self.hands_over = self.reservations.one_token = self.connector.hands_over
-        self._kv_comes = part is not None or bool(spec.tiers)
-        """KV may come from elsewhere."""
         slots = self.kv.total * self.kv.block_tokens - self.most_beyond - 1
         self._fit_always = -1 if self.hands_over else min(slots, spec.max_model_len or slots)
         """Requests with so many tokens of prompt and output fit in any case (`never_fits`)."""
@@ -271,7 +274,7 @@ class Sequences:
         state = self.state
         if id_ in batch.leaving:
             state.preemptions[id_] += 1
-            self.prefix_lookup.free_one(id_, beside, batch.leaving[id_].emitted_last - scheduled)
+            self.prefix_lookup.free_one(id_, beside, batch.leaving[id_].emitted_last, scheduled=scheduled)
             return
         known = self.prefix_lookup.kept(batch, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
         cached, blocks, token_ns = self.take_out(batch, id_)

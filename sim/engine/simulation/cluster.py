@@ -21,7 +21,7 @@ from sim.engine.disaggregation.encoding import Encoding
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
-from sim.engine.kv.content import Contents, contents_of
+from sim.engine.kv.content import Contents, ContentsIn, contents_of
 from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.machine.encoder import Encoder, encoders_of
 from sim.engine.machine.machine import Machine
@@ -132,9 +132,7 @@ def _kept(state: RequestState, column: IntArray | None) -> array[int] | None:
     return None if column is None else state.keep(_as_array(column), -1)
 
 
-def _state_of(
-    experiment: Experiment, workload: Workload, contents_in: Callable[[int], Contents] | None
-) -> RequestState:
+def _state_of(experiment: Experiment, workload: Workload, contents_in: ContentsIn | None) -> RequestState:
     """The columns of the workload's requests, of which nothing has happened yet."""
     sent_ns = workload.sent_ns
     pipelined = any(
@@ -172,7 +170,7 @@ class Cluster:
         self._workload = workload = experiment.workload if limit is None else experiment.workload.behind(limit)
         self._experiment = experiment
         self._n = len(workload)
-        self._contents: dict[int, Contents] = {}
+        self._contents: dict[tuple[int, int], Contents] = {}
         contents_in = None if workload.prefix_blocks is None else self._contents_in
         specs = experiment.machines
         self._state = _state_of(experiment, workload, contents_in)
@@ -212,6 +210,9 @@ class Cluster:
         self._reasons: dict[str, int] = {}
         self._front_end = FrontEnd(experiment)
         self._clients = workload.clients()
+        self._cancelled: Callable[[], Iterable[int]] | None = getattr(self._clients, "cancelled", None)
+        self._aborts: deque[tuple[int, int]] = deque()
+        self._giving_up = Alarm(self._clock, ARRIVALS, self._on_abort)
 
     def _course_of(self, experiment: Experiment, links: Links) -> tuple[Course[Any], Handovers | None]:
         """The stages of requests, with a router for each; and what is between machines where prefill and decode are apart."""
@@ -238,17 +239,17 @@ class Cluster:
         given = self._workload, self._state, self._clock, stream_of_draws, self.rejected
         return Gateway(router, machines, self._machines, *given)
 
-    def _contents_in(self, block_tokens: int) -> Contents:
-        """Named contents of the workload in blocks of *block_tokens* tokens."""
-        found = self._contents.get(block_tokens)
+    def _contents_in(self, block_tokens: int, next_tokens: int = 0, /) -> Contents:
+        """Named contents of the workload in blocks of *block_tokens* tokens, named with the *next_tokens* tokens behind them."""
+        found = self._contents.get((block_tokens, next_tokens))
         if found is None:
             trace = self._workload
             assert trace.prefix_blocks is not None
             assert trace.prefix_offsets is not None
             assert trace.prefix_block_tokens is not None
-            found = self._contents[block_tokens] = contents_of(
+            found = self._contents[block_tokens, next_tokens] = contents_of(
                 trace.prefix_blocks, trace.prefix_offsets, trace.prefix_block_tokens, trace.prompt_tokens,
-                trace.output_tokens, block_tokens,
+                trace.output_tokens, block_tokens, next_tokens,
             )  # fmt: skip
         return found
 
@@ -363,9 +364,15 @@ class Cluster:
         ids = np.flatnonzero(abort_ns >= 0)
         at_ns = (sent_ns + abort_ns)[ids]
         order = np.argsort(at_ns, kind="stable")
-        self._aborts: deque[tuple[int, int]] = deque(zip(at_ns[order].tolist(), ids[order].tolist(), strict=True))
-        self._giving_up = Alarm(self._clock, ARRIVALS, self._on_abort)
+        self._aborts.extend(zip(at_ns[order].tolist(), ids[order].tolist(), strict=True))
         self._giving_up.set(self._aborts[0][0])
+
+    def _cancel(self, ids: Iterable[int], now_ns: int) -> None:
+        """Clients give up *ids*, which is felt when a request that they sent instead would be (see `FELT_AFTER_NS`)."""
+        for id_ in ids:
+            if not self._aborts:
+                self._giving_up.set(now_ns + FELT_AFTER_NS)
+            self._aborts.append((now_ns + FELT_AFTER_NS, id_))
 
     def _on_abort(self, _event: object) -> None:
         aborts, now_ns = self._aborts, self._clock.now_ns
@@ -448,6 +455,8 @@ class Cluster:
             self._fleet.ended(id_, now_ns)
         if self._clients is not None:
             self._send_all(self._clients.ended(id_, now_ns), now_ns, now_ns)
+            if self._cancelled is not None:
+                self._cancel(self._cancelled(), now_ns)
 
     def prefilled(self, id_: int, end_ns: int) -> None:
         assert self._handovers is not None

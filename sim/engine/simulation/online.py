@@ -104,8 +104,8 @@ class LiveRun(Cluster):
         self._given_up_ns = array("q")
         self._asked_ns = -1
 
-    def _contents_in(self, block_tokens: int) -> Contents:
-        return self._tree.contents_in(block_tokens)
+    def _contents_in(self, block_tokens: int, next_tokens: int = 0, /) -> Contents:
+        return self._tree.contents_in(block_tokens, next_tokens)
 
     # Time.
 

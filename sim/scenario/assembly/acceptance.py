@@ -88,6 +88,7 @@ _KINDS: dict[str, Callable[[Any, DecodingSettings, AcceptanceSettings, Find], Ac
     "alpha": lambda alpha, *_: kinds.Iid(alpha=alpha),
     "per_position": _per_position,
     "mean_length": _mean_length,
+    "lengths": lambda lengths, *_: kinds.PerPosition(rates=kinds.rates_of(tuple(lengths))[0], kind="conditional"),
     "beta": lambda beta, *_: beta,
     "two_state": _two_state,
     "recorded": _recorded,

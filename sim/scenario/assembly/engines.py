@@ -43,6 +43,7 @@ def left_to_the_engine(
             data=scenario.parallel.data,
             max_positions=deployment.model.max_positions or 0,
             no_overlap=_PLANNED_AS_IT_IS if pipelined else _TAKE_TURNS if shared else None,
+            has_windows=deployment.model.window_tokens is not None,
         )
         try:
             found |= {f"{at}.{name}": value for name, value in stack.choices(settings, around).items()}

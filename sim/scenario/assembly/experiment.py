@@ -126,4 +126,9 @@ def _front_end(scenario: Scenario, pools: list[PoolOf]) -> dict[str, Any]:
             "several front ends is not modelled; give all pools one serving_stack and cost_model"
         )
     (front_end,) = found
-    return front_end._asdict()
+    gateway = scenario.gateway
+    per_token_s = gateway.delay_s_per_token + (front_end.admission_s_per_token if gateway.tokenizes else 0.0)
+    return front_end._replace(
+        admission_s=front_end.admission_s + gateway.delay_s,
+        admission_s_per_token=front_end.admission_s_per_token + per_token_s,
+    )._asdict()

@@ -18,13 +18,18 @@ KINDS = {
     "mla_module_decode_{}_trtllm1.3rc20": "mla_module_decode",
     "mla_bmm_{}_sglang0.5.14": "mla_bmm",
     "linear_attention_{}_vllm0.24": "linear_attention",
+    "mamba2_{}_bf16_trtllm1.3rc20": "mamba2",
+    "dsv4_csa_module_prefill_{}_vllm0.24": "compressed_prefill",
+    "dsv4_hca_module_decode_{}_sglang0.5.14": "compressed_decode",
+    "mhc_module_{}_bf16_vllm0.24": "hyper_connections",
 }
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_is_read_and_predicted_in_full(shared, device, name):
-    measurement = read(shared / "measured2" / f"{name.format(device)}.csv")
+    path = next(shared.glob(f"measured[23]/{name.format(device)}.csv"))
+    measurement = read(path)
     assert measurement.kind == KINDS[name]
     found = predict(measurement, load_profile(device))
     assert dict(found.unmodelled) == {}

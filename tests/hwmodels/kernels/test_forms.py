@@ -17,7 +17,7 @@ from hwmodels.kernels.attention import (
 from hwmodels.kernels.collectives import KINDS, CollectiveParams, collective_s, moved_share
 from hwmodels.kernels.elementwise import ElementwiseParams, elementwise_s
 from hwmodels.kernels.gemm import LIBRARIES, GemmParams, gemm_s
-from hwmodels.kernels.linear_attention import LinearParams, linear_decode_s, linear_prefill_s
+from hwmodels.kernels.linear_attention import KERNELS, LinearParams, linear_decode_s, linear_prefill_s
 from hwmodels.kernels.mla import MlaDecodeParams, mla_decode_s, mla_prefill_s
 from hwmodels.kernels.moe import MoeParams, active_experts, moe_s
 from hwmodels.kernels.parameters import Datasheet, check_bounds, smooth_max, with_values
@@ -373,7 +373,7 @@ def test_a_long_latent_decode_reads_its_cache_or_multiplies_its_heads():
 NET = {"key_heads": 16, "key_dim": 128, "value_heads": 32, "value_dim": 128}
 
 
-@pytest.mark.parametrize("kernel", ["conv", "delta"])
+@pytest.mark.parametrize("kernel", [name for names in KERNELS.values() for name in names])
 def test_linear_attention_prices_scalars_and_arrays_alike_and_more_rows_never_less(kernel):
     rows, chunks = np.array([1, 64, 65, 4096, 10_000, 65_536]), np.array([1, 1, 1, 2, 7, 8])
     together = linear_prefill_s(LinearParams(), DEVICE, rows=rows, chunks=chunks, kernel=kernel, **NET)
@@ -404,3 +404,26 @@ def test_a_prompt_of_linear_attention_walks_its_chunks_and_grows_with_them_alone
     )
     assert once == pytest.approx(8192 / 64 * params.step_s, rel=1e-9)
     assert twice == pytest.approx(2 * once, rel=1e-9)
+
+
+def test_sequences_shorter_than_a_chunk_of_a_state_cost_more_where_one_layer_is_timed_alone():
+    """They run another kernel there; a price never falls as a prompt grows."""
+    params = LinearParams(short_share=0.5)
+    few, whole = (
+        [
+            linear_prefill_s(params, DEVICE, rows=n, chunks=1, kernel="mamba-scan", resident=alone, **NET)
+            for n in (127, 128)
+        ]
+        for alone in (True, False)
+    )
+    assert few[0] > few[1]
+    assert whole[0] <= whole[1]
+
+
+def test_a_block_of_mambas_convolution_takes_512_tokens_of_a_channel():
+    params = LinearParams(launch_s=1e-6, block_s=0.0, step_s=1e-6, overlap_loss=0.0, bandwidth_efficiency=1.0)
+    one, two = (
+        linear_prefill_s(params, DEVICE, rows=n, chunks=1, kernel="mamba-conv", **NET) - 1e-6 for n in (512, 513)
+    )
+    assert one == pytest.approx((2 * 16 * 128 + 32 * 128) / DEVICE.sm_count * 1e-6)
+    assert two == pytest.approx(2 * one)

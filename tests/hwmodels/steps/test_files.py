@@ -67,11 +67,11 @@ def test_steps_measured_again_count_with_their_median_and_a_note_says_so(tmp_pat
     [
         (("cached_tokens", "cached"), "has no column cached_tokens"),
         (("latency_ms", "latency_ms,color"), "row 1 has 4 values under 5 columns"),
-        (("8,1,2047,7", "8,1,2047,0"), "latency_ms is above 0; got 0"),
+        (("8,1,2047,7", "8,1,2047,0"), r"steps\.csv, row 4: latency_ms is above 0; got 0"),
         (("8,1,2047,7", "8,1,2047,nan"), "latency_ms is a finite number"),
-        (("8,1,2047,7", "8,1,2047,fast"), "latency_ms is a number; got 'fast'"),
+        (("8,1,2047,7", "8,1,2047,fast"), "row 4: latency_ms is a number; got 'fast'"),
         (("8,1,2047,7", "0,1,2047,7"), "a whole number of sequences, at least 1; got 0"),
-        (("8,1,2047,7", "8,1,-1,7"), "a whole number of cached tokens, at least 0; got -1"),
+        (("8,1,2047,7", "8,1,-1,7"), "row 4: a step has a whole number of cached tokens, at least 0; got -1"),
         (("8,1,2047,7", "8,1.5,2047,7"), "a whole number of new tokens, at least 1; got 1.5"),
         (("batch_size", "latency_ms"), "two columns of one name"),
     ],
@@ -104,6 +104,10 @@ def test_rows_of_several_deployments_are_singled_out_by_where(tmp_path: Path) ->
         ValueError, match=r"several deployments: tp is 1, 2; say which in hardware.where, such as \{tp: 1\}"
     ):
         read_steps(file, {})
+    file.write_text(text + "1,1,8,none,2\n")
+    with pytest.raises(ValueError, match="row 5: latency_ms is a number; got 'none'"):
+        read_steps(file, {"tp": 2})
+    file.write_text(text)
     with pytest.raises(ValueError, match="has no rows with tp 4; it has tp 1, 2"):
         read_steps(file, {"tp": 4})
     with pytest.raises(ValueError, match="has no column dp that says whose rows they are; it has tp"):

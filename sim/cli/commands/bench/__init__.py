@@ -273,7 +273,7 @@ def _print_compared(found: Compared) -> None:
     rows = [_compared_cells(each, name) for each, name in zip(found.replays, names, strict=True)]
     heads = [head for title in _TITLES.values() for head in (title, "sim.", "error")]
     print_table(["run", "load", *heads], rows, left=2, fold_left=True, together=3)
-    for line in (_legend(found, rows), *_error_lines(found), *_saturation_lines(found)):
+    for line in (_legend(found, rows), *_gap_lines(found, names), *_error_lines(found), *_saturation_lines(found)):
         console().print(line, markup=False, soft_wrap=True)
     _print_notes([(each.run.name, note) for each in found.replays for note in (*each.run.notes, *each.assumed)])
 
@@ -306,6 +306,19 @@ def _legend(found: Compared, rows: Sequence[Sequence[str]]) -> str:
     if any("~" in row for row in rows):
         legend += " ~ not judged: clients wait for answers whose lengths differ, and the file does not say how."
     return legend
+
+
+def _gap_lines(found: Compared, names: Sequence[str]) -> Iterator[str]:
+    """Gaps between tokens with and without another request's first token in them, of runs whose files have single tokens."""
+    for each, name in zip(found.replays, names, strict=True):
+        parts = []
+        for gaps, words in (("itl_prompt", "with"), ("itl_decode", "without")):
+            figure = f"{gaps}_mean_s"
+            theirs, ours, error = each.measured.get(figure), each.predicted.get(figure), each.error(figure)
+            if theirs is not None and ours is not None and error is not None:
+                parts.append(f"{words} {_ms(theirs)} measured, {_ms(ours)} simulated ({error:+.1%})")
+        if parts:
+            yield f"{name}, mean gap between tokens, another's first token in it: {'; '.join(parts)}"
 
 
 def _error_lines(found: Compared) -> Iterator[str]:

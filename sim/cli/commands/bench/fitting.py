@@ -177,7 +177,7 @@ def _plain(each: Prediction) -> dict[str, Any]:
 
 def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Prediction], out: Path) -> None:
     from sim.bench.overlay import TOLD, errors_of
-    from sim.bench.parameters import BY_NAME, own_value
+    from sim.bench.parameters import BY_NAME, PROMPTS, own_value
     from sim.text import seconds_text
 
     of = {(each.name, each.quantity): each for each in left_out}
@@ -227,6 +227,11 @@ def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
             )
         )
     print_table(("Parameter", "before", "fitted", "95 % interval", "told", "known"), rows, fold=1)
+    if posterior.told(PROMPTS) < TOLD:
+        typer.echo(
+            f"The runs do not tell arithmetic with prompts from that of decodes: of what the two may differ by they took away "
+            f"{posterior.told(PROMPTS):.0%}. Runs that differ in prompt tokens by output token do; rooftrace bench next names one."
+        )
     texts = []
     for quantity in ("tpot_s", "ttft_s"):
         errors = errors_of(found, left_out, quantity)

@@ -71,6 +71,14 @@ def _scheduling(reading: Reading, given: _File) -> None:
     reading.put("scheduler.batch_wait_max_tokens_ratio", given.take("batch_wait_max_tokens_ratio"))
     reading.put("scheduler.capacity_scheduler_policy", given.take("scheduler_config.capacity_scheduler_policy"))
     reading.put("scheduler.context_chunking_policy", given.take("scheduler_config.context_chunking_policy"))
+    for key in ("use_kv_cache_manager_v2", "max_util_for_resume"):
+        value = given.take(f"kv_cache_config.{key}")
+        if value == "auto":
+            reading.notes.append(
+                f"kv_cache_config.{key} auto is left to the server, which decides by the model: it is read as false"
+            )
+        else:
+            reading.put(f"scheduler.{key}", value)
     reading.put_graphs(
         eager=given.says_none("cuda_graph_config") or None,
         largest=given.integer("cuda_graph_config.max_batch_size"),

@@ -51,6 +51,7 @@ def _file(command: Writing) -> dict[str, Any]:
         "tokens_per_block": command.memory("block_tokens"),
         "enable_block_reuse": command.memory("prefix_caching"),
         "host_cache_size": None if tier is None or tier.gib is None else round(tier.gib * GIB / ranks),
+        **{key: command.scheduler(key) for key in ("use_kv_cache_manager_v2", "max_util_for_resume")},
     }
     rules = {key: command.scheduler(key) for key in ("capacity_scheduler_policy", "context_chunking_policy")}
     for section, values in (("kv_cache_config", cache), ("scheduler_config", rules)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hwmodels.overheads import at_or_before
+from policies.vllm import RELEASES, Vllm
 from sim.errors import RooftraceError
 from sim.launch.drafters import assumed
 from sim.launch.engines.vllm.tiers import tiers
@@ -55,11 +57,28 @@ def settings(reading: Reading, *, experts: bool) -> None:
         reading.put(f"scheduler.{name.replace('-', '_')}", reading.switch(name))
     reading.put("scheduler.watermark", reading.number("watermark"))
     reading.put("scheduler.scheduling_policy", reading.text("scheduling-policy"))
+    _rules_of_release(reading)
     reading.put("stream_interval", reading.integer("stream-interval"))
     _speculation(reading)
 
 
 _EXCHANGES = ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")
+
+
+def _rules_of_release(reading: Reading) -> None:
+    """Put the release whose rules the scheduler has: the server's, or the nearest before it, or the oldest that is known; a later
+    one where the command has settings that came with that."""
+    if reading.release is None:
+        return
+    given = reading.settings.get("scheduler", {})
+    known = tuple(RELEASES)
+    nearest = at_or_before(reading.release, known[::-1])
+    following = known[known.index(nearest) :]
+    rules = next(each for each in following if not any(given.get(name) for name in RELEASES[each].lacks))
+    if rules != Vllm().release:
+        reading.put("scheduler.release", rules)
+    if not f"{reading.release}.".startswith(f"{rules}."):
+        reading.notes.append(f"rules of the scheduler are known of vllm {', '.join(known)}: those of {rules} are taken")
 
 
 def _eplb(reading: Reading) -> None:

@@ -46,6 +46,8 @@ def write(command: Writing) -> None:
         given = command.scheduler(key)
         if given is not None:
             command.flag(f"--{'' if given else 'no-'}{key.replace('_', '-')}", True)
+    # Rules come with the server that is started.
+    command.scheduler("release")
     if scenario.stream_interval > 1:
         command.flag("--stream-interval", scenario.stream_interval)
     _speculation(command)

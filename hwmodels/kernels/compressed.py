@@ -1,0 +1,253 @@
+"""Attention to compressed tokens (DeepSeek-V4): a window of tokens as they are, and keys that stand for 4 or 128 of them.
+
+Of keys that stand for four an indexer scores every one and a query attends to the best; those that stand for 128 are all attended.
+The form is of what a layer runs beside its products: norms, rotary embedding, compression, scores, choice and attention. Benchmarks
+time whole modules, products with them; a fit takes these from the device's own parameters (`hwmodels.measured.compressed`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hwmodels.kernels.ops import ALONE, ARRAYS, DecodeForm, Ops, PrefillForm, Running, none_is_free
+from hwmodels.kernels.parameters import Datasheet, parameter
+from hwmodels.operations import AttentionShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedParams:
+    """What a layer of one kind of one stack runs beside its products, of prompts or of decodes (times in seconds)."""
+
+    launch_s: float = parameter(
+        1e-5, -2e-4, 2e-4, "starts of the kernels, less what a graph hides of those of products"
+    )
+    block_starts_s: float = parameter(
+        0.0,
+        0.0,
+        2e-4,
+        "what a graph hides more of products in blocks, where they were timed as Python launches them",
+        optional=True,
+    )
+    sequence_s: float = parameter(5e-7, 0.0, 1e-5, "each sequence more")
+    row_s: float = parameter(1e-5, 0.0, 1e-4, "a token on one SM: norms, rotary embedding, compression, cache")
+    head_s: float = parameter(5e-8, 0.0, 5e-6, "a head of a token on one SM")
+    wide_s: float = parameter(1e-6, 0.0, 5e-5, "a thousand numbers of a token's hidden state on one SM")
+    compute_efficiency: float = parameter(0.4, 0.02, 1.0, "share of the dense peak in attention's two products")
+    score_efficiency: float = parameter(
+        0.3, 0.005, 1.0, "share of the 8-bit peak in the scores, their choice with them"
+    )
+    bandwidth_efficiency: float = parameter(0.5, 0.02, 1.0, "share of the datasheet bandwidth on the cache")
+    choose_s: float = parameter(
+        0.0, 0.0, 2e-4, "start of a choice, where there are more keys than are chosen", optional=True
+    )
+    flat_s: float = parameter(0.0, 0.0, 3e-4, "a choice among equal scores", optional=True)
+    flat_query_s: float = parameter(0.0, 0.0, 5e-4, "one query of it on one SM", optional=True)
+    flat_token_s: float = parameter(
+        0.0, 0.0, 5e-7, "a token beyond those that are chosen, of one query on one SM", optional=True
+    )
+
+
+def attended(ops: Ops, rows: Any, chunks: Any, pairs: Any, most: Any) -> tuple[Any, Any]:
+    """Pairs of *rows* of prompts with no more than *most* tokens each, and the rows that have more tokens than that.
+
+    The sequences of *chunks* are taken to be alike: contexts of their rows rise by one from row to row.
+    """
+    each = rows / chunks
+    last = pairs / rows + 0.5 * each
+    first = ops.maximum(0.0, last - each)
+    turn = ops.minimum(ops.maximum(most, first), last)
+    beyond = (last - turn) / ops.maximum(1e-9, last - first) * rows
+    below = rows - beyond
+    return 0.5 * (turn + first) * below + most * beyond, beyond
+
+
+def _numbers(ops: Ops, every: Any, most: Any, compress: float) -> Any:
+    return every / compress if most is None else ops.minimum(every, most) / compress
+
+
+def prefill_form(
+    params: CompressedParams,
+    sheet: Datasheet,
+    *,
+    heads: Any,
+    head_dim: Any,
+    hidden: Any,
+    compress: float,
+    window: float,
+    chosen: Any = None,
+    index_flops: Any = 0.0,
+    token_bytes: Any = 0.0,
+    in_blocks: Any = 0.0,
+    run: Running = ALONE,
+    flat_until: float | None = None,
+) -> PrefillForm:
+    """A layer's work for prompts beside its products: heads per device, each of which meets a key in `head_dim` numbers.
+
+    A key stands for `compress` tokens (0: there are none but those of the window); of `chosen` keys a query attends to so many
+    (None: to all) after `index_flops` for each. `flat_until`: equal scores as of a benchmark with dummy weights, which the
+    kernel that chooses among up to so many tokens is slow at; None: scores as in use. `in_blocks`: 1 where products are of FP8 in
+    blocks, else 0.
+    """
+    by_pair, by_row, by_score, by_kv = _rates(params, sheet, heads, head_dim, hidden, index_flops, token_bytes)
+    most = None if chosen is None else chosen * compress
+    launch, more, layers = params.launch_s - in_blocks * params.block_starts_s, params.sequence_s, run.layers
+
+    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        keys, _ = attended(ops, rows, chunks, pairs, window)
+        seconds = launch + more * (chunks - 1.0) * ops.where(rows > chunks, 1.0, 0.0) + rows * by_row + kv * by_kv
+        if compress:
+            some, beyond = (pairs, 0.0) if most is None else attended(ops, rows, chunks, pairs, most)
+            keys = keys + some / compress
+            seconds = seconds + pairs / compress * by_score
+            if most is not None:
+                seconds = seconds + params.choose_s * ops.where(beyond > 0.0, 1.0, 0.0)
+                if flat_until is not None:
+                    seconds = seconds + _flat_s(params, sheet, ops, (rows, chunks, pairs), most, flat_until)
+        return layers * (seconds + keys * by_pair)
+
+    return form
+
+
+def decode_form(
+    params: CompressedParams,
+    sheet: Datasheet,
+    *,
+    heads: Any,
+    head_dim: Any,
+    hidden: Any,
+    compress: float,
+    window: float,
+    chosen: Any = None,
+    index_flops: Any = 0.0,
+    token_bytes: Any = 0.0,
+    entry_bytes: Any = 0.0,
+    in_blocks: Any = 0.0,
+    run: Running = ALONE,
+    flat_until: float | None = None,
+) -> DecodeForm:
+    """As `prefill_form`, of decodes: `token_bytes` of the cache are read for each token, `entry_bytes` for each attended key."""
+    by_pair, by_row, by_score, by_kv = _rates(params, sheet, heads, head_dim, hidden, index_flops, token_bytes)
+    by_entry = entry_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency)
+    most = None if chosen is None else chosen * compress
+    launch, layers = params.launch_s - in_blocks * params.block_starts_s, run.layers
+
+    def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
+        each = kv / seqs
+        keys = ops.minimum(each, window)
+        seconds = launch + queries * by_row + kv * by_kv
+        if compress:
+            keys = keys + _numbers(ops, each, most, compress)
+            seconds = seconds + each * queries / compress * by_score
+            if most is not None:
+                seconds = seconds + params.choose_s * ops.where(each > most, 1.0, 0.0)
+                if flat_until is not None:
+                    pairs = queries * (each - 0.5 * (queries / seqs - 1.0))
+                    seconds = seconds + _flat_s(params, sheet, ops, (queries, seqs, pairs), most, flat_until)
+        return layers * (seconds + queries * keys * by_pair + seqs * keys * by_entry)
+
+    return form
+
+
+def _rates(
+    params: CompressedParams,
+    sheet: Datasheet,
+    heads: Any,
+    head_dim: Any,
+    hidden: Any,
+    index_flops: Any,
+    token_bytes: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """Seconds of an attended key, of a row, of a scored key and of a token of the cache."""
+    return (
+        4.0 * heads * head_dim / (sheet.flops_per_s("bf16") * params.compute_efficiency),
+        (params.row_s + params.head_s * heads + params.wide_s * 1e-3 * hidden) / sheet.sm_count,
+        index_flops / (_eight_bits(sheet) * params.score_efficiency),
+        token_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency),
+    )
+
+
+def _eight_bits(sheet: Datasheet) -> float:
+    return sheet.flops_per_s("fp8" if "fp8" in sheet.peak_flops_per_s else "bf16")
+
+
+def _flat_s(
+    params: CompressedParams, sheet: Datasheet, ops: Ops, sums: tuple[Any, Any, Any], most: Any, until: float
+) -> Any:
+    """What equal scores add: queries between *most* and *until* tokens, each by the tokens that it has too many."""
+    last = ops.maximum(until, most)
+    few, more = attended(ops, *sums, most)
+    many, beyond = attended(ops, *sums, last)
+    slow = more - beyond
+    excess = many - few - beyond * (last - most)
+    on_sms = (slow * params.flat_query_s + excess * params.flat_token_s) / sheet.sm_count
+    return params.flat_s * ops.where(slow > 0.0, 1.0, 0.0) + on_sms
+
+
+def bound_of_prompts(shape: AttentionShape, flops_per_s: float, bytes_per_s: float) -> PrefillForm:
+    """All layers of *shape* on a datasheet: the longer of their arithmetic on scored and attended keys and of reading the cache."""
+    most = float(shape.chosen * shape.compress) if shape.chosen else None
+
+    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        keys, _ = attended(ops, rows, chunks, pairs, float(shape.near))
+        flops = 0.0
+        if shape.compress:
+            some = pairs if most is None else attended(ops, rows, chunks, pairs, most)[0]
+            keys = keys + some / shape.compress
+            flops = pairs * (shape.index_flops / shape.compress)
+        flops = flops + keys * (4.0 * shape.n_heads * shape.qk_dim)
+        return shape.layers * ops.maximum(flops / flops_per_s, kv * shape.kv_bytes / bytes_per_s)
+
+    return form
+
+
+def bound_of_decodes(shape: AttentionShape, flops_per_s: float, bytes_per_s: float) -> DecodeForm:
+    """As `bound_of_prompts`, of decodes, which read the indexer's keys and those that they attend to."""
+    most = float(shape.chosen * shape.compress) if shape.chosen else None
+    scored_bytes = shape.kv_bytes - shape.entry_bytes / shape.compress if shape.compress else 0.0
+
+    def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
+        each = kv / seqs
+        keys = ops.minimum(each, float(shape.near))
+        flops = 0.0
+        if shape.compress:
+            keys = keys + _numbers(ops, each, most, shape.compress)
+            flops = each * (shape.index_flops / shape.compress)
+        flops = queries * (flops + keys * (4.0 * shape.n_heads * shape.qk_dim))
+        moved = seqs * keys * shape.entry_bytes + kv * scored_bytes
+        return shape.layers * ops.maximum(flops / flops_per_s, moved / bytes_per_s)
+
+    return form
+
+
+def compressed_prefill_s(
+    params: CompressedParams,
+    device: Datasheet,
+    *,
+    rows: Any,
+    chunks: Any,
+    pairs: Any,
+    kv_tokens: Any,
+    products_s: Any = 0.0,
+    **shape: Any,
+) -> Any:
+    """Seconds of one layer's prompts on one device, with its products where their time is given; *shape* as in `prefill_form`."""
+    some = np.where(np.asarray(rows) > 0, rows, 1)
+    each = np.where(np.asarray(rows) > 0, chunks, 1)
+    seconds = prefill_form(params, device, **shape)(ARRAYS, some, each, pairs, kv_tokens)
+    return none_is_free(np.maximum(seconds + products_s, _LEAST_S), rows)
+
+
+def compressed_decode_s(
+    params: CompressedParams, device: Datasheet, *, seqs: Any, kv_tokens: Any, products_s: Any = 0.0, **shape: Any
+) -> Any:
+    """Seconds of one layer's decodes on one device, with its products where their time is given; *shape* as in `decode_form`."""
+    some = np.where(np.asarray(seqs) > 0, seqs, 1)
+    seconds = decode_form(params, device, **shape)(ARRAYS, some, some, kv_tokens)
+    return none_is_free(np.maximum(seconds + products_s, _LEAST_S), seqs)
+
+
+_LEAST_S = 1e-7
+"""No fit ends below it, however many launches its products hold."""

@@ -1,0 +1,188 @@
+"""Rollouts of reinforcement learning: steps of prompts with several samples each, and a policy that is updated between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from workloads.columns import NS_PER_S, IntArray
+from workloads.lengths import LengthDistribution
+from workloads.streams import Count, FromZero, Positive, Stream, check_bounds, stream
+from workloads.workload import Workload
+
+_MOST_BATCHES = 1_000
+"""Batches of prompts that one step may need; a share of informative groups that asks for more is taken for a slip."""
+
+
+class Groups(NamedTuple):
+    """The groups of a rollout in the order in which they are sent; requests are the samples of one group after the other."""
+
+    step: IntArray
+    """The step that each group is first sent in, from 0."""
+    batch: IntArray
+    """The batch that each group is sent with, from 0; batches of one step follow each other."""
+    informative: NDArray[np.bool_]
+    """Whether a group counts: one whose answers are all right or all wrong teaches nothing, and dynamic sampling drops it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Steps of `prompts` groups, each a prompt with `samples` answers; all are sent at once. A step ends when `wanted` informative
+    groups have all of their answers; the weights are then updated for `update_s`, and the next step begins.
+
+    Where all groups of a step have ended and too few of them were informative, as many again are sent (dynamic sampling of DAPO,
+    Yu et al., arXiv 2503.14476, section 3.2). `leftover` says what becomes of answers that are under way when a step ends:
+    `abort` drops them (over-provisioning: more prompts are sent than wanted); with `continue` they go on with their KV while the
+    weights are updated and after it, and count in a later step, which sends as many groups as have been taken (in-flight updates
+    of PipelineRL, Piché et al., arXiv 2509.19128).
+    """
+
+    prompts: Count
+    """Groups that are under way at the beginning of a step."""
+    samples: Count = 1
+    """Answers of each prompt; their prompts are alike, and a prefix cache finds them."""
+    steps: Count = 1
+    wanted: Count | None = None
+    """Informative groups that end a step; all `prompts` where it is left out."""
+    informative: Positive = 1.0
+    """The share of groups that are informative, drawn for each; the others are dropped."""
+    leftover: Literal["abort", "continue"] = "abort"
+    """What becomes of the answers under way when a step ends."""
+    update_s: FromZero = 0.0
+    """The time from the end of a step to the next step's prompts: the update and the transfer of weights."""
+    block_tokens: Count = 16
+    """Tokens that one id of the generated prompts stands for."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.informative > 1:
+            raise ValueError(f"informative is a share above 0, at most 1; got {self.informative!r}")
+        if self.leftover not in ("abort", "continue"):
+            raise ValueError(f"leftover is abort or continue; got {self.leftover!r}")
+        if self.of_a_step > self.prompts and self.informative == 1:
+            raise ValueError(f"wanted is at most prompts, {self.prompts}; got {self.wanted}")
+        if self.leftover == "continue" and self.informative < 1:
+            raise ValueError("leftover: continue is for groups that all count; leave informative out, or abort")
+
+    @property
+    def of_a_step(self) -> int:
+        """Informative groups that end a step."""
+        return self.prompts if self.wanted is None else self.wanted
+
+    def groups(self, seed: int) -> Groups:
+        """All groups of the rollout, drawn before it runs."""
+        if self.leftover == "continue":
+            sizes = [self.prompts, *[self.of_a_step] * (self.steps - 1)]
+            of = np.repeat(np.arange(self.steps), sizes)
+            return Groups(of, of, np.ones(len(of), bool))
+        rng = stream(seed, Stream.INFORMATIVE)
+        steps, found = list[int](), list[NDArray[np.bool_]]()
+        for step in range(self.steps):
+            count = 0
+            while count < self.of_a_step:
+                if steps.count(step) == _MOST_BATCHES:
+                    raise ValueError(
+                        f"step {step} has {count} informative groups after {_MOST_BATCHES:,} batches of {self.prompts}, and "
+                        f"{self.of_a_step} are wanted; give more prompts or a larger share informative"
+                    )
+                steps.append(step)
+                found.append(rng.random(self.prompts) < self.informative)
+                count += int(found[-1].sum())
+        return Groups(
+            np.repeat(steps, self.prompts), np.repeat(np.arange(len(steps)), self.prompts), np.concatenate(found)
+        )
+
+    def workload(self, prompt: LengthDistribution, output: LengthDistribution, seed: int) -> RolloutRequests:
+        """The requests of all steps: a prompt length for each group, an output length for each of its samples."""
+        groups = self.groups(seed)
+        n = len(groups.step)
+        prompts = np.maximum(prompt.sample(stream(seed, Stream.PROMPT_LENGTHS), n), 1)
+        outputs = np.maximum(output.sample(stream(seed, Stream.OUTPUT_LENGTHS), n * self.samples), 1)
+        blocks = -(-prompts // self.block_tokens)
+        first = np.repeat(np.cumsum(blocks) - blocks, self.samples)
+        counts = np.repeat(blocks, self.samples)
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        return RolloutRequests(
+            prompt_tokens=np.repeat(prompts, self.samples),
+            output_tokens=outputs,
+            prefix_blocks=np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts),
+            prefix_offsets=offsets,
+            prefix_block_tokens=self.block_tokens,
+            rollout=self,
+            groups=groups,
+            source=f"{self!r}, prompts {prompt!r}, answers {output!r}, seed {seed}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class RolloutRequests(Workload):
+    """The requests of a rollout; `Rollout.workload` makes them."""
+
+    rollout: Rollout
+    groups: Groups
+
+    def clients(self) -> _Trainer:
+        return _Trainer(self.rollout, self.groups)
+
+    def take(self, rows: ArrayLike) -> NoReturn:
+        raise ValueError("the steps of a rollout are whole; give fewer prompts, samples or steps")
+
+
+class _Trainer:
+    """The one client of a run: it sends the batches of a step, waits for the groups that it wants, and updates the weights."""
+
+    starts_ns: Sequence[int] = (0,)
+
+    def __init__(self, rollout: Rollout, groups: Groups) -> None:
+        self._samples, self._wanted, self._steps = rollout.samples, rollout.of_a_step, rollout.steps
+        self._aborts = rollout.leftover == "abort"
+        self._update_ns = round(rollout.update_s * NS_PER_S)
+        self._informative = groups.informative.tolist()
+        firsts = np.searchsorted(groups.batch, np.arange(int(groups.batch[-1]) + 2))
+        self._batches = list(zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True))
+        self._next = 0
+        self._left = [rollout.samples] * len(groups.batch)
+        """Answers of each group that have not ended."""
+        self._under_way = dict[int, None]()
+        """Rows that were sent and have not ended, in the order in which they were sent."""
+        self._step = self._taken = 0
+        self._gone: list[int] = []
+
+    def start(self, now_ns: int, /) -> Iterator[tuple[int, int]]:
+        """Send the next batch."""
+        first, last = self._batches[self._next]
+        self._next += 1
+        for row in range(first * self._samples, last * self._samples):
+            self._under_way[row] = None
+            yield row, now_ns
+
+    def ended(self, row: int, now_ns: int, /) -> Iterator[tuple[int, int]]:
+        if row not in self._under_way:
+            return  # It was aborted.
+        del self._under_way[row]
+        group = row // self._samples
+        self._left[group] -= 1
+        if self._left[group] == 0 and self._informative[group]:
+            self._taken += 1
+            if self._taken == self._wanted:
+                yield from self._end_step(now_ns)
+                return
+        if self._aborts and not self._under_way:
+            yield from self.start(now_ns)
+
+    def _end_step(self, now_ns: int) -> Iterator[tuple[int, int]]:
+        self._step, self._taken = self._step + 1, 0
+        last = self._step == self._steps
+        if self._aborts or last:
+            self._gone += self._under_way
+            self._under_way.clear()
+        if not last:
+            yield from self.start(now_ns + self._update_ns)
+
+    def cancelled(self) -> list[int]:
+        gone, self._gone = self._gone, []
+        return gone
