@@ -41,9 +41,9 @@ START = Moment()
 class Balance(Protocol):
     """A rule for the moments at which prompts of ranks may start."""
 
-    chunks_go_on: bool
+    chunks_go_on: ClassVar[bool]
     """Whether prompts that have begun go on while others wait."""
-    counts_idle: bool
+    counts_idle: ClassVar[bool]
     """Whether moments at which nothing runs count, which take no time; otherwise prompts start where nothing else runs."""
 
     def begin(self) -> Any:

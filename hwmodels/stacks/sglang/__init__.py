@@ -180,6 +180,12 @@ STACK = Stack(
             on="2026-11-22",
         ),
         Check(
+            what="prompts of ranks",
+            release="0.5.23",
+            against="the release's own schedulers in step and its prefill delayer: 500 workloads of 2 to 4 ranks",
+            on="2026-11-23",
+        ),
+        Check(
             what="launch options",
             release="0.5.23",
             against="the release's own argument parser, of which the list was made",

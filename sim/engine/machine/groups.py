@@ -143,6 +143,7 @@ class Group:
             waited = self._waited
             self._let_prompts_start(balance, batches, ticks)
             found = self._plan(batches, ticks, refused)
+            self._started = [len(batch.run) if rank in found[0] else 0 for rank, batch in enumerate(batches)]
             if found[0] or not self.cores[0].planner.prompts_wait or all(self.decodes(batches)):
                 return found
             # Nothing runs: the decodes that prompts were to wait for have left as the ranks planned, such as those of clients that
@@ -155,7 +156,6 @@ class Group:
     ) -> tuple[list[int], list[Totals], list[int]]:
         """Plan as `prepare` does, with prompts shown or not."""
         taking: list[int] = []
-        self._started = [0] * len(batches)
         totals, draft_steps = [IDLE] * len(batches), [0] * len(batches)
         for rank, core in enumerate(self.cores):
             batch = batches[rank]
@@ -164,7 +164,6 @@ class Group:
                 continue
             if core.begin(batch, ticks) != NOTHING:
                 taking.append(rank)
-                self._started[rank] = len(batch.run)
                 prepared = batch.prepared
                 assert prepared is not None
                 totals[rank], draft_steps[rank] = prepared.priced, prepared.draft_steps
