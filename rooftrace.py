@@ -55,7 +55,7 @@ _HOMES = {
     "cheapest": "sim.study.optimize",
     "compare": "sim.study.compare",
     "deploy": "hwmodels.deployment",
-    "explore": "sim.explore.notebook",
+    "explore": "sim.explore:",
     "highest_rate": "sim.study.rates",
     "load_device": "hwmodels.device",
     "load_model": "hwmodels.model",

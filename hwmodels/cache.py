@@ -46,8 +46,8 @@ class Group:
 def cached_kinds(spec: ModelSpec) -> tuple[AttentionKind, ...]:
     """Layer by layer, what its cache keeps: sparse attention reads a few tokens, but any of them, so that it keeps all."""
     if isinstance(spec.attention, (LatentAttention, CompressedAttention)):
-        return ("full",) * spec.n_layers
-    return spec.layer_attention
+        return tuple("linear" if kind == "linear" else "full" for kind in spec.layer_attention)
+    return tuple("full" if kind == "blocks" else kind for kind in spec.layer_attention)
 
 
 def keeps_every_token(spec: ModelSpec) -> bool:

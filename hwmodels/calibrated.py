@@ -177,6 +177,7 @@ class Calibrated:
                     "compressed_decode",
                     "attention to compressed tokens",
                 ),
+                ("blocks" in spec.layer_attention, "compressed_decode", "attention to chosen blocks"),
                 (profile.kind == "tpu", "tpu_decode", "attention"),
             )
             if needed and not profile.has(family)
@@ -196,6 +197,7 @@ class Calibrated:
             expert_layers=layers if spec.experts is not None else 0,
             latent_layers=layers if isinstance(spec.attention, (LatentAttention, CompressedAttention)) else 0,
             captured=captured,
+            decode_only=self.graphs.decode_only,
         )
         return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
 

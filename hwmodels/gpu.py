@@ -219,7 +219,8 @@ class GpuKernels(StackKernels):
 
     def _compressed_variants(self, shape: AttentionShape) -> list[str]:
         """Layers without compressed keys were not timed alone: theirs are those of the kind that has fewest."""
-        return [f"{'csa' if shape.chosen else 'hca'}/{source}" for source in self.sources]
+        names = dict.fromkeys((shape.module, shape.module.removesuffix("-fp8")))
+        return [f"{name}/{source}" for name in names for source in self.sources]
 
     def _compressed_shape(self, shape: AttentionShape) -> dict[str, Any]:
         return {
@@ -231,6 +232,7 @@ class GpuKernels(StackKernels):
             "chosen": float(shape.chosen) if shape.chosen else None,
             "index_flops": shape.index_flops,
             "in_blocks": float(shape.in_blocks),
+            "multiplied_heads": float(shape.multiplied_heads) or None,
             "token_bytes": shape.kv_bytes,
             "run": self.running(shape),
         }

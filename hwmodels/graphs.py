@@ -29,6 +29,8 @@ class GraphSettings:
     """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
     eager: bool = False
     """None (vLLM's --enforce-eager, SGLang's --disable-cuda-graph): nothing is padded, every step is launched kernel by kernel."""
+    decode_only: bool = False
+    """Steps with prompts are launched kernel by kernel (vLLM's cudagraph_mode FULL_DECODE_ONLY)."""
 
     def __post_init__(self) -> None:
         for name, given in (("largest", self.largest), *(("sizes", size) for size in self.sizes or ())):
@@ -38,6 +40,10 @@ class GraphSettings:
             raise ValueError("sizes of CUDA graphs has none; give eager: true for a server without graphs")
         if self.sizes is not None and self.largest is not None:
             raise ValueError("sizes of CUDA graphs say the largest too; leave largest out")
+        if self.eager and self.decode_only:
+            raise ValueError(
+                "a server without graphs (eager) has none for decode steps either; leave out eager or decode_only"
+            )
         if self.eager and (self.sizes is not None or self.largest is not None):
             raise ValueError("a server without graphs (eager) has no sizes of them; leave out one or the other")
 

@@ -131,6 +131,8 @@ class AttentionShape:
     absorbed: bool = False
     expand_flops: float = 0.0
     """The operations that expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
+    module: str = ""
+    """The module that was timed (`compressed`): csa, hca or msa."""
     compress: int = 0
     """Tokens that a key stands for beside the last `near`, which are keys themselves (`compressed`); 0: there are no others."""
     near: int = 0
@@ -139,6 +141,8 @@ class AttentionShape:
     index_flops: float = 0.0
     entry_bytes: float = 0.0
     """Cached bytes of one key."""
+    multiplied_heads: int = 0
+    """Query heads that tensor cores multiply, where a device's share of a group fills their tile in part; 0: those there are."""
     in_blocks: bool = False
     """The layer's products are of FP8 in blocks."""
     hidden: int = 0

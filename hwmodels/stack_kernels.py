@@ -70,6 +70,8 @@ class StackKernels:
     """Those of them with latent attention."""
     captured: tuple[int, ...] | None = None
     """The rows of the graphs of decode steps; empty: the server was told to run without any (`hwmodels.graphs`)."""
+    decode_only: bool = False
+    """Whether it was told to have graphs for decode steps alone."""
 
     @property
     def _own(self) -> Overheads:
@@ -108,8 +110,10 @@ class StackKernels:
             # attention take was fitted with nothing for the rest of the layer, and holds it.
             any_layer_s = serving_stack("eager").overheads.layer_host_s * self.layers
             launch_floor_s = floor_s if own.layer_host_s else max(any_layer_s, floor_s)
+            if not self.captured or self.decode_only:
+                floor_s = launch_floor_s
             if not self.captured:
-                floor_s = decode_floor_s = launch_floor_s
+                decode_floor_s = launch_floor_s
         return HostTimes(
             step_s=own.step_s,
             sequence_s=own.sequence_s,

@@ -145,7 +145,11 @@ def _softmax(spec: ModelSpec, count: _Layers) -> tuple[_Softmax, ...]:
             for kind in kinds
         ]
     elif spec.local_attention is None:
-        found = [_Softmax(spec.attention, "full", spec.attention_params(), full, local)]
+        blocks = count.attention.get("blocks", 0)
+        found = [
+            _Softmax(spec.attention, "full", spec.attention_params(), full, local),
+            _Softmax(spec.attention, "blocks", spec.attention_params("blocks"), blocks, 0),
+        ]
     else:
         found = [
             _Softmax(spec.attention, "full", spec.attention_params(), full, 0),
@@ -266,7 +270,9 @@ def _attention_shapes(
 ) -> Iterator[AttentionShape]:
     element = precision(kv_precision or spec.kv_precision or spec.base_precision).element_bytes
     for each in softmax:
-        if isinstance(each.shape, Attention):
+        if isinstance(each.shape, Attention) and each.kind == "blocks":
+            shape = _chosen(spec, each.shape, tensor, element)
+        elif isinstance(each.shape, Attention):
             shape = _grouped(each.shape, tensor, element, spec.base_precision)
         elif isinstance(each.shape, CompressedAttention):
             shape = _compressed(spec, each.shape, each.kind, tensor)
@@ -294,6 +300,24 @@ def _grouped(a: Attention, tensor: int, element_bytes: float, fmt: str) -> Atten
     )
 
 
+def _chosen(spec: ModelSpec, a: Attention, tensor: int, element_bytes: float) -> AttentionShape:
+    """Attention to the tokens of chosen blocks: each token is a key, and its key of the scoring branch is on each device."""
+    grouped = _grouped(a, tensor, element_bytes, spec.base_precision)
+    return replace(
+        grouped,
+        kind="compressed",
+        module="msa" if element_bytes > 1.5 else "msa-fp8",
+        kv_bytes=grouped.kv_bytes + a.index_dim * element_bytes,
+        compress=1,
+        chosen=a.index_tokens,
+        index_flops=2.0 * a.index_heads * a.index_dim,
+        entry_bytes=grouped.kv_bytes,
+        multiplied_heads=max(grouped.n_heads, a.n_heads // a.n_kv_heads),
+        hidden=spec.hidden,
+        in_blocks=spec.attention_precision == "fp8_block",
+    )
+
+
 def _compressed(spec: ModelSpec, a: CompressedAttention, kind: AttentionKind, tensor: int) -> AttentionShape:
     """Each device has the one key of all heads; the indexer is not split."""
     choosing = kind == "csa"
@@ -305,6 +329,7 @@ def _compressed(spec: ModelSpec, a: CompressedAttention, kind: AttentionKind, te
         v_dim=a.head_dim,
         kv_bytes=spec.compressed_bytes_per_token(kind),
         precision=spec.base_precision,
+        module="csa" if choosing else "hca",
         compress=a.tokens_of(kind),
         near=spec.compressed_window,
         chosen=a.index_topk if choosing else 0,
@@ -425,6 +450,9 @@ def _elementwise(
         yield Elementwise(name="norms", bytes_per_row=4.0 * h * act * norms, launches=norms, layers=layers)
     for each in softmax:
         a, layers = each.shape, each.layers
+        if isinstance(a, CompressedAttention) or each.kind == "blocks":
+            # The modules that were timed have these within.
+            continue
         width = a.n_heads // tensor * (a.head_dim if isinstance(a, Attention) else a.v_dim)
         yield Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * width * act, launches=2, layers=layers)
         if isinstance(a, Attention) and a.norm_over_heads:
@@ -466,21 +494,17 @@ def _recurrence(spec: ModelSpec, tensor: int, layers: int) -> Recurrence | None:
 
 def _attention_matrices(softmax: _Softmax, h: int, tensor: int) -> _Matrices:
     a = softmax.shape
-    if isinstance(a, CompressedAttention):
+    if not isinstance(a, LatentAttention):
         return a.matrices(h, softmax.kind, tensor)
     heads = a.n_heads // tensor
-    if isinstance(a, Attention):
-        kv = max(1, a.n_kv_heads // tensor)
-        return [
-            ("qkv", a.query_columns // tensor + kv * a.kv_columns, h),
-            ("attention_out", h, heads * a.v_dim),
-        ]
     found: _Matrices = []
     query = heads * (a.nope_dim + a.rope_dim)
     if a.q_lora_rank:
         found += [("qkv_down", a.q_lora_rank + a.kv_lora_rank + a.rope_dim, h), ("q_up", query, a.q_lora_rank)]
     else:
         found += [("q", query, h), ("kv_down", a.kv_lora_rank + a.rope_dim, h)]
+    if a.output_gate:
+        found.append(("attention_gate", heads * a.v_dim, h))
     return [*found, (_EXPAND, heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
 
 
@@ -496,6 +520,8 @@ def _indexer_matrices(spec: ModelSpec) -> _Matrices:
 def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
     a = spec.linear_attention
     assert a is not None
+    if a.rule == "kda":
+        return a.kda_matrices(spec.hidden, tensor)
     keys, values = max(1, a.n_key_heads // tensor) * a.key_dim, a.n_value_heads * a.value_dim
     if a.rule == "mamba2":
         # Gate, values, B, C and the step size of each head in one product.

@@ -45,7 +45,7 @@ class Rules(NamedTuple):
 
 
 _LATE_SETTINGS: Final = ("max_num_active_seqs", "long_prefill_token_threshold_adaptive")
-RELEASES: Final[Mapping[str, Rules]] = {
+RELEASES: Final[dict[str, Rules]] = {
     "0.24": Rules(counts_draft_slots=False, spares_one_prompt=False, lacks=_LATE_SETTINGS),
     "0.28": Rules(spares_one_prompt=False, lacks=_LATE_SETTINGS),
     "0.32": Rules(),

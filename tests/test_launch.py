@@ -646,3 +646,29 @@ def test_an_images_tag_says_whose_overheads_and_memory_a_server_has(
     model = "--model-path Qwen/Qwen3-8B" if command else "--model Qwen/Qwen3-8B"
     scenario = scenario_from(f"docker run --gpus all {image} {command} {model}").scenario
     assert (scenario.serving_release, scenario.memory.release) == (release, release)
+
+
+@pytest.mark.parametrize(
+    ("option", "graphs", "left"),
+    [
+        ('{"cudagraph_mode": "FULL_DECODE_ONLY"}', {"decode_only": True}, ()),
+        ('{"cudagraph_mode": "NONE", "level": 3}', {"eager": True}, ('--compilation-config {"level": 3}',)),
+        ('{"cudagraph_mode": "PIECEWISE"}', None, ('--compilation-config {"cudagraph_mode": "PIECEWISE"}',)),
+        ("3", None, ("--compilation-config 3",)),
+    ],
+)
+def test_vllms_compilation_config_says_what_is_captured(
+    option: str, graphs: dict[str, Any] | None, left: tuple[str, ...]
+) -> None:
+    found = scenario_from(f"vllm serve Qwen/Qwen3-8B --compilation-config '{option}'", hardware="h200")
+    assert found.scenario.settings().get("cuda_graphs") == graphs
+    assert found.not_modelled == left
+
+
+def test_graphs_for_decode_steps_alone_come_back_from_vllm_and_are_named_for_the_others() -> None:
+    for engine in ("vllm", "sglang", "trtllm"):
+        asked = {"model": "qwen3-8b", "hardware": "h200", "serving_stack": engine, "cuda_graphs": {"decode_only": True}}
+        written = export(Chosen(scenario=Scenario.from_mapping(asked), reasons=()), engine)
+        said = "FULL_DECODE_ONLY" in written.text
+        assert said == (engine == "vllm")
+        assert any("cuda_graphs.decode_only" in each for each in written.left_out) != said

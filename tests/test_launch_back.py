@@ -79,7 +79,7 @@ def a_scenario(rng: random.Random, engine: str) -> Scenario:
         "precision": "fp8",
         "parallel": {"tensor": 2, "pipeline": rng.choice([1, 2])},
         "stream_interval": 4,
-        "cuda_graphs": rng.choice([{"eager": True}, {"largest": 64}, {"sizes": [1, 8]}]),
+        "cuda_graphs": rng.choice([{"eager": True}, {"largest": 64}, {"sizes": [1, 8]}, {"decode_only": True}]),
         "micro_batches": 3,
         "replicas": 3,
         "router": rng.choice(["least_outstanding", {"policy": "dynamo", "temperature": 0.5}]),

@@ -40,6 +40,9 @@ class CompressedParams:
         0.3, 0.005, 1.0, "share of the 8-bit peak in the scores, their choice with them"
     )
     bandwidth_efficiency: float = parameter(0.5, 0.02, 1.0, "share of the datasheet bandwidth on the cache")
+    walk_s: float = parameter(
+        0.0, 0.0, 2e-7, "a key that the scores of one tile of queries come to in turn", optional=True
+    )
     choose_s: float = parameter(
         0.0, 0.0, 2e-4, "start of a choice, where there are more keys than are chosen", optional=True
     )
@@ -81,6 +84,7 @@ def prefill_form(
     index_flops: Any = 0.0,
     token_bytes: Any = 0.0,
     in_blocks: Any = 0.0,
+    multiplied_heads: Any = None,
     run: Running = ALONE,
     flat_until: float | None = None,
 ) -> PrefillForm:
@@ -89,9 +93,10 @@ def prefill_form(
     A key stands for `compress` tokens (0: there are none but those of the window); of `chosen` keys a query attends to so many
     (None: to all) after `index_flops` for each. `flat_until`: equal scores as of a benchmark with dummy weights, which the
     kernel that chooses among up to so many tokens is slow at; None: scores as in use. `in_blocks`: 1 where products are of FP8 in
-    blocks, else 0.
+    blocks, else 0. `multiplied_heads`: those that tensor cores multiply, where a group with fewer heads fills a tile in part.
     """
     by_pair, by_row, by_score, by_kv = _rates(params, sheet, heads, head_dim, hidden, index_flops, token_bytes)
+    by_pair = by_pair if multiplied_heads is None else by_pair * (multiplied_heads / heads)
     most = None if chosen is None else chosen * compress
     launch, more, layers = params.launch_s - in_blocks * params.block_starts_s, params.sequence_s, run.layers
 
@@ -101,7 +106,8 @@ def prefill_form(
         if compress:
             some, beyond = (pairs, 0.0) if most is None else attended(ops, rows, chunks, pairs, most)
             keys = keys + some / compress
-            seconds = seconds + pairs / compress * by_score
+            scores = pairs / compress * by_score
+            seconds = seconds + ops.maximum(scores, kv / chunks / compress * params.walk_s)
             if most is not None:
                 seconds = seconds + params.choose_s * ops.where(beyond > 0.0, 1.0, 0.0)
                 if flat_until is not None:
@@ -125,11 +131,13 @@ def decode_form(
     token_bytes: Any = 0.0,
     entry_bytes: Any = 0.0,
     in_blocks: Any = 0.0,
+    multiplied_heads: Any = None,
     run: Running = ALONE,
     flat_until: float | None = None,
 ) -> DecodeForm:
     """As `prefill_form`, of decodes: `token_bytes` of the cache are read for each token, `entry_bytes` for each attended key."""
     by_pair, by_row, by_score, by_kv = _rates(params, sheet, heads, head_dim, hidden, index_flops, token_bytes)
+    by_pair = by_pair if multiplied_heads is None else by_pair * (multiplied_heads / heads)
     by_entry = entry_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency)
     most = None if chosen is None else chosen * compress
     launch, layers = params.launch_s - in_blocks * params.block_starts_s, run.layers

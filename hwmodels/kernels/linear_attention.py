@@ -17,14 +17,18 @@ import numpy as np
 from hwmodels.kernels.ops import ALONE, ARRAYS, Ops, Running, none_is_free
 from hwmodels.kernels.parameters import Datasheet, parameter
 
-_CHUNKS = {"delta": 64.0, "mamba-scan": 128.0}
+_CHUNKS = {"delta": 64.0, "kda": 64.0, "mamba-scan": 128.0}
 """Tokens that a state takes at once (flash-linear-attention, FlashInfer; the `chunk_size` of Nemotron-H's configs)."""
 _CHANNEL_TOKENS = 512.0  # that a block of Mamba's convolution takes at once, of one channel
 _SHORT = 8.0  # tokens of a sequence below which Mamba's convolution is another, slower kernel
 _STATE_BYTES = 4.0  # of a number of the state, which serving stacks keep in fp32
 _CACHE_EDGE = 3.0  # residence in L2 falls from 1 to 0 between two thirds of its capacity and all of it
 _CHANNELS = 256.0  # of the convolution in one block
-KERNELS: Mapping[str, tuple[str, str]] = {"delta": ("conv", "delta"), "mamba2": ("mamba-conv", "mamba-scan")}
+KERNELS: Mapping[str, tuple[str, str]] = {
+    "delta": ("conv", "delta"),
+    "kda": ("kda-conv", "kda"),
+    "mamba2": ("mamba-conv", "mamba-scan"),
+}
 """Rule of an update -> its convolution and its update."""
 DECODED_AS: Mapping[str, str] = {"mamba-scan": "delta"}
 """Kernels whose decodes were not timed -> those that stand in: both read and write a state once."""
@@ -100,7 +104,7 @@ def linear_form(
         row_bytes = 4.0 * (key_heads * key_dim + value_heads * value_dim) * params.row_passes
         sequence_bytes = 2.0 * _STATE_BYTES * value_heads * key_dim * value_dim
         groups = tile * value_heads / sm_count
-    elif kernel in ("conv", "mamba-conv"):
+    elif kernel in ("conv", "kda-conv", "mamba-conv"):
         channels = 2.0 * key_heads * key_dim + params.value_share * value_heads * value_dim
         row_bytes, sequence_bytes = 4.0 * channels, 4.0 * (conv_width - 1.0) * channels
         groups = channels / (sm_count if kernel == "mamba-conv" else _CHANNELS * sm_count)
@@ -115,7 +119,7 @@ def linear_form(
             # An SM has a part of many blocks' channels at a time: no wave of them is seen.
             one = block + ops.ceil(each * (1.0 / _CHANNEL_TOKENS)) * step
             busy = chunks * groups * one
-        elif kernel == "conv":
+        elif not chunk:
             # Tiles of tokens run side by side; within one a token follows the other.
             blocks = chunks * groups * ops.maximum(1.0, each / tile)
             busy = _waves(ops, blocks, whole) * (block + ops.minimum(each, tile) * step)

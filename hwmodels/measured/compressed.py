@@ -3,7 +3,7 @@ hyper-connections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from hwmodels.measured.files import Measurement
 from hwmodels.measured.names import catalogue_model
 from hwmodels.measured.part import Columns, Part, Shape, pick
 from hwmodels.measured.products import elementwise_part
-from hwmodels.model import AttentionKind, CompressedAttention, ModelSpec
+from hwmodels.model import Attention, AttentionKind, CompressedAttention, ModelSpec
 from hwmodels.precision import precision
 from hwmodels.profiles import load_profile
 from hwmodels.stacks import kernels_of, servers
@@ -33,50 +33,73 @@ _OF_DECODES = ("sequence_s", "compute_efficiency")
 """A decode is a sequence of one token, and reads its keys for longer than it multiplies them."""
 
 
-def _products_s(
-    m: Measurement, device: Datasheet, rows: np.ndarray, kind: AttentionKind
-) -> tuple[np.ndarray, list[ModelSpec]]:
-    """Seconds of the products in each of *rows*, as a run prices them, and the model of each."""
+_Matrices = Callable[[str, int], list[tuple[str, int, int]]]
+"""Model and heads of a device -> name, n and k of a layer's products."""
+
+
+def _formats(m: Measurement, device: Datasheet) -> np.ndarray:
+    """The mask of rows whose products the device has the arithmetic for."""
+    names = np.unique(m.columns["gemm_dtype"]).tolist()
+    return np.isin(
+        m.columns["gemm_dtype"], [fmt for fmt in names if set(precision(fmt).math) & set(device.peak_flops_per_s)]
+    )
+
+
+def _products_s(m: Measurement, device: Datasheet, rows: np.ndarray, matrices: _Matrices) -> np.ndarray:
+    """Seconds of the products in each of *rows*, as a run prices them."""
     profile, software = load_profile(device.name), tuple(dict.fromkeys((m.source, *servers())))
-    seconds, models = np.zeros(len(rows)), [catalogue_model(f"deepseek-{name}") for name in m.columns["model"][rows]]
-    tokens = m.columns["batch_size"][rows] * m.columns.get("seq_len", np.ones(len(m)))[rows]
-    keys = [(model.name, int(heads), str(fmt)) for model, heads, fmt in zip(
-        models, m.columns["num_heads"][rows], m.columns["gemm_dtype"][rows], strict=True)]  # fmt: skip
+    every_row = np.ones(len(m))
+    tokens = (m.columns["batch_size"] * m.columns.get("seq_len", every_row))[rows]
+    models, formats = (
+        m.columns.get("model", every_row.astype(str))[rows].tolist(),
+        m.columns["gemm_dtype"][rows].tolist(),
+    )
+    keys = list(zip(models, m.columns["num_heads"][rows].astype(int).tolist(), formats, strict=True))
+    seconds = np.zeros(len(rows))
     for key in set(keys):
-        name, heads, fmt = key
-        mine = np.array([each == key for each in keys])
-        spec = next(model for model in models if model.name == name)
-        attention, number = spec.attention, precision(fmt)
-        assert isinstance(attention, CompressedAttention)
+        model, heads, fmt = key
+        mine, number = np.array([each == key for each in keys]), precision(fmt)
         dtype = next(each for each in number.math if each in device.peak_flops_per_s)
-        for _, n, k in attention.matrices(spec.hidden, kind, attention.n_heads // heads):
+        for _, n, k in matrices(model, heads):
             seconds[mine] += gemm_seconds(
                 profile, software, tokens[mine], n, k, dtype=dtype, weight_bytes=number.weight_bytes,
                 fmt=product_format(fmt, dtype),
             )  # fmt: skip
-    return seconds, models
+    return seconds
+
+
+def _deepseek(label: str) -> tuple[ModelSpec, CompressedAttention]:
+    spec = catalogue_model(f"deepseek-{label}")
+    assert isinstance(spec.attention, CompressedAttention)
+    return spec, spec.attention
+
+
+def _sums(c: Columns, prompts: bool) -> Shape:
+    if not prompts:
+        return {"seqs": c["batch"], "kv_tokens": c["batch"] * (c["past"] + 1)}
+    query, batch = c["query"], c["batch"]
+    pairs = batch * (query * c["past"] + 0.5 * query * (query + 1))
+    return {"rows": batch * query, "chunks": batch, "pairs": pairs, "kv_tokens": batch * (c["past"] + query)}
 
 
 def module(m: Measurement, device: Datasheet) -> Iterator[Part]:
     kind: AttentionKind = "csa" if m.labels["layer"] == "csa" else "hca"
     prompts = "seq_len" in m.columns
     names = {"batch": "batch_size", "past": "kv_len", "heads": "num_heads", **({"query": "seq_len"} if prompts else {})}
-    formats = [
-        fmt
-        for fmt in np.unique(m.columns["gemm_dtype"]).tolist()
-        if set(precision(fmt).math) & set(device.peak_flops_per_s)
-    ]
-    rows, columns = pick(m, np.isin(m.columns["gemm_dtype"], formats), names)
+    rows, columns = pick(m, _formats(m, device), names)
     if not len(rows):
         return
-    columns["products_s"], models = _products_s(m, device, rows, kind)
-    shapes = [model.attention for model in models]
+
+    def matrices(label: str, heads: int) -> list[tuple[str, int, int]]:
+        spec, attention = _deepseek(label)
+        return attention.matrices(spec.hidden, kind, attention.n_heads // heads)
+
+    columns["products_s"] = _products_s(m, device, rows, matrices)
     columns["in_blocks"] = (m.columns["gemm_dtype"][rows] == "fp8_block").astype(float)
-    columns["hidden"] = np.array([float(model.hidden) for model in models])
-    columns["chosen"] = np.array([float(a.index_topk) for a in shapes if isinstance(a, CompressedAttention)])
-    spec = models[0]
-    a = spec.attention
-    assert isinstance(a, CompressedAttention)
+    shapes = [_deepseek(label) for label in m.columns["model"][rows].tolist()]
+    columns["hidden"] = np.array([float(spec.hidden) for spec, _ in shapes])
+    columns["chosen"] = np.array([float(attention.index_topk) for _, attention in shapes])
+    spec, a = shapes[0]
     compress, choosing = float(a.tokens_of(kind)), kind == "csa"
 
     def shape(c: Columns) -> Shape:
@@ -84,18 +107,11 @@ def module(m: Measurement, device: Datasheet) -> Iterator[Part]:
             "heads": c["heads"], "head_dim": a.head_dim, "hidden": c["hidden"], "compress": compress,
             "window": float(spec.compressed_window), "products_s": c["products_s"], "in_blocks": c["in_blocks"],
             "chosen": c["chosen"] if choosing else None, "index_flops": 2.0 * a.index_heads * a.index_dim if choosing else 0.0,
-            "flat_until": kernels_of(m.source).equal_scores_until if choosing else None,
+            "flat_until": kernels_of(m.source).equal_scores_until if choosing else None, **_sums(c, prompts),
         }  # fmt: skip
-        scored_bytes = a.index_bytes / compress if choosing else 0.0
-        if not prompts:
-            own = {"seqs": c["batch"], "kv_tokens": c["batch"] * (c["past"] + 1)}
-            return {**found, **own, "token_bytes": scored_bytes, "entry_bytes": a.entry_bytes}
-        query, batch = c["query"], c["batch"]
-        return {
-            **found, "rows": batch * query, "chunks": batch, "kv_tokens": batch * (c["past"] + query),
-            "pairs": batch * (query * c["past"] + 0.5 * query * (query + 1)),
-            "token_bytes": spec.compressed_bytes_per_token(kind),
-        }  # fmt: skip
+        if prompts:
+            return {**found, "token_bytes": spec.compressed_bytes_per_token(kind)}
+        return {**found, "token_bytes": a.index_bytes / compress if choosing else 0.0, "entry_bytes": a.entry_bytes}
 
     both = len(np.unique(columns["in_blocks"])) > 1
     fixed = (
@@ -115,6 +131,48 @@ def _without_choice(start: CompressedParams) -> CompressedParams:
         launch_s=start.launch_s, row_s=start.row_s, head_s=start.head_s, compute_efficiency=start.compute_efficiency,
         bandwidth_efficiency=start.bandwidth_efficiency,
     )  # fmt: skip
+
+
+def blocks(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    """MiniMax-M3's attention to chosen blocks of tokens, each of which is a key."""
+    prompts = "seq_len" in m.columns
+    names = {"batch": "batch_size", "past": "kv_len", "heads": "num_heads", **({"query": "seq_len"} if prompts else {})}
+    spec = catalogue_model("minimax-m3")
+    a = spec.attention
+    assert isinstance(a, Attention)
+
+    def shape(c: Columns) -> Shape:
+        entry_bytes = (
+            np.maximum(1.0, a.n_kv_heads * c["heads"] / a.n_heads) * (a.head_dim + a.v_dim) * c["number_bytes"]
+        )
+        index_bytes = a.index_dim * c["number_bytes"]
+        found: Shape = {
+            "heads": c["heads"], "head_dim": a.head_dim, "hidden": float(spec.hidden), "compress": 1.0, "window": 0.0,
+            "products_s": c["products_s"], "in_blocks": c["in_blocks"], "chosen": float(a.index_tokens),
+            "multiplied_heads": np.maximum(c["heads"], a.n_heads / a.n_kv_heads),
+            "index_flops": 2.0 * a.index_heads * a.index_dim, **_sums(c, prompts),
+        }  # fmt: skip
+        if prompts:
+            return {**found, "token_bytes": entry_bytes + index_bytes}
+        return {**found, "token_bytes": index_bytes, "entry_bytes": entry_bytes}
+
+    for name, number_bytes, kind in (("bf16", 2.0, "msa"), ("fp8", 1.0, "msa-fp8")):
+        rows, columns = pick(m, _formats(m, device) & (m.columns["kv_dtype"] == name), names)
+        if not len(rows):
+            continue
+        columns["products_s"] = _products_s(
+            m, device, rows, lambda _, heads: a.matrices(spec.hidden, "blocks", a.n_heads // heads)
+        )
+        columns["in_blocks"] = (m.columns["gemm_dtype"][rows] == "fp8_block").astype(float)
+        columns["number_bytes"] = np.full(len(rows), number_bytes)
+        both = len(np.unique(columns["in_blocks"])) > 1
+        fixed = ("wide_s", "flat_s", "flat_query_s", "flat_token_s", *(() if both else ("block_starts_s",)))
+        yield Part(
+            form=COMPRESSED_PREFILL if prompts else COMPRESSED_DECODE, sheet=device,
+            variants=(f"{kind}/{m.source}", f"msa/{m.source}"), rows=rows, columns=columns, shape=shape, groups=("heads", "batch"),
+            fixed=(*fixed, *(() if prompts else ("sequence_s", "walk_s"))),
+            starts=tuple(replace(_without_choice(start), choose_s=1e-5, wide_s=0.0, walk_s=1e-8 * prompts) for start in _STARTS),
+        )  # fmt: skip
 
 
 def hyper_connections(m: Measurement, device: Datasheet) -> Iterator[Part]:

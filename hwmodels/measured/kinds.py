@@ -138,6 +138,9 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
          "d_conv", "latency_us"),
         (),
     ),
+    "kda": (
+        rf"kda_{_NODE}{DTYPE}_{_SOFTWARE}", ("kernel", "phase", "num_heads", "batch_size", "seq_len", "latency_us"), ()
+    ),
     "mamba2": (
         rf"mamba2_{_NODE}{DTYPE}_{_SOFTWARE}",
         ("kernel", "phase", "batch_size", "seq_len", "num_heads", "head_dim", "n_groups", "d_state", "chunk_size", "d_conv",
@@ -152,6 +155,16 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "compressed_decode": (
         rf"dsv4_(?P<layer>csa|hca)_module_decode_{_NODE}_{_SOFTWARE}",
         ("model", "gemm_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
+        (),
+    ),
+    "blocks_prefill": (
+        rf"msa_module_prefill_{_NODE}_{_SOFTWARE}",
+        ("gemm_dtype", "kv_dtype", "num_heads", "batch_size", "seq_len", "kv_len", "latency_us"),
+        (),
+    ),
+    "blocks_decode": (
+        rf"msa_module_decode_{_NODE}_{_SOFTWARE}",
+        ("gemm_dtype", "kv_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
         (),
     ),
     "hyper_connections": (

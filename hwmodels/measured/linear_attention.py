@@ -109,3 +109,52 @@ def mamba2(m: Measurement, device: Datasheet) -> Iterator[Part]:
             columns=columns, shape=shape, groups=("value_heads", "key_dim", "batch"), starts=(start,),
             fixed=tuple(sorted(set(bounds(LinearParams)).difference(free))),
         )  # fmt: skip
+
+
+_KDA_WIDTH, _KDA_TAPS = 128, 4
+"""Numbers of a head and inputs of its convolution, which tables of Kimi delta attention leave out: Kimi Linear's and Kimi-K3's."""
+_KDA_KERNELS = (
+    ("kda-conv", True, ("causal_conv1d_fn_qkv3",)),
+    ("kda-conv", False, ("causal_conv1d_update",)),
+    ("kda", True, ("flashkda_fwd", "chunk_kda")),
+    ("kda", False, ("fused_recurrent_kda_packed_decode",)),
+)
+
+
+def kda(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    """Convolution and update of prompts and decodes; kernels that join both, and verification, are not modelled."""
+    for kernel, prompts, names in _KDA_KERNELS:
+        phase = m.columns["phase"] == ("prefill" if prompts else "decode")
+        of_kernel = [name for name in names if name not in kernels_of(m.source).timed_by_launches]
+        rows, columns = pick(
+            m,
+            np.isin(m.columns["kernel"], of_kernel) & phase,
+            {"batch": "batch_size", "query": "seq_len", "heads": "num_heads"},
+        )
+        if not len(rows):
+            continue
+
+        def shape(c: Columns, kernel: str = kernel, prompts: bool = prompts) -> Shape:
+            sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": c["batch"]}
+            widths = {"key_dim": _KDA_WIDTH, "value_dim": _KDA_WIDTH, "conv_width": _KDA_TAPS}
+            return {
+                "kernel": kernel,
+                "resident": True,
+                **sums,
+                "key_heads": c["heads"],
+                "value_heads": c["heads"],
+                **widths,
+            }
+
+        conv = kernel == "kda-conv"
+        fixed = {
+            *(("row_passes",) if conv else ("sequence_s", "short_share")),
+            "value_share",
+            *(() if prompts else ("sequence_s", "row_passes", "step_s", "tile", "whole_waves", "short_share")),
+        }
+        fixed |= {"short_share"} if conv else set()
+        yield Part(
+            form=LINEAR_PREFILL if prompts else LINEAR_DECODE, sheet=device, variants=(f"{kernel}/{m.source}",), rows=rows,
+            columns=columns, shape=shape, groups=("heads", "batch"), starts=_starts("conv" if conv else "delta", prompts),
+            fixed=tuple(sorted(fixed)),
+        )  # fmt: skip

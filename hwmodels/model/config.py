@@ -38,6 +38,7 @@ from hwmodels.model.spec import (
 from hwmodels.precision import precision
 
 _KINDS: Mapping[str, AttentionKind] = {
+    "minimax_m3_sparse": "blocks",
     "full_attention": "full",
     "sliding_attention": "window",
     "chunked_attention": "chunked",
@@ -46,11 +47,26 @@ _KINDS: Mapping[str, AttentionKind] = {
 """`layer_types` of a config.json."""
 
 
+def _blocks_of(c: Config) -> Mapping[str, Any]:
+    return object_of(c.data["sparse_attention_config"], f"{c.where}: sparse_attention_config")
+
+
+def _delta_of(c: Config) -> Mapping[str, Any]:
+    return object_of(c.data["linear_attn_config"], f"{c.where}: linear_attn_config")
+
+
 def _layer_types(c: Config, family: str, n_layers: int) -> list[str] | None:
     if family == "mimo_v2_flash":
         return [
             "sliding_attention" if each else "full_attention" for each in c.listed("hybrid_layer_pattern", int) or ()
         ]
+    if family == "minimax_m3":
+        marks = Config(_blocks_of(c), c.where).listed("sparse_attention_freq", int) or ()
+        return ["minimax_m3_sparse" if each else "full_attention" for each in marks]
+    if family == "kimi_linear":
+        # Layers are counted from one.
+        marks = set(Config(_delta_of(c), c.where).listed("kda_layers", int) or ())
+        return ["linear_attention" if i + 1 in marks else "full_attention" for i in range(n_layers)]
     types = c.listed("layer_types", str)
     # Behind Step's layers may stand those for multi-token prediction.
     return types[:n_layers] if types and family == "step3p5" else types
@@ -123,7 +139,7 @@ def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
         last = c.data.get("moe_layer_end_index", -1)
         last = n_layers - 1 if last == -1 else c.integer("moe_layer_end_index")
         return tuple((i + 1) % step == 0 and first <= i <= last for i in range(n_layers))
-    if family == "mimo_v2_flash":
+    if family in ("mimo_v2_flash", "minimax_m3"):
         found = tuple(bool(each) for each in c.listed("moe_layer_freq", int) or ())
         if len(found) != n_layers:
             raise ValueError(f"{c.where}: moe_layer_freq names {len(found)} layers, num_hidden_layers says {n_layers}")
@@ -209,6 +225,14 @@ def _by_reach(c: Config, family: str, attention: Attention) -> tuple[Attention, 
             replace(each, sink_params=each.n_heads * sink) for each, sink in zip((attention, local), sinks, strict=True)
         )
         return full, local
+    if family == "minimax_m3":
+        blocks = Config(_blocks_of(c), f"{c.where}: sparse_attention_config")
+        chosen = blocks.integer("sparse_topk_blocks") * blocks.integer("sparse_block_size")
+        index = {
+            "index_heads": blocks.integer("sparse_num_index_heads"),
+            "index_dim": blocks.integer("sparse_index_dim"),
+        }
+        return replace(attention, index_tokens=chosen, **index), None
     if family == "step3p5":
         other = Config(object_of(c.data.get("attention_other_setting"), f"{c.where}: attention_other_setting"), c.where)
         heads = c.integer("num_sliding_attention_heads", other.integer("num_attention_heads", attention.n_heads))
@@ -226,6 +250,7 @@ def _latent_attention(c: Config) -> LatentAttention:
         nope_dim=c.integer("qk_nope_head_dim"),
         rope_dim=c.integer("qk_rope_head_dim"),
         v_dim=c.integer("v_head_dim"),
+        output_gate=c.flag("mla_use_output_gate", False),
         index_topk=topk,
         index_heads=c.integer("index_n_heads") if topk else 0,
         index_dim=c.integer("index_head_dim") if topk else 0,
@@ -235,6 +260,20 @@ def _latent_attention(c: Config) -> LatentAttention:
 def _linear_attention(c: Config, base: str) -> LinearAttention:
     # vLLM 0.32.0, model_executor/models/config.py: Qwen3.5's mamba_ssm_dtype, else the state is fp32 in its kernels.
     state = c.dtype("mamba_ssm_dtype", default="float32")
+    if c.data.get("linear_attn_config"):
+        delta = Config(_delta_of(c), f"{c.where}: linear_attn_config")
+        heads, width = delta.integer("num_heads"), delta.integer("head_dim")
+        return LinearAttention(
+            rule="kda",
+            gate_rank=0 if delta.flag("use_full_rank_gate", False) else width,
+            n_key_heads=heads,
+            n_value_heads=heads,
+            key_dim=width,
+            value_dim=width,
+            conv_width=delta.integer("short_conv_kernel_size", 4),
+            state_bytes=precision(state).element_bytes,
+            conv_bytes=precision(base).element_bytes,
+        )
     return LinearAttention(
         n_key_heads=c.integer("linear_num_key_heads"),
         n_value_heads=c.integer("linear_num_value_heads"),
@@ -257,6 +296,7 @@ _EXPERT_FIELDS = {
     "ernie4_5_moe": ("num_experts", "moe_intermediate_size"),
     "gemma4_text": ("num_experts", "moe_intermediate_size"),
     "mimo_v2_flash": ("n_routed_experts", "moe_intermediate_size"),
+    "minimax_m3": ("num_local_experts", "intermediate_size"),
     "step3p5": ("num_experts", "moe_intermediate_size"),
     "qwen2_moe": ("num_experts", "moe_intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
@@ -266,8 +306,12 @@ _EXPERT_FIELDS = {
 }
 
 
-_ROUTED_BY_BIAS = ("mimo_v2_flash", "step3p5")
-"""Families whose routers have a bias without saying so (transformers 5.23)."""
+_ROUTED_BY_BIAS = {
+    "mimo_v2_flash": "share_expert_dim",
+    "step3p5": "share_expert_dim",
+    "minimax_m3": "shared_intermediate_size",
+}
+"""Families whose routers have a bias without saying so (transformers 5.23), with the field of a shared expert's width."""
 
 
 def _experts(c: Config, family: str) -> Experts | None:
@@ -279,7 +323,8 @@ def _experts(c: Config, family: str) -> Experts | None:
     chosen = "top_k_experts" if family == "gemma4_text" else "num_experts_per_tok"
     routed = Experts(n_experts=c.integer(number), per_token=c.integer(chosen), ffn=c.integer(width))
     if family in _ROUTED_BY_BIAS:
-        return replace(routed, shared_ffn=c.integer("share_expert_dim", 0), router_bias=True)
+        width = c.integer(_ROUTED_BY_BIAS[family], 0, least=0) * c.integer("n_shared_experts", 1, least=0)
+        return replace(routed, shared_ffn=width, router_bias=True)
     if family == "gemma4_text":
         # The dense MLP stands beside the experts in each layer; the router scales its input and each expert's result.
         scales = c.integer("hidden_size") + routed.n_experts
@@ -302,8 +347,10 @@ def _experts(c: Config, family: str) -> Experts | None:
     if family in AFTER_DENSE:
         shared = c.integer("n_shared_experts", 0, least=0)
         # GLM-4.5 and GLM-4.7-Flash have the bias without saying so (transformers 5.23, Glm4MoeTopkRouter).
-        bias = family in ("glm4_moe", "glm4_moe_lite") or c.data.get("topk_method") == "noaux_tc"
-        return replace(routed, shared_ffn=shared * routed.ffn, router_bias=bias)
+        bias = family in ("glm4_moe", "glm4_moe_lite", "kimi_linear") or c.data.get("topk_method") == "noaux_tc"
+        latent = c.integer("routed_expert_hidden_size", 0)
+        norm = latent if c.flag("latent_moe_use_norm", False) else 0
+        return replace(routed, shared_ffn=shared * routed.ffn, router_bias=bias, latent=latent, router_scales=norm)
     return routed
 
 
@@ -346,13 +393,16 @@ def spec_from_config(
     return quantised(spec, data, quant_config, where, given=given)
 
 
+_DENSE_FIELDS = {"llama4_text": "intermediate_size_mlp", "minimax_m3": "dense_intermediate_size"}
+
+
 def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str, ...]) -> ModelSpec:
     """Everything with RMS norms: gated MLPs, experts, windows, latent and linear attention."""
     hidden, n_layers = c.integer("hidden_size"), c.integer("num_hidden_layers")
     experts = _experts(c, family)
     is_moe = _moe_layers(c, n_layers, family) if experts else (False,) * n_layers
     # gpt-oss, Mixtral and MiniMax give the width of an expert in intermediate_size and have no dense layer.
-    dense = "intermediate_size_mlp" if family == "llama4_text" else "intermediate_size"
+    dense = _DENSE_FIELDS.get(family, "intermediate_size")
     ffn = c.integer(dense) if not all(is_moe) else 0
     window, kinds = _reach(c, _attention_kinds(c, family, n_layers))
     attention: Attention | LatentAttention
@@ -375,6 +425,16 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
             notes += (
                 f"{shared} of {n_layers} layers have no indexer and take the tokens that an earlier layer chose.",
             )
+    if isinstance(attention, Attention) and attention.index_tokens:
+        notes += (
+            f"Sparse attention in {kinds.count('blocks')} of {n_layers} layers: each query reads the chosen blocks of "
+            f"{attention.index_tokens:,} tokens, and a branch of {attention.index_heads} heads scores all of them.",
+        )
+    if c.has("attn_res_block_size"):
+        notes += (
+            f"Attention residuals (attn_res_block_size {c.data['attn_res_block_size']}) are neither counted nor priced; output "
+            "gates and the experts' projections are counted as their keys name them.",
+        )
     if linear is not None:
         notes += (
             f"Linear attention in {kinds.count('linear')} of {n_layers} layers: a state of constant size for each sequence, "

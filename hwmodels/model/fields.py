@@ -66,6 +66,8 @@ READ_AS: Mapping[str, str] = {
     "qwen3_vl_moe_text": "qwen3_moe",
     "step3p7": "step3p5",
     "deepseek_ref": "deepseek_v4",
+    "minimax_m3_vl": "minimax_m3",
+    "minimax_m3_vl_text": "minimax_m3",
 }
 """Families whose language models have the layers of another: a name, a position embedding or scalars tell them apart."""
 _STEP = {
@@ -77,6 +79,11 @@ _STEP = {
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "exaone": {"num_layers": "num_hidden_layers"},
     "nemotron_h": {"attention_head_dim": "head_dim"},
+    "kimi_linear": {
+        "num_experts": "n_routed_experts",
+        "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts",
+    },
     "ernie4_5_moe": {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
     "step3p5": _STEP,
     "step3p7": _STEP,
@@ -87,7 +94,7 @@ OLMO = {"olmo2", "olmo3", "olmoe"}
 COHERE = {"cohere", "cohere2"}
 EXPERTS = {
     "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "glm4_moe", "granitemoe", "olmoe", "ernie4_5_moe",
-    "llama4_text", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "mimo_v2_flash", "step3p5",
+    "llama4_text", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "mimo_v2_flash", "step3p5", "minimax_m3",
 }  # fmt: skip
 """Mixtures of experts without latent attention."""
 GATED = GEMMA | OLMO | COHERE | EXPERTS - {"qwen3_next", "qwen3_5_moe_text"} | {
@@ -96,7 +103,7 @@ GATED = GEMMA | OLMO | COHERE | EXPERTS - {"qwen3_next", "qwen3_5_moe_text"} | {
 }  # fmt: skip
 SPARSE = {"deepseek_v32", "glm_moe_dsa"}
 """Latent attention to the tokens that an indexer chooses."""
-LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"} | SPARSE
+LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "kimi_linear"} | SPARSE
 AFTER_DENSE = LATENT | {"glm4_moe"}
 """Experts behind the first `first_k_dense_replace` layers, beside shared ones of the same width."""
 PLAIN = {"gpt2", "opt", "bloom", "bert"}
@@ -107,13 +114,6 @@ STATE_SPACE = {"nemotron_h"}
 COMPRESSED = {"deepseek_v4"}
 """Attention to compressed tokens."""
 FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | STATE_SPACE | COMPRESSED | set(READ_AS)))
-NOT_MODELLED: Mapping[str, str] = {
-    "kimi_linear": "layers of Kimi delta attention",
-    **dict.fromkeys(
-        ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), "layers that attend to chosen blocks of tokens"
-    ),
-}
-"""Parts of known families for which there is no fitted kernel or shape here."""
 _TIED = {"tie_word_embeddings": True}
 CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"vocab_size": 256000, "head_dim": 256, "sliding_window": 4096},
@@ -142,12 +142,20 @@ STATED: Mapping[str, tuple[str, ...]] = {
         *("index_head_dim", "sliding_window", "compress_ratios", "hc_mult", "num_hash_layers", "n_shared_experts"),
     ),
     "nemotron-nas": ("block_configs",),
+    "minimax_m3": (
+        *_HEADS,
+        "dense_intermediate_size",
+        "shared_intermediate_size",
+        "moe_layer_freq",
+        "sparse_attention_config",
+    ),
     "nemotron_h": (*_HEADS, "ssm_state_size", "mamba_num_heads", "mamba_head_dim", "n_groups", "conv_kernel"),
     "mimo_v2_flash": (*_HEADS, "v_head_dim", "swa_num_key_value_heads", "hybrid_layer_pattern", "moe_layer_freq"),
     "step3p5": (*_HEADS, "layer_types", "share_expert_dim"),
     **dict.fromkeys(("qwen3", "gpt_oss", "minimax_m2", "llama4_text", "gemma", "seed_oss", *sorted(HYBRID)), _HEADS),
     **dict.fromkeys(LATENT, _DEEPSEEK),
     **dict.fromkeys(SPARSE, (*_DEEPSEEK, "index_topk")),
+    "kimi_linear": (*_DEEPSEEK, "linear_attn_config"),
 }
 """Fields that a family's config.json states, null or not: where one is left out the classes of transformers have each a number of
 their own for it, which would be of another model."""
@@ -190,11 +198,6 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
     def refuse(what: str) -> None:
         raise ValueError(f"{where}: {what} is not modelled; choose another model (see `rooftrace models`)")
 
-    if family in NOT_MODELLED:
-        raise ValueError(
-            f"{where}: a {family} model has {NOT_MODELLED[family]}, for which there is no fitted kernel; "
-            "choose another model (see `rooftrace models`)"
-        )
     if family not in FAMILIES:
         near = difflib.get_close_matches(family, FAMILIES, n=2)
         hint = f"nearest: {', '.join(near)}" if near else f"modelled: {', '.join(FAMILIES)}"

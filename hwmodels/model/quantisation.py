@@ -18,7 +18,7 @@ from hwmodels.precision import precision
 
 _ALGORITHMS = {
     "FP8": "fp8_static", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8_block", "FP8_BLOCK_SCALES": "fp8_block",
-    "NVFP4": "nvfp4", "NVFP4_AWQ": "nvfp4", "W4A16_NVFP4": "nvfp4_a16",
+    "MXFP8": "fp8_block", "NVFP4": "nvfp4", "NVFP4_AWQ": "nvfp4", "W4A16_NVFP4": "nvfp4_a16",
     "W4A16_AWQ": "int4", "INT4_AWQ": "int4", "W4A8_AWQ": "int4_fp8",
 }  # fmt: skip
 """`quant_algo` of ModelOpt, in a hf_quant_config.json or in a config.json. FP8_PB_WO multiplies in FP8 in spite of its name (vLLM
@@ -44,7 +44,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         f"{block}.{name}"
         for block in (
             *("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert"),
-            *("mixer.shared_experts", "ffn.shared_experts"),
+            *("mixer.shared_experts", "ffn.shared_experts", "block_sparse_moe.shared_experts"),
         )
         for name in _MATRICES
     ),
@@ -134,6 +134,8 @@ def quantised(
         if stated is not None:
             for part, layers in _parts(spec):
                 found[_FIELDS[part]] = _format_of(stated, spec, part, layers, notes)
+            if any("MXFP8" in str(table.get("quantized_layers")) for table in (quantised, beside)):
+                notes.append("The checkpoint has MXFP8 in blocks of 32; priced as FP8 in blocks of 128.")
             if "lm_head" in {**(quantised.get("quantized_layers") or {}), **(beside.get("quantized_layers") or {})}:
                 notes.append("The checkpoint has a narrow LM head; priced in 16 bits.")
     except _NotModelled as error:

@@ -8,14 +8,14 @@ from typing import Literal
 
 from hwmodels.precision import precision
 
-AttentionKind = Literal["full", "window", "chunked", "linear", "csa", "hca", "none"]
+AttentionKind = Literal["full", "window", "chunked", "linear", "csa", "hca", "blocks", "none"]
 """Tokens that a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
 (Llama 4), a state of constant size in place of tokens, the last `window_tokens` and chosen (csa) or all (hca) keys that stand for
-several of those before (DeepSeek-V4), or nothing: the layer has no attention."""
+several of those before (DeepSeek-V4), the tokens of chosen blocks (MiniMax-M3), or nothing: the layer has no attention."""
 LOCAL: tuple[AttentionKind, ...] = "window", "chunked"
-Rule = Literal["delta", "mamba2"]
-"""How a layer of linear attention updates its state: the gated delta rule (Yang et al., arXiv 2412.06464), or Mamba-2's selective
-state space (Dao and Gu, arXiv 2405.21060)."""
+Rule = Literal["delta", "kda", "mamba2"]
+"""How a layer of linear attention updates its state: the gated delta rule (Yang et al., arXiv 2412.06464), the same with a decay of
+each number of a key (Kimi delta attention, arXiv 2510.26692), or Mamba-2's selective state space (Dao and Gu, arXiv 2405.21060)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,11 @@ class Attention:
     """Width of a head's values; None: that of its keys."""
     keys_as_values: bool = False
     """Values are projected by the keys' matrix, and are cached beside them all the same (Gemma 4)."""
+    index_heads: int = 0
+    """Layers that attend to blocks: heads of the branch that scores every token for a choice of them (MiniMax-M3)."""
+    index_dim: int = 0
+    index_tokens: int = 0
+    """Tokens of the blocks that a query chooses."""
 
     @property
     def v_dim(self) -> int:
@@ -54,6 +59,15 @@ class Attention:
     def kv_columns(self) -> int:
         """Columns of the projection of one head's keys and values."""
         return self.head_dim + (0 if self.keys_as_values else self.v_dim)
+
+    def matrices(self, hidden: int, kind: AttentionKind, tensor: int = 1) -> list[tuple[str, int, int]]:
+        """Name, columns n and inner size k of a layer's products on one of *tensor* devices; a branch that scores is on each."""
+        heads, kv = self.n_heads // tensor, max(1, self.n_kv_heads // tensor)
+        found = [
+            ("qkv", self.query_columns // tensor + kv * self.kv_columns, hidden),
+            ("attention_out", hidden, heads * self.v_dim),
+        ]
+        return [*found, ("index_qk", (self.index_heads + 1) * self.index_dim, hidden)] if kind == "blocks" else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +85,8 @@ class LatentAttention:
     nope_dim: int
     rope_dim: int
     v_dim: int
+    output_gate: bool = False
+    """A gate as wide as the heads' values, projected from the hidden state (Kimi-K3)."""
     index_topk: int = 0
     index_heads: int = 0
     index_dim: int = 0
@@ -157,6 +173,8 @@ class LinearAttention:
     """
 
     rule: Rule = "delta"
+    gate_rank: int = 0
+    """Kimi delta attention: the inner width of the output gate's projection; 0: it is one matrix."""
     n_key_heads: int
     n_value_heads: int
     key_dim: int
@@ -167,6 +185,18 @@ class LinearAttention:
     conv_bias: bool = False
     conv_bytes: float = 2.0
     """Bytes of one kept input of the convolution: the model's own format."""
+
+    def kda_matrices(self, hidden: int, tensor: int = 1) -> list[tuple[str, int, int]]:
+        """Name, n and k of Kimi delta attention's products on one of *tensor* devices: heads are split, inner widths are not."""
+        values = self.n_value_heads * self.value_dim // tensor
+        gate = [("linear_attention_gate", values, self.gate_rank or hidden)]
+        return [
+            ("linear_attention_in", 3 * values, hidden),
+            ("linear_attention_low", self.key_dim + self.gate_rank + self.n_value_heads // tensor, hidden),
+            ("linear_attention_decay", values, self.key_dim),
+            *gate,
+            ("linear_attention_out", hidden, values),
+        ]
 
     @property
     def conv_channels(self) -> int:
@@ -311,14 +341,16 @@ class ModelSpec:
         if isinstance(a, Attention):
             columns = a.query_columns + a.n_kv_heads * a.kv_columns
             weights = h * columns + a.n_heads * a.v_dim * h
-            return weights + columns * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
+            weights += columns * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
+            # Queries and the one key of the branch that scores, with a norm each.
+            return weights + (kind == "blocks") * (h * (a.index_heads + 1) * a.index_dim + 2 * a.index_dim)
         if isinstance(a, CompressedAttention):
             return a.params(h, kind)
         q = a.n_heads * (a.nope_dim + a.rope_dim)
         query = h * a.q_lora_rank + a.q_lora_rank + a.q_lora_rank * q if a.q_lora_rank else h * q
         latent = h * (a.kv_lora_rank + a.rope_dim) + a.kv_lora_rank
         up = a.kv_lora_rank * a.n_heads * (a.nope_dim + a.v_dim)
-        return query + latent + up + a.n_heads * a.v_dim * h
+        return query + latent + up + a.n_heads * a.v_dim * h * (1 + a.output_gate)
 
     @property
     def indexer_params(self) -> int:
@@ -335,6 +367,10 @@ class ModelSpec:
         if a is None:
             return 0
         keys, values = a.n_key_heads * a.key_dim, a.n_value_heads * a.value_dim
+        if a.rule == "kda":
+            matrices = sum(n * k for _, n, k in a.kda_matrices(self.hidden))
+            # Convolutions, the decay's scale of each head and bias of each number, and a norm of one head.
+            return matrices + (a.conv_width + a.conv_bias) * a.conv_channels + a.n_value_heads + values + a.value_dim
         # Of each head a step size and a skip beside the decay, and a norm over all of them; or decay and write strength.
         steps, own, norm = (1, 3, values) if a.rule == "mamba2" else (2, 2, a.value_dim)
         project = self.hidden * (2 * keys + 2 * values + steps * a.n_value_heads) + values * self.hidden
@@ -430,7 +466,7 @@ class ModelSpec:
         """Cached elements of one token in one softmax-attention layer of *kind*, over all GPUs, nothing replicated."""
         a = self.attention_of(kind)
         if isinstance(a, Attention):
-            return a.n_kv_heads * (a.head_dim + a.v_dim)
+            return a.n_kv_heads * (a.head_dim + a.v_dim) + (kind == "blocks") * a.index_dim
         if isinstance(a, CompressedAttention):
             raise ValueError("compressed attention caches bytes, not elements of a format")
         return a.kv_lora_rank + a.rope_dim
@@ -480,9 +516,9 @@ class ModelSpec:
     def mtp_draft(self, layers: int | None = None) -> ModelSpec:
         """The layers for multi-token prediction as a model of its own: *layers* of them, all where it is None.
 
-        Each has the shape of the last layer that keeps a cache, as in DeepSeek-V3 (arXiv 2412.19437, section 2.2), whose module k
-        is one Transformer block behind a projection of both inputs; embedding and head are shared with the model. ValueError where
-        there are no such layers.
+        Each has the shape of the last layer that keeps a cache (of DeepSeek-V4, of one with a window alone), as in DeepSeek-V3
+        (arXiv 2412.19437, section 2.2), whose module k is one Transformer block behind a projection of both inputs; embedding
+        and head are shared with the model. ValueError where there are no such layers.
         """
         if not self.mtp_layers:
             raise ValueError(
@@ -490,7 +526,9 @@ class ModelSpec:
                 "mtp_num_hidden_layers and num_mtp_modules, or 0 there"
             )
         n = self.mtp_layers if layers is None else layers
-        kind = next(kind for kind in reversed(self.layer_attention) if kind not in ("linear", "none"))
+        kind = "window"
+        if not isinstance(self.attention, CompressedAttention):
+            kind = next(kind for kind in reversed(self.layer_attention) if kind not in ("linear", "none"))
         is_moe = self.layer_is_moe[-1]
         return dataclasses.replace(
             self,

@@ -132,6 +132,8 @@ class Kernels:
     """Devices on which prompts of latent attention were timed over the latent."""
     recurrent_from: str = ""
     """The software whose convolution and decode of recurrent layers it runs; empty: its own."""
+    timed_by_launches: tuple[str, ...] = ()
+    """Kernels whose tables hold the launches of Python, so that nothing is fitted to them."""
     equal_scores_until: float = 8192.0
     """Tokens up to which the kernel that chooses among compressed keys is slow at equal scores, which its benchmarks have."""
     experts_with_fp4: str = ""

@@ -47,6 +47,7 @@ class App:
             "run": session.run,
             "curve": session.curve,
             "candidates": session.candidates,
+            "compare": session.compare,
             "explain": session.explain,
             "theory": session.theory,
             "fit": session.fit,
@@ -74,6 +75,11 @@ class App:
             await JSONResponse({"sentence": why}, 403)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def stop(self) -> None:
+        """End all answers that are under way."""
+        for task in self._asked.values():
+            task.cancel()
 
     def _stranger(self, request: Request) -> str | None:
         """Why *request* is refused: it is for another host, from a page of another, or without the token; None where it is ours."""

@@ -27,6 +27,8 @@ class Candidate:
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""
+    """The name of those that differ from it in the count of machines alone."""
 
 
 def asked_for(over: Any, most: int) -> list[Candidate]:
@@ -48,36 +50,40 @@ def asked_for(over: Any, most: int) -> list[Candidate]:
 
 
 class Search:
-    """Layouts and stacks around *base*, and for each the least machines that keep its SLO: `next` as long as it gives any."""
+    """Layouts and stacks around *base* and *changes* of it, and for each the least machines that keep its SLO: `next` gives what to
+    try as long as there is anything."""
 
-    def __init__(self, base: Scenario, most: int) -> None:
-        self._base, self._most = base, most
-        self._kept: dict[tuple[Any, ...], dict[int, bool]] = {}
-        for tensor, stack in itertools.product(_tensors(base), _stacks(base)):
-            self._kept[tensor, stack] = {}
-        self._n = 0
+    def __init__(self, base: Scenario, changes: Sequence[Candidate], most: int) -> None:
+        self._base, self._left = base, most
+        self._scales = base.autoscale is None and base.pools is None and base.placement is None
+        self._kinds = {each.name: each for each in (*_around(base), *changes)}
+        self._kept: dict[str, dict[int, bool]] = {name: {} for name in self._kinds}
 
     def next(self) -> list[Candidate]:
         """The candidates to try now; empty when there is nothing more to find out."""
-        wanted = [(kind, n) for kind, seen in self._kept.items() if (n := self._count(seen)) is not None]
-        wanted = wanted[: self._most - self._n]
-        self._n += len(wanted)
-        return [self._of(kind, n) for kind, n in wanted]
+        wanted = [(name, n) for name, seen in self._kept.items() if (n := self._count(seen)) is not None][: self._left]
+        self._left -= len(wanted)
+        return [self._of(name, n) for name, n in wanted]
 
     def tell(self, candidate: Candidate, kept: bool | None) -> None:
         """Whether *candidate* keeps the SLO; None where it cannot be, or there is none: no other count of it is tried."""
-        settings = candidate.settings
-        kind = (settings.get("parallel.tensor"), settings.get("serving_stack"))
+        kind = candidate.kind or candidate.name
         if kept is None:
             self._kept.pop(kind, None)
         elif kind in self._kept:
-            self._kept[kind][settings.get("replicas", self._base.replicas)] = kept
+            self._kept[kind][candidate.settings.get("replicas", self._base.replicas)] = kept
+
+    @property
+    def least(self) -> int:
+        """The least machines of any kind that keep the SLO, or as many as *base* has where none does."""
+        kept = [n for seen in self._kept.values() for n, keeps in seen.items() if keeps]
+        return min(kept, default=self._base.replicas)
 
     def _count(self, seen: Mapping[int, bool]) -> int | None:
         """The next count of machines to try of a kind; None when the least that keeps the SLO is known, or too many would be."""
         if not seen:
             return self._base.replicas
-        if self._base.autoscale is not None or self._base.pools is not None:
+        if not self._scales:
             return None
         kept = min((n for n, keeps in seen.items() if keeps), default=None)
         missed = max((n for n, keeps in seen.items() if not keeps and (kept is None or n < kept)), default=0)
@@ -85,32 +91,32 @@ class Search:
             return 2 * missed if 2 * missed <= MOST_TIMES * self._base.replicas else None
         return (kept + missed) // 2 if kept - missed > max(1, kept // 50) else None
 
-    def _of(self, kind: tuple[Any, ...], n: int) -> Candidate:
-        tensor, stack = kind
-        settings: dict[str, Any] = {}
-        words = []
-        if stack is not None:
-            settings["serving_stack"] = stack
-            words.append(str(stack))
-        if tensor is not None:
-            settings["parallel.tensor"] = tensor
-            words.append(f"tensor {tensor}")
-        settings["replicas"] = n
-        return Candidate(name=", ".join([*words, f"{n} machine{'s' * (n != 1)}"]), settings=settings)
+    def _of(self, kind: str, n: int) -> Candidate:
+        if not self._scales:
+            return self._kinds[kind]
+        settings = {**self._kinds[kind].settings, "replicas": n}
+        return Candidate(name=f"{kind}, {n} machine{'s' * (n != 1)}", settings=settings, kind=kind)
 
 
-def _tensors(base: Scenario) -> Sequence[int | None]:
+def _around(base: Scenario) -> list[Candidate]:
+    """The deployment as it is, other layouts of it, and other stacks under it."""
     if base.pools is not None or base.placement is not None:
-        return [None]
-    return sorted({base.parallel.tensor, *(n for n in (1, 2, 4, 8) if n <= 4 * base.parallel.tensor)})
-
-
-def _stacks(base: Scenario) -> list[str | None]:
-    if base.pools is not None or base.placement is not None or base.stack_file is not None:
-        return [None]
-    # A scheduler that was chosen is of one stack.
-    others = [] if "scheduler" in base.model_fields_set else servers()
-    return [base.serving_stack, *(name for name in others if name != base.serving_stack)]
+        return [Candidate(name="as it is")]
+    own = base.parallel.tensor
+    found = [Candidate(name=f"{base.serving_stack}, tensor {own}")]
+    found += [
+        Candidate(name=f"{base.serving_stack}, tensor {n}", settings={"parallel.tensor": n})
+        for n in (1, 2, 4, 8)
+        if n != own and n <= 4 * own
+    ]
+    # A scheduler that was chosen is of one stack, and so is a fit.
+    others = () if "scheduler" in base.model_fields_set or base.stack_file is not None else servers()
+    found += [
+        Candidate(name=f"{name}, tensor {own}", settings={"serving_stack": name})
+        for name in others
+        if name != base.serving_stack
+    ]
+    return found
 
 
 def front(found: Sequence[tuple[str, Figures, bool]]) -> list[str]:

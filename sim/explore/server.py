@@ -27,7 +27,11 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class _Server(uvicorn.Server):
-    """Stops at the first signal; what comes after the end is the caller's."""
+    """Stops at the first signal, and tells *stopping*; what comes after the end is the caller's."""
+
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stopping = stopping
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -45,6 +49,7 @@ class _Server(uvicorn.Server):
     def stop(self) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+        self._stopping()
 
 
 def is_local(host: str) -> bool:
@@ -146,11 +151,12 @@ def serve(
     async def run() -> None:
         workers = Workers(processes())
         session = opened.session(workers)
+        app = App(session, hosts=hosts, token=token)
         config = uvicorn.Config(
-            App(session, hosts=hosts, token=token), log_level="warning", access_log=False, lifespan="off", ws="none",
+            app, log_level="warning", access_log=False, lifespan="off", ws="none",
             timeout_graceful_shutdown=_GRACE_S, limit_concurrency=_MOST_CONNECTIONS,
         )  # fmt: skip
-        server = _Server(config)
+        server = _Server(config, app.stop)
         loop = asyncio.get_running_loop()
         starting = asyncio.create_task(workers.start())
         session.begin()

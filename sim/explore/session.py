@@ -32,11 +32,13 @@ _ESTIMATE_S = 0.05
 """Time that the short run of an estimate is to take."""
 _SHORTEST, _LONGEST = 60, 400
 """Requests of a short run."""
-_POINTS, _CANDIDATES = 10, 24
+_POINTS, _CANDIDATES = 10, 32
 """Points of a curve, and candidates of a search, where no number is asked for."""
 _FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
 """Multiples of the scenario's rate that a curve begins with."""
 _LEAST_FACTOR = 1 / 64
+_CHANGES = ("precision", "prefix", "memory", "speculation")
+"""Groups of changes of `rooftrace advise` that a search tries beside layouts and stacks."""
 _PROBABLE = 3
 """Candidates that keep the SLO whose probability is worked out."""
 _REPLAYS, _REPLAYED = 10, 1000
@@ -212,9 +214,24 @@ class Session:
         base = scenario_in(self.base, state)
         most = self._most(state, "points", _CANDIDATES)
         over = state.get("over") or {}
-        search = None if over else Search(base, most)
-        tried = asked_for(over, self.limits.points) if search is None else search.next()
         found: dict[str, _Found] = {}
+        async with contextlib.aclosing(self._tried(state, base, over, most, found)) as events:
+            async for event in events:
+                yield event
+        if base.has_limits:
+            async with contextlib.aclosing(self._probabilities(state, found)) as events:
+                async for event in events:
+                    yield event
+        ranked = [(name, each.facts["figures"], each.keeps) for name, each in found.items()]
+        yield Event("done", {"front": front(ranked), "ranked": list(by_cost(ranked))})
+
+    async def _tried(
+        self, state: Mapping[str, Any], base: Scenario, over: Any, most: int, found: dict[str, _Found]
+    ) -> AsyncGenerator[Event, None]:
+        """Candidates as they have run, which go into *found*: those of *over*, or those of a search and separate pools after it."""
+        search = None if over else Search(base, await self._changes(state, _CHANGES), most)
+        tried = asked_for(over, self.limits.points) if search is None else search.next()
+        pools = search is not None
         while tried:
             jobs = [self._candidate(state, each) for each in tried]
             async with contextlib.aclosing(merged(*jobs)) as events:
@@ -225,19 +242,20 @@ class Session:
                         search.tell(candidate, keeps if base.has_limits else None)
                     facts = {"name": candidate.name, "set": dict(candidate.settings)}
                     if keeps is None:
-                        yield Event(
-                            "candidate", {**facts, "refused": data["sentence"].removeprefix(f"{base.source}: ")}
-                        )
+                        sentence = data["sentence"].removeprefix(f"{base.source}: ")
+                        yield Event("candidate", {**facts, "refused": sentence})
                         continue
                     found[candidate.name] = _Found(candidate, {**facts, **data}, keeps)
                     yield Event("candidate", self._told(found, candidate.name))
             tried = [] if search is None else search.next()
-        if base.has_limits:
-            async with contextlib.aclosing(self._probabilities(state, found)) as events:
-                async for event in events:
-                    yield event
-        ranked = [(name, each.facts["figures"], each.keeps) for name, each in found.items()]
-        yield Event("done", {"front": front(ranked), "ranked": list(by_cost(ranked))})
+            if search is not None and not tried and pools:
+                pools = False
+                tried = await self._changes(self._over(state, {"replicas": search.least}), ("pools",))
+
+    async def _changes(self, state: Mapping[str, Any], groups: Sequence[str]) -> list[Candidate]:
+        """What `rooftrace advise` would try of *groups*."""
+        found = await self._last("behind", functools.partial(work.changes, self._about(state), groups))
+        return [Candidate(**each) for each in found["changes"]]
 
     async def _candidate(self, state: Mapping[str, Any], candidate: Candidate) -> AsyncGenerator[Event, None]:
         try:
@@ -280,6 +298,16 @@ class Session:
         async with contextlib.aclosing(
             self._events("exact", functools.partial(work.explain, self._about(state)))
         ) as events:
+            async for event in events:
+                yield event
+
+    async def compare(self, _client: str, state: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
+        """The differences of a state from the one in its `from`, with their intervals."""
+        before = state.get("from", {})
+        if not isinstance(before, Mapping):
+            raise Refused(f"from is a state, such as {{'set': {{}}}}; got {shown(before)}")
+        job = functools.partial(work.compare, self._about(before), self._about(state))
+        async with contextlib.aclosing(self._events("behind", job)) as events:
             async for event in events:
                 yield event
 
@@ -345,7 +373,11 @@ class Session:
 
     def _with(self, state: Mapping[str, Any], settings: Mapping[str, Any]) -> Asked:
         """What is asked about with *settings* over those of *state*."""
-        return self._about({"set": {**settings_in(state), **settings}})
+        return self._about(self._over(state, settings))
+
+    @staticmethod
+    def _over(state: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {"set": {**settings_in(state), **settings}}
 
     def _known(self, key: str) -> Asked:
         if key not in self._asked:

@@ -6,7 +6,7 @@ import gzip
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,27 @@ from sim.results import Result
 from sim.run import run_built
 from sim.scenario import Scenario
 from sim.scenario.assembly import Built, resolve
+from sim.study.advise import proposals
+from sim.study.compare import compare as compared
 from sim.study.explain import CAUSES, check_explained, explained
 from sim.study.rates import own_rate_per_s, target_of
 from sim.study.records import beginning, failed, finished
 from sim.study.store import Store
 from sim.study.what_if import bound, effects
+
+_COMPARED = {
+    **{
+        f"{measure}_s.{statistic}": f"{name}_{statistic}_s"
+        for name, measure in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
+        for statistic in ("mean", "p50", "p99")
+    },
+    "requests_per_s": "requests_per_s",
+    "output_tokens_per_s": "output_tokens_per_s",
+    "slo_attainment": "slo_share",
+    "goodput_requests_per_s": "goodput_per_s",
+}
+"""Figures that two states are compared by, and their names on the page."""
+_PAIRS = 5
 
 Events = Iterator[tuple[str, dict[str, Any]]]
 
@@ -166,6 +182,13 @@ def own_rate(asked: Asked) -> Events:
     yield "rate", {"rate_per_s": own_rate_per_s(asked.scenario)}
 
 
+def changes(asked: Asked, groups: Sequence[str]) -> Events:
+    """What `rooftrace advise` would try of *groups*."""
+    scenario = asked.scenario
+    found = [] if scenario.pools is not None or scenario.placement is not None else proposals(scenario, groups)
+    yield "changes", {"changes": [{"name": each.name, "settings": dict(each.settings)} for each in found]}
+
+
 def probability(asked: Asked, replays: int, n: int) -> Events:
     """The share of replays of the first *n* requests, on deployments as they may be, that keep the SLO; none where nothing says how
     far off they may be."""
@@ -181,6 +204,25 @@ def probability(asked: Asked, replays: int, n: int) -> Events:
     of = f" of the first {n:,} requests" if cut else ""
     how = f"share of {replays} replays{of} that keep the SLO, from {found.basis}"
     yield "probability", {"value": found.kept(target.attainment), "how": how}
+
+
+def compare(a: Asked, b: Asked) -> Events:
+    """The differences of *b* from *a* with their intervals: of one run each over the same requests, or where these differ of
+    several runs with the same seeds."""
+    one, other = (run_built(built(each)) for each in (a, b))
+    metrics = [
+        name for name in _COMPARED if None not in (answers.at(one.summary, name), answers.at(other.summary, name))
+    ]
+    try:
+        found = compared(one, other, metrics=metrics)
+    except RooftraceError:  # other requests, so that there are no pairs of them
+        found = compared(a.scenario, b.scenario, metrics=metrics, replications=_PAIRS, jobs=1)
+    rows = {_COMPARED[row["metric"]]: row for row in found.rows()}
+    told = ("change", "low", "high", "unit", "verdict")
+    yield (
+        "compared",
+        {"how": found.how, "differences": {name: {key: row[key] for key in told} for name, row in rows.items()}},
+    )
 
 
 def explain(asked: Asked) -> Events:

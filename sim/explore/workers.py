@@ -98,8 +98,12 @@ class _Process:
         self.process.start()
         theirs.close()
         self.jobs = 0
+        self._ended = False
 
     def end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
         self.process.kill()
         self.process.join()
         self.process.close()
@@ -199,6 +203,8 @@ class Workers:
         task.add_done_callback(self._replacing.discard)
 
     async def _replace(self, process: _Process, quick: bool, whole: bool) -> None:
+        if self._closed:
+            return  # all processes are ended there
         if whole:
             self._idle[quick].append(process)
             async with self._changed:

@@ -94,6 +94,13 @@ class Reading:
         value = self._take(name)
         return None if value is None else json_object(value, f"--{name}")
 
+    def object_or_word(self, name: str) -> dict[str, Any] | str | None:
+        """The JSON object of an option that takes other words as well."""
+        value = self._take(name)
+        if value is None or (isinstance(value, str) and not value.lstrip().startswith("{")):
+            return value
+        return json_object(value, f"--{name}")
+
     def took_role(self, role: str | None, why: str) -> None:
         """The server does prompts or answers alone, or (None) both sides of a handover that nobody names."""
         self.role = role or self.role

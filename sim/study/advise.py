@@ -163,11 +163,7 @@ def advise(
         )
     assumed = {} if scenario.has_limits else dict(DEFAULT_SLO)
     base = scenario.with_values(assumed)
-    found = _Found(base, wide=tuple(only) == ("devices",))
-    for name, (_, propose) in GROUPS.items():
-        if not only or name in only:
-            found.group = name
-            propose(found)
+    found = _proposed(base, only or tuple(GROUPS))
     target = target_of(base, attainment)
     tried = [Candidate(group="now", name="as it is"), *found.candidates]
     with tempfile.TemporaryDirectory(prefix="rooftrace-advise-") if out is None else nullcontext(out) as folder:
@@ -185,6 +181,20 @@ def advise(
                     said=tuple(found.said), notes=(*_by_change(result.notes), *found.assumptions(rows)), replications=replications,
                 )  # fmt: skip
             tried += more
+
+
+def proposals(scenario: Scenario, groups: Sequence[str]) -> list[Candidate]:
+    """The changes that *groups* (names of `GROUPS`) propose for *scenario*, of one kind of machines; none has been tried."""
+    return _proposed(scenario, groups).candidates
+
+
+def _proposed(base: Scenario, groups: Sequence[str]) -> _Found:
+    found = _Found(base, wide=tuple(groups) == ("devices",))
+    for name, (_, propose) in GROUPS.items():
+        if name in groups:
+            found.group = name
+            propose(found)
+    return found
 
 
 def _reason(error: str, base: Scenario) -> str:

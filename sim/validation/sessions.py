@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sim.bench.published.machines import Unmodelled
-from sim.bench.published.sessions import AGENTIC, MULTI_TURN, Seen, SessionRun, replayed, session_runs
+from sim.bench.published.sessions import AGENTIC, MULTI_TURN, KvInUse, Seen, SessionRun, replayed, session_runs
 from sim.under_way import steps
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class Session:
     clean: bool
     measured: Seen
     simulated: Seen
-    kv_apart: float
-    """The mean distance between the shares of KV blocks in use over time; NaN where the table has no series."""
+    kv: KvInUse
 
     @property
     def hit_apart(self) -> float:
@@ -70,10 +69,10 @@ def sessions(measurements: Sequence[Measurement], *, hardware: str | None = None
     return Sessions(runs=tuple(runs), unmodelled=reasons)
 
 
-def _beside(run: SessionRun, simulated: Seen, kv_apart: float) -> Session:
+def _beside(run: SessionRun, simulated: Seen, kv: KvInUse) -> Session:
     return Session(
         file=run.file, name=run.name, tensor=run.tensor, users=run.users, offload=run.offload, clean=run.clean,
-        measured=run.measured, simulated=simulated, kv_apart=kv_apart,
+        measured=run.measured, simulated=simulated, kv=kv,
     )  # fmt: skip
 
 
@@ -139,7 +138,7 @@ def cells(run: Session) -> tuple[str, ...]:
         pair("hit", ".3f"),
         pair("host_hit", ".3f") if run.offload else "",
         pair("kv_use", ".2f"),
-        _shown(run.kv_apart, ".2f"),
+        _shown(run.kv.apart, ".2f"),
         latency(seen.gap_s * 1e3, ".1f", run.gap_error),
         latency(seen.ttft_s, ".3g", run.ttft_error),
     )

@@ -20,6 +20,7 @@ from sim.explore.state import Refused
 from sim.explore.workers import Workers
 from sim.run import simulate
 from sim.scenario import Scenario
+from sim.study.compare import compare
 from sim.study.explain import CAUSES
 from sim.study.sweep import sweep
 from tests.explore.serving import SMALL
@@ -231,9 +232,11 @@ def test_a_search_finds_the_least_machines_of_each_layout_and_their_probability(
     events = serving.ask(serving.session(tmp_path, base).candidates("", {"points": 40}))
     told = {data["name"]: data for name, data in events if name == "candidate" and "slo" in data}
     for name, data in told.items():
-        if data["slo"]["kept"] and data["set"]["replicas"] > 1:
+        if data["slo"]["kept"] and data["set"].get("replicas", 1) > 1:
             fewer = name.replace(f"{data['set']['replicas']} machine", f"{data['set']['replicas'] - 1} machine")
             assert fewer.replace("1 machines", "1 machine") in told
+    assert any(name.startswith("FP8 weights, ") for name in told)
+    assert any("prefill and" in name for name in told)
     probable = [each["slo_probability"] for each in told.values() if each.get("slo_probability") is not None]
     assert probable
     assert all(0 <= each <= 1 for each in probable)
@@ -250,6 +253,24 @@ def test_shares_of_explain_add_up_to_the_mean(serving, tmp_path):
         assert sum(parts.values()) == pytest.approx(summary[f"{name}_s"]["mean"], rel=1e-9)
         assert set(parts) <= set(CAUSES)
         assert explained[name]["slowest"]["mean_s"] >= explained[name]["mean_s"]
+
+
+def test_two_states_differ_as_their_runs_do_over_the_same_requests(serving, tmp_path):
+    state = {"set": {"replicas": 2}, "from": {"set": {}}}
+    (event,) = serving.ask(serving.session(tmp_path).compare("", state))
+    of_runs = compare(simulate(SMALL), simulate(SMALL.with_set("replicas=2")), metrics=["tpot_s.mean"]).rows()[0]
+    told = event[1]["differences"]["tpot_mean_s"]
+    assert {key: told[key] for key in ("change", "low", "high")} == {
+        key: of_runs[key] for key in ("change", "low", "high")
+    }
+
+
+def test_states_of_other_requests_are_compared_over_several_seeds(serving, tmp_path):
+    state = {"set": {"workload.rate_scale": 2}, "from": {"set": {}}}
+    (event,) = serving.ask(serving.session(tmp_path, SMALL.with_set("workload.limit=40")).compare("", state))
+    assert "5 replications on the same random numbers" in event[1]["how"]
+    told = event[1]["differences"]["tpot_mean_s"]
+    assert told["low"] < told["change"] < told["high"]
 
 
 @pytest.mark.parametrize("view", ["speculation", "chunks", "bubbles", "placement"])

@@ -274,6 +274,12 @@ def test_a_question_that_is_given_up_ends_its_process(tmp_path, superseded):
         (ask({"replicas": 2}) if superseded else first).close()
         assert any_ended(before)
         first.close()
+        last = ask({"workload": long})
+        process.terminate()
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        last.close()
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path):

@@ -80,6 +80,12 @@ def test_a_token_takes_its_share_of_compressed_vectors_and_keys_of_the_indexer()
     )
 
 
+def test_layers_for_multi_token_prediction_see_their_window():
+    draft = load_model("deepseek-v4-flash").mtp_draft()
+    assert draft.layer_attention == ("window",)
+    assert stage_work(draft, ParallelConfig(), 0).resident_bytes == pytest.approx(draft.weight_bytes(), rel=1e-9)
+
+
 def test_formats_of_its_checkpoints():
     own = load_model("deepseek-v4-flash")
     assert (own.attention_precision, own.mlp_precision, own.expert_precision) == ("fp8_block", "fp8_block", "mxfp4")

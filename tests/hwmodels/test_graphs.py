@@ -72,6 +72,15 @@ def test_an_eager_server_pads_nothing_and_launches_everything():
     assert cost.iteration_s(Totals(8, 8, 1, 36, 8, 0, 0, 1)) == pytest.approx(32 * layer_s + host_s)
 
 
+def test_graphs_for_decode_steps_alone_leave_steps_with_prompts_to_be_launched():
+    graph, alone, eager = cost_of(), cost_of(decode_only=True), cost_of(eager=True)
+    assert alone.iteration_s(decodes(5)) == graph.iteration_s(decodes(5)) < eager.iteration_s(decodes(5))
+    for mixed in (Totals(8, 8, 1, 36, 8, 0, 0, 1), Totals(25, 8, 1, 36, 8, 17, 8500, 18)):
+        assert alone.iteration_s(mixed) == eager.iteration_s(mixed) > graph.iteration_s(mixed)
+    long = Totals(8192, 8192, 1, 8192 * 8193 // 2, 8192, 0, 0, 1)
+    assert alone.iteration_s(long) == graph.iteration_s(long)
+
+
 @pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize(("model", "layers", "latent"), [("qwen3-30b-a3b", 48, 0), ("deepseek-v3", 61, 61)])
 def test_a_layer_with_experts_is_launched_in_the_time_that_prompts_of_the_stack_say(stack, model, layers, latent):
@@ -129,6 +138,7 @@ def test_ranks_exchange_the_rows_of_the_graph():
     [
         ({"largest": 0}, "largest of CUDA graphs are whole numbers of at least 1; got 0"),
         ({"sizes": (4, -1)}, "sizes of CUDA graphs are whole numbers of at least 1; got -1"),
+        ({"eager": True, "decode_only": True}, "leave out eager or decode_only"),
         ({"sizes": ()}, "sizes of CUDA graphs has none; give eager: true for a server without graphs"),
         ({"sizes": (4,), "largest": 8}, "sizes of CUDA graphs say the largest too; leave largest out"),
         ({"eager": True, "largest": 8}, r"a server without graphs \(eager\) has no sizes of them"),

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 AS = {
     # Their code is on the hub alone; transformers has these shapes under another name.
-    "internlm2": "llama", "exaone": "llama", "mimo": "qwen2", "kimi_k2": "deepseek_v3",
+    "internlm2": "llama", "exaone": "llama", "mimo": "qwen2", "kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text",
 }  # fmt: skip
 LAYERS = 6
 """Of a model, from its front: building all of them takes minutes. Each kind of layer is among them."""
@@ -35,6 +35,9 @@ def shortened(config, layers):
     for key in by_layer:
         if isinstance(data.get(key), list):
             data[key] = data[key][:layers]
+    if sparse := data.get("sparse_attention_config"):
+        cut = {key: value[:layers] if isinstance(value, list) else value for key, value in sparse.items()}
+        data["sparse_attention_config"] = cut
     if data.get("hybrid_override_pattern"):
         data["hybrid_override_pattern"] = data["hybrid_override_pattern"][:layers]
     if data["model_type"] == "exaone4":

@@ -453,7 +453,9 @@ class _Around:
             not self.roofline and self.stack in ("vllm", "sglang", "trtllm") and not found["hardware"].startswith("tpu")
         )
         if graphs and rng.random() < 0.15:
-            found["cuda_graphs"] = rng.choice([{"largest": 16}, {"sizes": [1, 4, 16, 64]}, {"eager": True}])
+            found["cuda_graphs"] = rng.choice(
+                [{"largest": 16}, {"sizes": [1, 4, 16, 64]}, {"eager": True}, {"decode_only": True}]
+            )
         memory = self._memory(shared)
         found["memory"] = memory
         decodes = not shared and rng.random() < 0.3
@@ -693,7 +695,10 @@ class _Around:
                 }
             if no_overlap or rng.random() < 0.3:
                 found["disable_overlap_scheduler"] = True
-            return found
+            return found | _some(
+                rng, 0.15, enable_prefix_aware_scheduling=[False], chunk_unit_size=[1, 64], use_kv_cache_manager_v2=[True],
+                max_util_for_resume=[0.5, 0.95],
+            )  # fmt: skip
         if name == "sarathi":
             return {"token_budget": rng.choice([32, 128, 512]), "max_sequences": some}
         if name == "chunked_only":
@@ -881,7 +886,7 @@ class _Around:
 def _a_load(rng: Random) -> _Load:
     kind = rng.choice(
         ["generated"] * 7 + ["closed"] * 3 + ["trace"] * 7 + ["shared_prefix"] * 4 + ["conversations"] * 3
-        + ["sessions"] * 2 + ["mooncake"] * 2 + ["servegen", "protocol", "conversation", "export"]
+        + ["sessions"] * 2 + ["mooncake"] * 2 + ["rollout"] * 2 + ["servegen", "protocol", "conversation", "export"]
     )  # fmt: skip
     load = _LOADS[kind](rng)
     settings = load.settings
@@ -989,6 +994,15 @@ def _shared(rng: Random) -> _Load:
     )
 
 
+def _rollout(rng: Random) -> _Load:
+    prompts, most = rng.choice([1, 4, 10]), rng.choice([60, 300])
+    found: Mapping = {"prompts": prompts, "samples": rng.choice([1, 3]), "steps": rng.choice([1, 2, 3])}
+    found |= _some(rng, 0.5, update_s=[0.0, 0.2], wanted=[max(1, prompts // 2)], block_tokens=[16, 64])
+    found |= rng.choice([{}, {"informative": 0.6}, {"leftover": "continue"}, {"leftover": "abort"}])
+    lengths = {"prompt_tokens": _lengths(rng, most), "output_tokens": _lengths(rng, _LONGEST)}
+    return _Load({"rollout": found, **lengths}, closed=True, arrives=False, ids=True, longest=most + _LONGEST)
+
+
 def _conversations(rng: Random) -> _Load:
     found = {
         "sessions": rng.choice([3, 12]), "turns": {"distribution": "uniform", "min_tokens": 1, "max_tokens": 5},
@@ -1042,7 +1056,7 @@ def _builtin(rng: Random) -> _Load:
 
 
 _LOADS = {
-    "generated": _generated, "closed": _closed, "trace": _trace, "shared_prefix": _shared, "conversations": _conversations,
-    "sessions": _recorded, "mooncake": _hashed, "servegen": _production, "protocol": _protocol, "conversation": _builtin,
-    "export": _export,
+    "generated": _generated, "closed": _closed, "trace": _trace, "shared_prefix": _shared, "rollout": _rollout,
+    "conversations": _conversations, "sessions": _recorded, "mooncake": _hashed, "servegen": _production, "protocol":
+    _protocol, "conversation": _builtin, "export": _export,
 }  # fmt: skip

@@ -321,7 +321,9 @@ def test_a_requests_count_for_a_trace_file_points_to_limit(tmp_path):
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run_and_account_for_every_request(path, limit):
     scenario = Scenario.load(path)
-    if scenario.workload.protocol is None:
+    if scenario.workload.rollout is not None:
+        scenario = scenario if limit is None else scenario.with_value("workload.rollout.prompts", limit // 16)
+    elif scenario.workload.protocol is None:
         scenario = scenario.with_value("workload.limit", limit)
     result = simulate(scenario)
     counts = result.summary["requests"]

@@ -286,8 +286,10 @@ def test_the_drafts_prompt_is_part_of_the_time_to_the_first_token():
 
     (with_model, cost), (free, _) = first_token_s({"model": "llama-3.2-1b"}), first_token_s({"step_s": 0.0})
     prompt_s = cost.iteration_s(Totals(100, 100, 1, 5050, 100))
-    assert prompt_s > 0.0
-    assert with_model - free == pytest.approx(prompt_s, abs=2e-9)
+    # vLLM takes the other three passes of a round in the same iteration, on lines a little beside the cost model.
+    others_s = 3 * cost.iteration_s(Totals(1, 0, 0, 0, 0, 1, 100, 1))
+    assert min(prompt_s, others_s) > 0.0
+    assert with_model - free == pytest.approx(prompt_s + others_s, rel=1e-5)
 
 
 def test_an_iteration_with_prompts_and_decodes_takes_all_passes_of_the_draft_and_the_overhead():

@@ -86,6 +86,17 @@ def test_looks_at_a_request_that_does_not_fit_count_again(tmp_path):
     assert seen.hit < seen.found / 2
 
 
+def test_kv_in_use_over_time_is_that_of_the_users_under_way(tmp_path):
+    rows = recorded(np.random.default_rng(1), users=1, requests=2)
+    rows[0]["output_tokens"], rows[1]["output_tokens"] = 20_000, 2
+    _, kv = replayed(run_of(tables(tmp_path, rows, kv_tokens=64_000)))
+    # One request holds its prompt, and a token more with each step, of 4 to 15 ms.
+    assert kv.t_s == (100.0, 400.0)
+    grown = kv.simulated[0] * 64_000 - rows[0]["input_tokens"]
+    assert 100 / 0.015 < grown < 100 / 0.004
+    assert kv.apart == pytest.approx(np.mean([abs(0.02 - each) for each in kv.simulated]))
+
+
 def test_requests_that_no_table_has_are_drawn_from_those_recorded(tmp_path):
     rows = recorded(np.random.default_rng(2), users=3, requests=6)
     found = tables(tmp_path, rows)
@@ -114,11 +125,12 @@ def test_validate_prints_sessions_and_the_page_has_a_section(tmp_path):
     folder = tmp_path / "measured"
     folder.mkdir()
     tables(folder, recorded(np.random.default_rng(0), 2, 3))
-    asked = ["validate", "--measured", str(folder), "--markdown", str(tmp_path / "page.md")]
+    asked = ["validate", "--measured", str(folder), "--markdown", str(tmp_path / "page.md"), "--plots", str(tmp_path)]
     got = CliRunner().invoke(build_app(), asked)
     assert got.exit_code == 0, got.output
     assert "of 1 clean runs" in got.output
     assert "## Sessions" in (tmp_path / "page.md").read_text()
+    assert (tmp_path / f"sessions_{NAME}.png").stat().st_size > 10_000
 
 
 def conversations(folder, turns):

@@ -107,10 +107,13 @@ def test_faults_are_named_with_their_line(tmp_path):
     (tmp_path / "rag_component_lengths.csv").unlink()
     with pytest.raises(ValueError, match=r"rag_component_lengths\.csv beside it"):
         read_trace(path)
-    path.write_text('{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": {"system": "x"}}\n')
     (tmp_path / "rag_component_lengths.csv").write_text("id,component,tokens\n1,system,20\n")
-    with pytest.raises(ValueError, match="line 1, column hash_ids: expected lists of ids by kind of component"):
-        read_trace(path)
+    for ids in ('"x"', "[-1]", "[true]", "[1.5]"):
+        path.write_text(
+            '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": {"system": IDS}}\n'.replace("IDS", ids)
+        )
+        with pytest.raises(ValueError, match="line 1, column hash_ids: expected lists of ids by kind of component"):
+            read_trace(path)
 
 
 def test_an_order_of_components_is_refused_where_a_trace_names_none(tmp_path):

@@ -61,7 +61,8 @@ SERVERS = {
     "dsr1-fp4": Server("nvidia/DeepSeek-R1-0528-FP4", block_tokens=32, host_gib=600.0, expert_parallel=True),
     "llama3.3-70b-fp4": Server("nvidia/Llama-3.3-70B-Instruct-FP4", block_tokens=16, host_gib=0.0, host_gib_per_gpu=300.0),
 }  # fmt: skip
-"""By the model in a table's name. Caches are of 8 bits and prompts share steps of 8,192 tokens in all of them."""
+"""By the model in a table's name. In all of them caches are of 8 bits, steps have 8,192 tokens at
+most, and graphs are for decode steps alone."""
 
 
 class Seen(NamedTuple):
@@ -113,8 +114,21 @@ def session_runs(measurement: Measurement, others: Sequence[Measurement]) -> lis
     return list(made(measurement, others, server))
 
 
-def replayed(run: SessionRun, hardware: str | None = None, *, slower: float = 1.0) -> tuple[Seen, float]:
-    """The figures of *run* simulated, and by how much the share of KV blocks in use is apart in the mean over its ticks.
+class KvInUse(NamedTuple):
+    """The share of KV blocks in use at the ticks of a run; empty where its table has no series."""
+
+    t_s: tuple[float, ...] = ()
+    measured: tuple[float, ...] = ()
+    simulated: tuple[float, ...] = ()
+
+    @property
+    def apart(self) -> float:
+        """The mean distance between the two; NaN where there are no ticks."""
+        return float(np.abs(np.subtract(self.measured, self.simulated)).mean()) if self.t_s else np.nan
+
+
+def replayed(run: SessionRun, hardware: str | None = None, *, slower: float = 1.0) -> tuple[Seen, KvInUse]:
+    """The figures of *run* simulated, and its KV blocks in use over time.
 
     *slower*: every step takes so many times as long, to tell what comes of the price of steps and what does not.
     """
@@ -127,13 +141,13 @@ def replayed(run: SessionRun, hardware: str | None = None, *, slower: float = 1.
         experiment = replace(experiment, replicas=(server,))
     columns = simulated(experiment)
     over_time = _kv_use(columns, server.kv_blocks - 1)
-    apart = np.nan
+    in_use = KvInUse()
     if run.ticks:
-        at_s, use = np.array(run.ticks).T
+        at_s, use = zip(*run.ticks, strict=True)
         place = np.clip(np.searchsorted(over_time.start_s, at_s, side="right") - 1, 0, None)
-        apart = float(np.abs(over_time.share[place] - use).mean())
+        in_use = KvInUse(at_s, use, tuple(over_time.share[place].tolist()))
     kv_use = float(np.average(over_time.share, weights=over_time.duration_s) if run.ticks else over_time.share.max())
-    return _seen(columns, experiment, kv_use), apart
+    return _seen(columns, experiment, kv_use), in_use
 
 
 class _KvUse(NamedTuple):
@@ -211,6 +225,7 @@ def _scenario(server: Server, measurement: Measurement, row: Mapping[str, Any], 
         "kv_precision": "fp8",
         "serving_stack": measurement.source,
         "serving_release": measurement.version,
+        "cuda_graphs": {"decode_only": True},
         "parallel": {"tensor": tensor, "expert": tensor if server.expert_parallel else 1},
         "scheduler": {"policy": measurement.source, "max_num_batched_tokens": _BUDGET, **scheduler},
         "memory": memory,
@@ -234,7 +249,7 @@ def _agentic(measurement: Measurement, others: Sequence[Measurement], server: Se
     users = _beside(measurement, others, "e2e_agentic_users", "users started with")
     series = _beside(measurement, others, "e2e_agentic_series", "the server counted")
     for row in rows_of(measurement):
-        ticks = tuple((each["t_s"], each["kv_use"]) for each in series if each["run"] == row["run"])
+        ticks = tuple((float(each["t_s"]), float(each["kv_use"])) for each in series if each["run"] == row["run"])
         until_s = max((t for t, _ in ticks), default=row["duration_s"] - _TICK_S) + _TICK_S
         mine = [user for user in users if user["run"] == row["run"] and user["start_s"] < until_s]
         if not mine or not np.isfinite(until_s):

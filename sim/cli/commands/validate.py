@@ -175,11 +175,13 @@ def _page(found: _Compared) -> str:
 
 def _draw(found: _Compared, plots: Path) -> list[Path]:
     from sim.plots.served import draw_served
+    from sim.plots.sessions import draw_sessions
     from sim.plots.validation import draw_validation
     from sim.validation.served import served_pair
 
     pair = served_pair(found.comparisons)
-    return [*([] if pair is None else draw_served(pair, plots)), *draw_validation(found.comparisons, plots)]
+    served = [] if pair is None else draw_served(pair, plots)
+    return [*served, *draw_sessions(found.sessions.runs, plots), *draw_validation(found.comparisons, plots)]
 
 
 def _facts(found: _Compared) -> dict[str, Any]:

@@ -22,7 +22,8 @@ export async function* events(body) {
     while ((end = text.indexOf("\n\n")) >= 0) {
       const lines = text.slice(0, end).split("\n");
       text = text.slice(end + 2);
-      const of = (field) => lines.filter((line) => line.startsWith(`${field}:`)).map((line) => line.slice(field.length + 1).trimStart());
+      const of = (field) =>
+        lines.filter((line) => line.startsWith(`${field}:`)).map((line) => line.slice(field.length + 1).trimStart());
       const data = of("data");
       if (data.length) yield [of("event")[0] ?? "message", JSON.parse(data.join("\n"))];
     }
@@ -32,7 +33,14 @@ export async function* events(body) {
 /** The events that a frozen page has of a path, and of theory those of its view. */
 function recorded(path, body) {
   const kept = window.ROOFTRACE.events?.[`/api/${path}`];
-  return (path === "theory" ? kept?.[body.view] : kept) ?? [["refused", { sentence: "This file was written without these figures; the page that `rooftrace explore` serves has them." }]];
+  return (
+    (path === "theory" ? kept?.[body.view] : kept) ?? [
+      [
+        "refused",
+        { sentence: "This file was written without these figures; the page that `rooftrace explore` serves has them." },
+      ],
+    ]
+  );
 }
 
 /**
@@ -62,7 +70,9 @@ export async function stream(path, body, hear, who = "") {
     return true;
   } catch (error) {
     if (control.signal.aborted) return false;
-    hear("refused", { sentence: error instanceof TypeError ? "The server does not answer; start `rooftrace explore` again." : error.message });
+    hear("refused", {
+      sentence: error instanceof TypeError ? "The server does not answer; start `rooftrace explore` again." : error.message,
+    });
     return false;
   } finally {
     if (running.get(path + who) === control) running.delete(path + who);
@@ -88,7 +98,11 @@ async function said(response) {
 
 /** The controls of a state: which there are depends on its traffic and its decoding. */
 export async function controlsOf(set) {
-  const response = await fetch("/api/controls", { method: "POST", headers: headers({ "Content-Type": "application/json", "X-Client": client }), body: JSON.stringify({ set }) });
+  const response = await fetch("/api/controls", {
+    method: "POST",
+    headers: headers({ "Content-Type": "application/json", "X-Client": client }),
+    body: JSON.stringify({ set }),
+  });
   return response.ok ? response.json() : null;
 }
 
@@ -103,7 +117,11 @@ export async function requestsOf(key) {
 export async function sendBench(file, set) {
   const response = await fetch("/api/bench", {
     method: "POST",
-    headers: headers({ "X-Client": client, "X-File": encodeURIComponent(file.name), "X-State": encodeURIComponent(JSON.stringify({ set })) }),
+    headers: headers({
+      "X-Client": client,
+      "X-File": encodeURIComponent(file.name),
+      "X-State": encodeURIComponent(JSON.stringify({ set })),
+    }),
     body: file,
   });
   if (!response.ok) throw new Error(await said(response));

@@ -32,19 +32,33 @@ function Tabs({ view, shown }) {
     show(next);
     event.currentTarget.querySelector(`#tab-${next}`).focus();
   };
-  return html`<div class="tabs" role="tablist" aria-label="Views" onKeyDown=${keys}>${shown.map((name) => html`<button type="button" role="tab" id=${`tab-${name}`} aria-selected=${name === view} aria-controls="view" tabindex=${name === view ? 0 : -1} onClick=${() => show(name)}>${VIEWS[name]}</button>`)}</div>`;
+  const row = useRef(null);
+  useEffect(() => {
+    // On a phone the row of tabs is wider than the page.
+    const chosen = row.current.querySelector(`#tab-${view}`);
+    row.current.scrollLeft = chosen.offsetLeft - row.current.offsetLeft - 40;
+  }, [view]);
+  const tab = (name) => html`<button type="button" role="tab" id=${`tab-${name}`} aria-selected=${name === view} aria-controls="view"
+    tabindex=${name === view ? 0 : -1} onClick=${() => show(name)}>${VIEWS[name]}</button>`;
+  return html`<div class="tabs" role="tablist" aria-label="Views" ref=${row} onKeyDown=${keys}>${shown.map(tab)}</div>`;
 }
 
 function View({ page, view }) {
-  if (view === "requests") return html`<${Requests} answer=${page.answer} requests=${page.requests} brushes=${page.brush} opened=${page.request} />`;
+  if (view === "requests")
+    return html`<${Requests} answer=${page.answer} requests=${page.requests} brushes=${page.brush} opened=${page.request} />`;
   if (view === "why") return html`<${Why} explained=${page.explained} answer=${page.answer} waiting=${page.waiting} />`;
   if (view === "speedup") return html`<${SpeedUp} theory=${page.theory} waiting=${page.waiting} set=${page.set} />`;
-  if (view === "yours") return html`<${Yours} benches=${page.benches} fit=${page.fit} />
-    ${page.benches.length > 0 && html`<${Load} at=${page.answer?.key} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />`}`;
-  if (view === "compare") return html`<${Compare} held=${page.held} answer=${page.answer} set=${page.set} waiting=${page.waiting} />`;
+  if (view === "yours")
+    return html`<${Yours} benches=${page.benches} fit=${page.fit} />
+    ${page.benches.length > 0 && html`<${Load} at=${page.answer?.key} curve=${page.curve} benches=${page.benches}
+      range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />`}`;
+  if (view === "compare")
+    return html`<${Compare} compared=${page.compared} held=${page.held} answer=${page.answer} set=${page.set} waiting=${page.waiting} />`;
   return html`
-    <${Load} at=${page.answer?.key} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set} waiting=${page.waiting} />
-    <${Candidates} candidates=${page.candidates} over=${page.over} controls=${page.controls} brush=${page.brush} waiting=${page.waiting} answer=${page.answer} />
+    <${Load} at=${page.answer?.key} curve=${page.curve} benches=${page.benches} range=${page.brush.rate} set=${page.set}
+      waiting=${page.waiting} />
+    <${Candidates} candidates=${page.candidates} over=${page.over} controls=${page.controls} brush=${page.brush}
+      waiting=${page.waiting} answer=${page.answer} />
     <${Time} answer=${page.answer} brushes=${page.brush} requests=${page.requests} held=${page.held} />
     <${Distributions} answer=${page.answer} brushes=${page.brush} requests=${page.requests} held=${page.held} set=${page.set} />`;
 }
@@ -76,24 +90,31 @@ export function App({ page }) {
       removeEventListener("drop", drop);
     };
   }, []);
-  const shown = Object.keys(VIEWS).filter((name) => !(frozen() && name === "compare"));
+  const without = frozen() ? ["compare", ...(page.benches.length ? [] : ["yours"])] : [];
+  const shown = Object.keys(VIEWS).filter((name) => !without.includes(name));
   const view = shown.includes(page.view) ? page.view : "answer";
   const changes = Object.keys(page.set).length;
   return html`
-    <a class="skip" href="#view" onClick=${(event) => { event.preventDefault(); document.getElementById("view").focus(); }}>To the view</a>
+    <a class="skip" href="#view" onClick=${(event) => {
+      event.preventDefault();
+      document.getElementById("view").focus();
+    }}>To the view</a>
     <${Bar} page=${page} />
     <div class="columns">
       <aside aria-label="Settings">
         <details open=${wide.current}>
-          <summary><h2>Settings</h2>${changes > 0 && html`<span class="count">${changes}<span class="unseen"> changed</span></span>`}</summary>
-          ${changes > 0 && !frozen() && html`<button type="button" class="reset" onClick=${() => open({})}>All back to the scenario</button>`}
+          <summary><h2>Settings</h2>${changes > 0 && html`<span class="count">${changes}<span class="unseen"> changed</span>
+            </span>`}</summary>
+          ${changes > 0 && !frozen() && html`<button type="button" class="reset"
+            onClick=${() => open({})}>All back to the scenario</button>`}
           <${Controls} controls=${page.controls} set=${page.set} refused=${page.refused} />
         </details>
       </aside>
       <main>
         <${Answer} page=${page} />
         <${Tabs} view=${view} shown=${shown} />
-        ${brushed() && html`<p class="chosen"><span>A range is chosen: the other views show what lies in it.</span> <button type="button" onClick=${clearBrushes}>Show all</button></p>`}
+        ${brushed() && html`<p class="chosen"><span>A range is chosen: the other views show what lies in it.</span> <button
+          type="button" onClick=${clearBrushes}>Show all</button></p>`}
         <div id="view" role="tabpanel" aria-labelledby=${`tab-${view}`} tabindex="-1"><${View} page=${page} view=${view} /></div>
       </main>
     </div>

@@ -18,8 +18,19 @@ export const FIGURES = {
 };
 /** Those that stand at the top, in this order, where the run has them. */
 export const MAIN = [
-  "ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "e2e_p95_s", "slo_share", "goodput_per_s", "output_tokens_per_s_per_device",
-  "output_tokens_per_s_per_user", "kv_used_share", "prefix_hit_share", "devices", "cost_per_hour", "cost_per_mtoken",
+  "ttft_mean_s",
+  "ttft_p95_s",
+  "tpot_mean_s",
+  "e2e_p95_s",
+  "slo_share",
+  "goodput_per_s",
+  "output_tokens_per_s_per_device",
+  "output_tokens_per_s_per_user",
+  "kv_used_share",
+  "prefix_hit_share",
+  "devices",
+  "cost_per_hour",
+  "cost_per_mtoken",
 ];
 export const MEANING = {
   TTFT: "time to first token: from the arrival of a request to its first output token",
@@ -29,15 +40,25 @@ export const MEANING = {
   Goodput: "requests a second that hold the SLO",
 };
 /** Figures of which less is better; of those in neither list nothing is better. */
-const LESS = /^(ttft|tpot|e2e|cost)/;
+const LESS = /^(ttft|tpot|e2e|cost|preemptions|joule)/;
 const MORE = /^(requests_per_s|output_|slo_share|goodput)/;
 
-const UNITS = { "J per output token": "J/tok",  "requests/s": "req/s", "tokens/s": "tok/s", "tokens/s per device": "tok/s", "tokens/s per user": "tok/s", devices: "" };
+const UNITS = {
+  "J per output token": "J/tok",
+  "requests/s": "req/s",
+  "tokens/s": "tok/s",
+  "tokens/s per device": "tok/s",
+  "tokens/s per user": "tok/s",
+  devices: "",
+};
 const MONEY = { $: "", "$/h": "/h", "$ per M output tokens": "/M tok" };
 
 export function nameOf(name) {
   const latency = /^(ttft|tpot|e2e)_(mean|p\d+)_s$/.exec(name);
-  return FIGURES[name] ?? (latency ? `${{ ttft: "TTFT", tpot: "TPOT", e2e: "E2EL" }[latency[1]]}, ${latency[2]}` : name.replaceAll("_", " "));
+  return (
+    FIGURES[name] ??
+    (latency ? `${{ ttft: "TTFT", tpot: "TPOT", e2e: "E2EL" }[latency[1]]}, ${latency[2]}` : name.replaceAll("_", " "))
+  );
 }
 
 /** Three significant digits without an exponent: 12,300 · 4.56 · 0.00789. */
@@ -58,7 +79,8 @@ export function duration(seconds, like = seconds) {
 }
 
 /** Per cent with one decimal, and below one per cent with two digits. */
-export const share = (value) => (Number.isFinite(value) ? `${Number(Math.abs(value) < 0.01 ? (100 * value).toPrecision(2) : (100 * value).toFixed(1))} %` : "–");
+export const share = (value) =>
+  Number.isFinite(value) ? `${Number(Math.abs(value) < 0.01 ? (100 * value).toPrecision(2) : (100 * value).toFixed(1))} %` : "–";
 
 /** *value* with its unit, for people. */
 export function text(value, unit, like = value) {
@@ -78,18 +100,10 @@ export function interval({ value, low, high, unit }) {
   return `${ending && first.endsWith(ending) ? first.slice(0, -ending.length) : first} to ${last}`;
 }
 
-/** The difference of two figures, later less earlier: `{value, low, high, share}`; intervals are taken as independent. */
+/** The difference of two figures, later less earlier: `{value, share}`; the share is null where the earlier one is 0. */
 export function difference(earlier, later) {
   const value = later.value - earlier.value;
-  const half = (each) => (each.low === undefined || each.low === null ? null : (each.high - each.low) / 2);
-  const [a, b] = [half(earlier), half(later)];
-  const both = a === null || b === null ? null : Math.hypot(a, b);
-  return {
-    value,
-    low: both === null ? null : value - both,
-    high: both === null ? null : value + both,
-    share: earlier.value ? value / earlier.value : null,
-  };
+  return { value, share: earlier.value ? value / earlier.value : null };
 }
 
 const SAME = 1e-3;

@@ -19,7 +19,12 @@ export function CopyMenu({ answer }) {
     addEventListener("pointerdown", away);
     return () => removeEventListener("pointerdown", away);
   }, [open]);
-  const items = [...Object.entries(WHAT).filter(([name]) => answer?.commands?.[name]).map(([name, label]) => [label, answer.commands[name]]), ["Link to this page", location.href]];
+  const items = [
+    ...Object.entries(WHAT)
+      .filter(([name]) => answer?.commands?.[name])
+      .map(([name, label]) => [label, answer.commands[name]]),
+    ["Link to this page", location.href],
+  ];
   const take = async ([label, text]) => {
     setOpen(false);
     ref.current.querySelector("button").focus();
@@ -38,6 +43,7 @@ export function CopyMenu({ answer }) {
   return html`<div class="menu" ref=${ref} onKeyDown=${keys}>
     <button type="button" aria-expanded=${open} aria-haspopup="true" disabled=${!answer} onClick=${() => setOpen(!open)}>Copy as …</button>
     ${open && html`<ul>${items.map((item) => html`<li><button type="button" onClick=${() => take(item)}>${item[0]}</button></li>`)}</ul>`}
-    ${shown && html`<div class="byhand"><textarea aria-label="Text to copy" readonly rows="8" ref=${(area) => area?.select()}>${shown}</textarea><button type="button" onClick=${() => setShown(null)}>Close</button></div>`}
+    ${shown && html`<div class="byhand"><textarea aria-label="Text to copy" readonly rows="8" ref=${(area) => area?.select()}>
+      ${shown}</textarea><button type="button" onClick=${() => setShown(null)}>Close</button></div>`}
   </div>`;
 }

@@ -30,6 +30,7 @@ export const page = {
   benches: [],
   fit: null, // {file, running, before, after, refused}
   held: null, // {set, answer}: the state to compare with
+  compared: null, // {of, how, differences, done, refused}: the present state from the held one
   said: "", // for screen readers
 };
 
@@ -78,12 +79,19 @@ export function start() {
   const data = window.ROOFTRACE ?? {};
   const found = frozen() ? { set: data.state?.set ?? {}, view: "answer", held: null, over: {} } : fromHash(location.hash);
   Object.assign(page, {
-    scenario: data.name ?? "", controls: data.controls ?? { groups: [] }, benches: data.benches ?? [],
-    set: found.set, view: found.view, over: found.over, answer: data.answer ?? null, refused: data.refused ?? null,
+    scenario: data.name ?? "",
+    controls: data.controls ?? { groups: [] },
+    benches: data.benches ?? [],
+    set: found.set,
+    view: found.view,
+    over: found.over,
+    answer: data.answer ?? null,
+    refused: data.refused ?? null,
   });
   page.own = Object.fromEntries(page.controls.groups.flatMap((group) => group.controls.map((each) => [each.key, each.value])));
   renewControls();
-  if (data.explained && !Object.keys(found.set).length) page.explained = { of: identity(), explained: data.explained, whatIfs: [], done: false };
+  if (data.explained && !Object.keys(found.set).length)
+    page.explained = { of: identity(), explained: data.explained, whatIfs: [], done: false };
   if (found.held) hold(found.held);
   addEventListener("popstate", restore);
   addEventListener("hashchange", restore);
@@ -103,9 +111,10 @@ export function change(each, value) {
   writeSoon();
 }
 
-/** What the controls depend on: settings of whole sections. */
-const sections = (set) => JSON.stringify(Object.entries(set).filter(([key]) => !key.includes(".") && page.controls.groups.some((group) => group.controls.some((each) => each.key.startsWith(`${key}.`) || ["workload", "decoding"].includes(key)))));
-let controlsFor = "[]";
+/** Settings on which it depends which controls there are. */
+const SECTIONS = ["workload", "decoding"];
+const sections = (set) => JSON.stringify(SECTIONS.map((key) => set[key]));
+let controlsFor = sections({});
 
 async function renewControls() {
   const wanted = sections(page.set);
@@ -128,12 +137,11 @@ export function open(set) {
   write("pushState");
 }
 
-
 function ask() {
   clearTimeout(asking);
   last = performance.now();
   const of = identity();
-  for (const path of ["curve", "candidates", "explain", "theory"]) stop(path);
+  for (const path of ["curve", "candidates", "explain", "theory", "compare"]) stop(path);
   update({ waiting: true });
   stream("run", { set: page.set }, (name, data) => {
     if (name === "estimate") update({ answer: data, refused: null, failed: null });
@@ -142,22 +150,31 @@ function ask() {
       if (of === identity()) settled();
     }
     if (name === "refused") update({ refused: data, waiting: false, said: `Refused: ${data.sentence}` });
+  }).then((whole) => {
+    const sentence = "The server ended without an answer.";
+    if (whole && page.waiting && of === identity()) update({ refused: { sentence }, waiting: false, said: sentence });
   });
 }
 
 /** Figures that are known come before the course of their run: until then that of the estimate stands in, drawn as one. */
 const withSeries = (answer, before) =>
-  answer.series || before?.kind !== "estimate" ? answer : { ...answer, series: before.series, distributions: before.distributions, rough: true };
+  answer.series || before?.kind !== "estimate"
+    ? answer
+    : { ...answer, series: before.series, distributions: before.distributions, rough: true };
 
 /** The exact answer is there: say it, and ask for what the view shows beside it. */
 function settled() {
   update({ waiting: false, request: null, said: spoken(page.answer) });
-  if (page.requests?.of !== page.answer.key) update({ requests: null, brush: { ...page.brush, time: null, ttft_s: null, tpot_s: null, e2e_s: null } });
+  if (page.requests?.of !== page.answer.key)
+    update({ requests: null, brush: { ...page.brush, time: null, ttft_s: null, tpot_s: null, e2e_s: null } });
   follow();
 }
 
 const spoken = (answer) =>
-  `Exact answer: ${MAIN.filter((name) => answer.figures[name]).slice(0, 5).map((name) => `${nameOf(name)} ${text(answer.figures[name].value, answer.figures[name].unit)}`).join(", ")}.`;
+  `Exact answer: ${MAIN.filter((name) => answer.figures[name])
+    .slice(0, 5)
+    .map((name) => `${nameOf(name)} ${text(answer.figures[name].value, answer.figures[name].unit)}`)
+    .join(", ")}.`;
 
 /** Ask for what the present view shows and what is not there yet. */
 export function follow() {
@@ -167,6 +184,7 @@ export function follow() {
   if (page.view === "answer") askCandidates();
   if (page.view === "requests") loadRequests();
   if (page.view === "yours") renewBenches();
+  if (page.view === "compare" && page.held) compare();
 }
 
 export function show(view) {
@@ -203,7 +221,9 @@ function explain(whole) {
 function askCurve() {
   const of = identity();
   if (page.curve?.of === of) return;
-  update({ curve: { of, points: [], before: page.curve?.points.length ? page.curve.points : page.curve?.before ?? [], done: false } });
+  update({
+    curve: { of, points: [], before: page.curve?.points.length ? page.curve.points : (page.curve?.before ?? []), done: false },
+  });
   const put = (patch) => update({ curve: { ...page.curve, ...patch } });
   stream("curve", { set: page.set, points: 9 }, (name, data) => {
     if (name === "point") {
@@ -221,13 +241,24 @@ function askCurve() {
 export function askCandidates() {
   const of = identity() + JSON.stringify(page.over);
   if (page.candidates?.of === of) return;
-  update({ candidates: { of, rows: [], before: page.candidates?.rows.length ? page.candidates.rows : page.candidates?.before ?? [], done: false } });
+  update({
+    candidates: {
+      of,
+      rows: [],
+      before: page.candidates?.rows.length ? page.candidates.rows : (page.candidates?.before ?? []),
+      done: false,
+    },
+  });
   const put = (patch) => update({ candidates: { ...page.candidates, ...patch } });
   stream("candidates", { set: page.set, over: page.over }, (name, data) => {
     if (name === "candidate") put({ rows: [...page.candidates.rows.filter((each) => each.name !== data.name), data] });
     if (name === "done") {
       const front = new Set(data.front ?? []);
-      put({ done: true, before: [], rows: page.candidates.rows.map((each) => ({ ...each, on_front: front.has(each.name) || (!data.front && each.on_front) })) });
+      put({
+        done: true,
+        before: [],
+        rows: page.candidates.rows.map((each) => ({ ...each, on_front: front.has(each.name) || (!data.front && each.on_front) })),
+      });
     }
     if (name === "refused") put({ done: true, refused: data.sentence });
   }).then((whole) => {
@@ -260,7 +291,8 @@ export async function loadRequests() {
   update({ requests: { of: key, columns: null, total: 0 } });
   try {
     const found = await requestsOf(key);
-    if (page.requests?.of === key) update({ requests: { of: key, columns: found?.columns ?? null, total: found?.of ?? 0, missing: !found } });
+    if (page.requests?.of === key)
+      update({ requests: { of: key, columns: found?.columns ?? null, total: found?.of ?? 0, missing: !found } });
   } catch (error) {
     update({ requests: { of: null, columns: null, total: 0 }, failed: error.message });
   }
@@ -275,13 +307,19 @@ export const brushed = () => Object.values(page.brush).some(Boolean);
 
 /** Rows of the requests that every brush holds; null where none is set or they are not there. */
 export function chosenRows(columns, brushes) {
-  const tests = Object.entries({ arrival_s: brushes.time, ttft_s: brushes.ttft_s, tpot_s: brushes.tpot_s, e2e_s: brushes.e2e_s }).filter(
-    ([name, range]) => range && columns?.[name],
-  );
+  const tests = Object.entries({
+    arrival_s: brushes.time,
+    ttft_s: brushes.ttft_s,
+    tpot_s: brushes.tpot_s,
+    e2e_s: brushes.e2e_s,
+  }).filter(([name, range]) => range && columns?.[name]);
   if (!tests.length) return null;
   const rows = [];
   for (let row = 0; row < columns.arrival_s.length; row++) {
-    if (tests.every(([name, [low, high]]) => columns[name][row] !== null && columns[name][row] >= low && columns[name][row] <= high)) rows.push(row);
+    if (
+      tests.every(([name, [low, high]]) => columns[name][row] !== null && columns[name][row] >= low && columns[name][row] <= high)
+    )
+      rows.push(row);
   }
   return rows;
 }
@@ -290,17 +328,38 @@ export function chosenRows(columns, brushes) {
 
 export function hold(set = page.set) {
   const own = identity(set) === identity() && !page.waiting ? page.answer : null;
-  update({ held: { set, answer: own } });
+  update({ held: { set, answer: own }, compared: null });
   writeSoon();
+  follow();
   if (own) return;
-  stream("run", { set }, (name, data) => {
-    if (name !== "refused") update({ held: { ...page.held, answer: data } });
-    else update({ held: null, failed: data.sentence });
-  }, "-held");
+  stream(
+    "run",
+    { set },
+    (name, data) => {
+      if (name !== "refused") update({ held: { ...page.held, answer: data } });
+      else update({ held: null, failed: data.sentence });
+    },
+    "-held",
+  );
+}
+
+/** The differences of the present state from the held one over the same requests, which take runs of both. */
+function compare() {
+  const of = identity(page.held.set) + identity();
+  if (page.compared?.of === of || identity(page.held.set) === identity()) return;
+  const put = (patch) => update({ compared: { ...page.compared, ...patch } });
+  update({ compared: { of, differences: {}, done: false } });
+  stream("compare", { set: page.set, from: { set: page.held.set } }, (name, data) => {
+    if (name === "compared") put({ ...data, done: true });
+    if (name === "refused") put({ refused: data.sentence, done: true });
+  }).then((whole) => {
+    if (!whole && page.compared?.of === of && !page.compared.done) put({ of: null });
+  });
 }
 
 export function release() {
   stop("run", "-held");
+  stop("compare");
   update({ held: null });
   writeSoon();
 }
@@ -312,7 +371,10 @@ export async function addBench(file) {
   try {
     const of = identity();
     const bench = { ...(await sendBench(file, page.set)), of, file };
-    update({ benches: [...page.benches.filter((each) => each.name !== bench.name), bench], said: `${bench.name}: ${bench.points.length} measured points lie over the curves.` });
+    update({
+      benches: [...page.benches.filter((each) => each.name !== bench.name), bench],
+      said: `${bench.name}: ${bench.points.length} measured points lie over the curves.`,
+    });
     askCurve();
   } catch (error) {
     update({ failed: `${file.name}: ${error.message}` });
@@ -346,7 +408,8 @@ export function fit(file) {
     }
     if (name === "refused") update({ fit: { file, running: false, refused: data.sentence } });
   }).then((whole) => {
-    if (page.fit?.running) update({ fit: whole ? { file, running: false, refused: "The server ended without an answer." } : null });
+    if (page.fit?.running)
+      update({ fit: whole ? { file, running: false, refused: "The server ended without an answer." } : null });
   });
 }
 

@@ -12,5 +12,14 @@ export function limits(set) {
   return found;
 }
 
-export const rules = (limit, name, axis) =>
-  (limit[name] ?? []).map(([of, value]) => ({ type: "rule", [axis]: value, label: of === "each" ? "SLO" : `SLO ${of}`, colour: "vermillion" }));
+/** A rule for each limit of a latency; limits of one value have one. */
+export function rules(limit, name, axis) {
+  const labels = new Map();
+  for (const [of, value] of limit[name] ?? []) labels.set(value, [...(labels.get(value) ?? []), of]);
+  return [...labels].map(([value, of]) => ({
+    type: "rule",
+    [axis]: value,
+    label: `SLO (${of.join(", ")})`,
+    colour: "vermillion",
+  }));
+}

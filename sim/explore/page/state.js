@@ -21,10 +21,14 @@ export function valueOf(text) {
 const pairs = (settings) => Object.entries(settings).map(([key, value]) => `${key}=${valueText(value)}`);
 
 function settingsOf(texts) {
-  return Object.fromEntries(texts.filter((text) => text.indexOf("=") > 0).map((text) => {
-    const at = text.indexOf("=");
-    return [text.slice(0, at), valueOf(text.slice(at + 1))];
-  }));
+  return Object.fromEntries(
+    texts
+      .filter((text) => text.indexOf("=") > 0)
+      .map((text) => {
+        const at = text.indexOf("=");
+        return [text.slice(0, at), valueOf(text.slice(at + 1))];
+      }),
+  );
 }
 
 /** The URL's part of a state: `{set, view, held, over}`; `held` is null or settings, `over` lists of values by key. */

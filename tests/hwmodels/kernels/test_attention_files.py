@@ -22,6 +22,8 @@ KINDS = {
     "dsv4_csa_module_prefill_{}_vllm0.24": "compressed_prefill",
     "dsv4_hca_module_decode_{}_sglang0.5.14": "compressed_decode",
     "mhc_module_{}_bf16_vllm0.24": "hyper_connections",
+    "msa_module_decode_{}_vllm0.24": "blocks_decode",
+    "msa_module_prefill_{}_sglang0.5.16": "blocks_prefill",
 }
 
 

@@ -47,31 +47,41 @@ const colour = (name) => `var(--${name ?? "blue"})`;
 const titled = (axis, how) => `${axis.label}${how.unit ? ` (${how.unit})` : ""}`;
 
 function Mark({ mark, x, y, inside }) {
-  const at = (list, axis) => list.map((value) => (value === null || value === undefined || (axis.log && value <= 0) ? NaN : axis.at(value)));
+  const at = (list, axis) =>
+    list.map((value) => (value === null || value === undefined || (axis.log && value <= 0) ? NaN : axis.at(value)));
   if (mark.type === "rule") {
     const across = mark.y !== undefined;
     const place = across ? y.at(mark.y) : x.at(mark.x);
     if (!(place >= (across ? inside.top : inside.left) - 1 && place <= (across ? inside.bottom : inside.right) + 1)) return null;
-    const line = across ? { x1: inside.left, x2: inside.right, y1: place, y2: place } : { x1: place, x2: place, y1: inside.top, y2: inside.bottom };
+    const line = across
+      ? { x1: inside.left, x2: inside.right, y1: place, y2: place }
+      : { x1: place, x2: place, y1: inside.top, y2: inside.bottom };
     const late = !across && place > (inside.left + inside.right) / 2;
     return html`<g class="rule" style="--c:${colour(mark.colour ?? "vermillion")}">
       <line ...${line} />
-      <text x=${across ? inside.left + 6 : place + (late ? -5 : 5)} y=${across ? place - 4 : inside.top + 10} text-anchor=${late ? "end" : "start"}>${mark.label}</text>
+      <text x=${across ? inside.left + 6 : place + (late ? -5 : 5)}
+        y=${across ? place - 4 : inside.top + 10 + 13 * (mark.row ?? 0)} text-anchor=${late ? "end" : "start"}>${mark.label}</text>
     </g>`;
   }
   const xs = at(mark.x, x);
   if (mark.type === "band") {
     const [low, high] = [at(mark.low, y), at(mark.high, y)];
-    return html`<path class="band" style="--c:${colour(mark.colour)}" d=${`${path(xs, high)}${path([...xs].reverse(), [...low].reverse()).replace(/^M/, "L")}z`} />`;
+    return html`<path class="band" style="--c:${colour(mark.colour)}"
+      d=${`${path(xs, high)}${path([...xs].reverse(), [...low].reverse()).replace(/^M/, "L")}z`} />`;
   }
   const ys = at(mark.y, y);
   if (mark.type === "line") {
-    return html`<path class=${`line ${mark.light ? "light" : ""} ${mark.thin ? "thin" : ""}`} style="--c:${colour(mark.colour)}" d=${path(xs, ys)} />`;
+    return html`<path class=${`line ${mark.light ? "light" : ""} ${mark.thin ? "thin" : ""}`} style="--c:${colour(mark.colour)}"
+      d=${path(xs, ys)} />`;
   }
   const shape = SHAPES[mark.shape ?? "circle"](mark.size ?? 4);
-  return html`<g class=${`points ${mark.light ? "light" : ""} ${mark.hollow ? "hollow" : ""} ${mark.shape === "cross" ? "cross" : ""}`} style="--c:${colour(mark.colour)}">
-    ${mark.low && xs.map((px, i) => Number.isFinite(px) && Number.isFinite(mark.low[i]) && html`<line class="error" x1=${px} x2=${px} y1=${y.at(mark.low[i])} y2=${y.at(mark.high[i])} />`)}
-    ${xs.map((px, i) => Number.isFinite(px) && Number.isFinite(ys[i]) && html`<path transform=${`translate(${px.toFixed(1)},${ys[i].toFixed(1)})`} d=${shape} />`)}
+  return html`<g
+    class=${`points ${mark.light ? "light" : ""} ${mark.hollow ? "hollow" : ""} ${mark.shape === "cross" ? "cross" : ""}`}
+    style="--c:${colour(mark.colour)}">
+    ${mark.low && xs.map((px, i) => Number.isFinite(px) && Number.isFinite(mark.low[i]) && html`<line
+      class="error" x1=${px} x2=${px} y1=${y.at(mark.low[i])} y2=${y.at(mark.high[i])} />`)}
+    ${xs.map((px, i) => Number.isFinite(px) && Number.isFinite(ys[i]) && html`<path
+      transform=${`translate(${px.toFixed(1)},${ys[i].toFixed(1)})`} d=${shape} />`)}
   </g>`;
 }
 
@@ -82,12 +92,30 @@ function labels(all, inside) {
     const text = each.mark.labels?.[each.i];
     if (!text || each.mark.unlabelled) continue;
     const width = 6.3 * text.length;
-    for (const [dx, dy] of [[8, -6], [-8, -6], [8, 14], [-8, 14]]) {
+    for (const [dx, dy] of [
+      [8, -6],
+      [-8, -6],
+      [8, 14],
+      [-8, 14],
+    ]) {
       const left = dx > 0 ? each.px + dx : each.px + dx - width;
       const box = { left, right: left + width, top: each.py + dy - 10, bottom: each.py + dy + 3 };
-      const free = box.left >= inside.left && box.right <= inside.right + 8 && box.top >= inside.top - 6 && box.bottom <= inside.bottom &&
-        placed.every((other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom) &&
-        all.every((other) => other === each || other.px < box.left - 3 || other.px > box.right + 3 || other.py < box.top - 3 || other.py > box.bottom + 3);
+      const free =
+        box.left >= inside.left &&
+        box.right <= inside.right + 8 &&
+        box.top >= inside.top - 6 &&
+        box.bottom <= inside.bottom &&
+        placed.every(
+          (other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom,
+        ) &&
+        all.every(
+          (other) =>
+            other === each ||
+            other.px < box.left - 3 ||
+            other.px > box.right + 3 ||
+            other.py < box.top - 3 ||
+            other.py > box.bottom + 3,
+        );
       if (free) {
         placed.push({ ...box, x: each.px + dx, y: each.py + dy, anchor: dx > 0 ? "start" : "end", text });
         break;
@@ -101,23 +129,33 @@ function Axes({ x, y, inside, xAxis, xWritten, yWritten }) {
   const xTicks = x.ticks(Math.max(2, Math.floor((inside.right - inside.left) / 62)));
   const yTicks = y.ticks(Math.max(2, Math.floor((inside.bottom - inside.top) / (y.log ? 26 : 38))));
   return html`<g class="axes">
-    ${yTicks.map((tick) => html`<g key=${`y${tick}`}>
+    ${yTicks.map(
+      (tick) => html`<g key=${`y${tick}`}>
       <line class="gridline" x1=${inside.left} x2=${inside.right} y1=${y.at(tick)} y2=${y.at(tick)} />
       <text x=${inside.left - 7} y=${y.at(tick) + 4} text-anchor="end">${number(tick * yWritten.factor)}</text>
-    </g>`)}
-    ${xTicks.map((tick) => html`<g key=${`x${tick}`}>
+    </g>`,
+    )}
+    ${xTicks.map(
+      (tick) => html`<g key=${`x${tick}`}>
       <line class="gridline" x1=${x.at(tick)} x2=${x.at(tick)} y1=${inside.top} y2=${inside.bottom} />
       <text x=${x.at(tick)} y=${inside.bottom + 15} text-anchor="middle">${number(tick * xWritten.factor)}</text>
-    </g>`)}
+    </g>`,
+    )}
     <line class="base" x1=${inside.left} x2=${inside.right} y1=${inside.bottom} y2=${inside.bottom} />
-    ${!xAxis.bare && html`<text class="title" x=${inside.right} y=${inside.bottom + 31} text-anchor="end">${titled(xAxis, xWritten)}</text>`}
+    ${!xAxis.bare && html`<text class="title" x=${inside.right} y=${inside.bottom + 31} text-anchor="end">
+      ${titled(xAxis, xWritten)}</text>`}
   </g>`;
 }
 
 /** Points that the readout may stop at, with their place on the sheet. */
 function stops(marks, x, y) {
-  return marks.filter((mark) => ["line", "points"].includes(mark.type) && !mark.silent).flatMap((mark) =>
-    mark.x.map((value, i) => ({ mark, i, px: x.at(value), py: y.at(mark.y[i]) })).filter((each) => Number.isFinite(each.px) && Number.isFinite(each.py)));
+  return marks
+    .filter((mark) => ["line", "points"].includes(mark.type) && !mark.silent)
+    .flatMap((mark) =>
+      mark.x
+        .map((value, i) => ({ mark, i, px: x.at(value), py: y.at(mark.y[i]) }))
+        .filter((each) => Number.isFinite(each.px) && Number.isFinite(each.py)),
+    );
 }
 
 function nearest(all, px, py, across) {
@@ -130,9 +168,12 @@ function nearest(all, px, py, across) {
 }
 
 function Readout({ at, all, across, place, say, width }) {
-  const rows = across ? [...new Map(all.filter((each) => Math.abs(each.px - at.px) < 0.51).map((each) => [each.mark.name, each])).values()] : [at];
+  const rows = across
+    ? [...new Map(all.filter((each) => Math.abs(each.px - at.px) < 0.51).map((each) => [each.mark.name, each])).values()]
+    : [at];
   const right = at.px > width / 2;
-  return html`<div class="readout" role=${at.byKey ? "status" : undefined} style=${right ? `right:${width - at.px + 12}px` : `left:${at.px + 12}px`}>
+  return html`<div class="readout" role=${at.byKey ? "status" : undefined}
+    style=${right ? `right:${width - at.px + 12}px` : `left:${at.px + 12}px`}>
     <b>${place(at)}</b>
     ${rows.map((each) => html`<div><i style="background:${colour(each.mark.colour)}" />${each.mark.name} <span>${say(each)}</span></div>`)}
     ${at.mark.picks && html`<em>Enter or click opens it</em>`}
@@ -141,23 +182,39 @@ function Readout({ at, all, across, place, say, width }) {
 
 function Numbers({ marks, xAxis, yAxis }) {
   const [shown, setShown] = useState(false);
-  const rows = shown && marks.filter((mark) => mark.x && mark.y && !mark.silent).flatMap((mark) => mark.x.map((value, i) => ({ mark, value, i })));
+  const rows =
+    shown &&
+    marks.filter((mark) => mark.x && mark.y && !mark.silent).flatMap((mark) => mark.x.map((value, i) => ({ mark, value, i })));
   return html`<details class="numbers" onToggle=${(event) => setShown(event.currentTarget.open)}>
     <summary>Numbers</summary>
-    ${shown && html`<div class="scroll" tabindex="0" role="region" aria-label="Numbers of the chart"><table><thead><tr><th scope="col">Series</th><th scope="col">${titled(xAxis, xAxis)}</th><th scope="col">${titled(yAxis, yAxis)}</th></tr></thead>
-      <tbody>${rows.slice(0, 600).map(({ mark, value, i }) => html`<tr><td>${mark.labels?.[i] || mark.name}</td><td>${number(value)}</td><td>${number(mark.y[i])}</td></tr>`)}</tbody></table>
-      ${rows.length > 600 && html`<p>The first 600 of ${number(rows.length)} rows.</p>`}</div>`}
+    ${
+      shown &&
+      html`<div class="scroll" tabindex="0" role="region" aria-label="Numbers of the chart"><table><thead><tr><th
+        scope="col">Series</th><th scope="col">${titled(xAxis, xAxis)}</th><th scope="col">${titled(yAxis, yAxis)}</th></tr></thead>
+      <tbody>${rows.slice(0, 600).map(({ mark, value, i }) => html`<tr><td>${mark.labels?.[i] || mark.name}</td><td>
+        ${number(value)}</td><td>${number(mark.y[i])}</td></tr>`)}</tbody></table>
+      ${rows.length > 600 && html`<p>The first 600 of ${number(rows.length)} rows.</p>`}</div>`
+    }
   </details>`;
 }
 
 function Legend({ marks }) {
-  const shown = marks.filter((mark) => mark.name && !mark.silent && mark.type !== "rule").map((mark) => ({ ...mark, ...mark.legend }));
+  const shown = marks
+    .filter((mark) => mark.name && !mark.silent && mark.type !== "rule")
+    .map((mark) => ({ ...mark, ...mark.legend }));
   const named = [...new Map(shown.map((mark) => [mark.name, mark])).values()];
   if (named.length < 2) return null;
-  return html`<ul class="legend">${named.map((mark) => html`<li>
-    <svg width="22" height="10" aria-hidden="true" style="--c:${colour(mark.colour)}">${mark.type === "points"
-      ? html`<g class=${`points ${mark.hollow ? "hollow" : ""} ${mark.shape === "cross" ? "cross" : ""}`}><path transform="translate(11,5)" d=${SHAPES[mark.shape ?? "circle"](3.6)} /></g>`
-      : mark.type === "band" ? html`<rect class="band" width="22" height="10" />` : html`<path class=${`line ${mark.light ? "light" : ""} ${mark.thin ? "thin" : ""}`} d="M1,5H21" />`}</svg>${mark.name}</li>`)}</ul>`;
+  return html`<ul class="legend">${named.map(
+    (mark) => html`<li>
+    <svg width="22" height="10" aria-hidden="true" style="--c:${colour(mark.colour)}">${
+      mark.type === "points"
+        ? html`<g class=${`points ${mark.hollow ? "hollow" : ""} ${mark.shape === "cross" ? "cross" : ""}`}><path
+          transform="translate(11,5)" d=${SHAPES[mark.shape ?? "circle"](3.6)} /></g>`
+        : mark.type === "band"
+          ? html`<rect class="band" width="22" height="10" />`
+          : html`<path class=${`line ${mark.light ? "light" : ""} ${mark.thin ? "thin" : ""}`} d="M1,5H21" />`
+    }</svg>${mark.name}</li>`,
+  )}</ul>`;
 }
 
 /** Scales, marks that have something to draw, and the points that the readout may stop at; null where there is nothing. */
@@ -166,23 +223,62 @@ function laid(marks, xAxis, yAxis, width, height) {
   const inside = { left: space.left, right: width - space.right, top: space.top, bottom: height - space.bottom };
   const drawn = marks.filter((mark) => mark.type === "rule" || mark.x?.length);
   const data = drawn.filter((mark) => mark.type !== "rule");
-  const xFound = xAxis.domain ?? reached(extent(data.map((mark) => mark.x), xAxis.log), drawn, "x", xAxis.log);
-  const yFound = yAxis.domain ?? reached(extent(data.flatMap((mark) => [mark.y, mark.low, mark.high]), yAxis.log), drawn, "y", yAxis.log);
+  const xFound =
+    xAxis.domain ??
+    reached(
+      extent(
+        data.map((mark) => mark.x),
+        xAxis.log,
+      ),
+      drawn,
+      "x",
+      xAxis.log,
+    );
+  const yFound =
+    yAxis.domain ??
+    reached(
+      extent(
+        data.flatMap((mark) => [mark.y, mark.low, mark.high]),
+        yAxis.log,
+      ),
+      drawn,
+      "y",
+      yAxis.log,
+    );
   if (!xFound || !yFound || !drawn.some((mark) => mark.type !== "rule")) return { drawn };
   const x = scale({ log: xAxis.log, domain: padded(xFound, xAxis), from: inside.left, to: inside.right });
   const y = scale({ log: yAxis.log, domain: padded(yFound, yAxis), from: inside.bottom, to: inside.top });
   const all = stops(drawn, x, y).sort((a, b) => a.px - b.px || a.py - b.py);
   return {
-    drawn, inside, x, y, all, labelled: labels(all, inside), xWritten: written(xAxis.unit, x.domain), yWritten: written(yAxis.unit, y.domain),
+    drawn: inRows(drawn, x),
+    inside,
+    x,
+    y,
+    all,
+    labelled: labels(all, inside),
+    xWritten: written(xAxis.unit, x.domain),
+    yWritten: written(yAxis.unit, y.domain),
   };
 }
 
 const REACHED = 8;
 
+const LABEL_PX = 70;
+
+/** Upright rules with the row of their label: the next one where the label of an earlier rule is near. */
+function inRows(drawn, x) {
+  const upright = drawn.filter((mark) => mark.type === "rule" && mark.x !== undefined);
+  const near = (mark) =>
+    upright.slice(0, upright.indexOf(mark)).filter((other) => Math.abs(x.at(other.x) - x.at(mark.x)) < LABEL_PX).length;
+  return drawn.map((mark) => (upright.includes(mark) ? { ...mark, row: near(mark) } : mark));
+}
+
 /** *found* widened to the rules that are near: of an axis in decades those within a factor of `REACHED`, else those above by half. */
 function reached(found, drawn, name, log) {
   if (!found) return null;
-  const near = drawn.filter((mark) => mark.type === "rule" && mark[name] !== undefined).map((mark) => mark[name])
+  const near = drawn
+    .filter((mark) => mark.type === "rule" && mark[name] !== undefined)
+    .map((mark) => mark[name])
     .filter((value) => (log ? value > found[0] / REACHED && value < found[1] * REACHED : value > 0 && value < 1.5 * found[1]));
   return [Math.min(found[0], ...near), Math.max(found[1], ...near)];
 }
@@ -211,7 +307,19 @@ function Brushed({ range, x, y, inside }) {
  * A chart. *across*: the readout gives every line's value at one x, else the nearest point's. *brush*: `{axes: "x" or "xy", range, set}`;
  * its range is `[low, high]`, or `{x, y}` of two axes. A range is set when the pointer is let go, so that nothing runs while it moves.
  */
-export function Plot({ title, note, marks, x: xAxis, y: yAxis, height = 250, brush, across = false, empty = "No values yet.", numbers = true, stale = false }) {
+export function Plot({
+  title,
+  note,
+  marks,
+  x: xAxis,
+  y: yAxis,
+  height = 250,
+  brush,
+  across = false,
+  empty = "No values yet.",
+  numbers = true,
+  stale = false,
+}) {
   const [ref, width] = useWidth(560);
   const [at, setAt] = useState(null);
   const [drag, setDrag] = useState(null);
@@ -219,8 +327,13 @@ export function Plot({ title, note, marks, x: xAxis, y: yAxis, height = 250, bru
   const lay = useMemo(() => laid(marks, xAxis, yAxis, width, height), [marks, xAxis, yAxis, width, height]);
   const { drawn, inside, x, y, xWritten, yWritten, all } = lay;
   // Moving the pointer draws the readout again, not the marks.
-  const layer = useMemo(() => x && html`${drawn.map((mark) => html`<${Mark} mark=${mark} x=${x} y=${y} inside=${inside} />`)}
-    ${lay.labelled.map((each) => html`<text class="name" x=${each.x} y=${each.y} text-anchor=${each.anchor}>${each.text}</text>`)}`, [lay]);
+  const layer = useMemo(
+    () =>
+      x &&
+      html`${drawn.map((mark) => html`<${Mark} mark=${mark} x=${x} y=${y} inside=${inside} />`)}
+    ${lay.labelled.map((each) => html`<text class="name" x=${each.x} y=${each.y} text-anchor=${each.anchor}>${each.text}</text>`)}`,
+    [lay],
+  );
   const head = html`<div class="charthead"><h3>${title}</h3>${note && html`<p>${note}</p>`}</div>`;
   if (!x) return html`<figure class="chart" ref=${ref}>${head}<p class="empty" style="height:${height}px">${empty}</p></figure>`;
 
@@ -275,24 +388,35 @@ export function Plot({ title, note, marks, x: xAxis, y: yAxis, height = 250, bru
       brush.set(rangeOf([anchor.current.px, inside.top], [stop.px, inside.bottom]));
     }
   };
-  const place = (each) => (!across && each.mark.labels?.[each.i]) || `${xAxis.label} ${write(across ? x.value(each.px) : each.mark.x[each.i], xWritten)}`;
-  const said = (each) => [
-    !across && each.mark.labels && write(each.mark.x[each.i], xWritten), write(each.mark.y[each.i], yWritten), each.mark.notes?.[each.i],
-  ].filter(Boolean).join(" · ");
+  const place = (each) =>
+    (!across && each.mark.labels?.[each.i]) ||
+    `${xAxis.label} ${write(across ? x.value(each.px) : each.mark.x[each.i], xWritten)}`;
+  const said = (each) =>
+    [
+      !across && each.mark.labels && write(each.mark.x[each.i], xWritten),
+      write(each.mark.y[each.i], yWritten),
+      each.mark.notes?.[each.i],
+    ]
+      .filter(Boolean)
+      .join(" · ");
   const range = drag ? brush && rangeOf(drag.from, drag.to) : brush?.range;
   const keys = `Arrow keys step through its values${drawn.some((mark) => mark.picks) ? ", Enter opens one" : ""}${brush ? ", with Shift they choose a range, Escape lets it go" : ""}.`;
   return html`<figure class=${`chart ${stale ? "stale" : ""}`} ref=${ref}>
     ${head}
     <${Legend} marks=${drawn} />
     <p class="ytitle">${titled(yAxis, yWritten)}</p>
-    <div class=${`sheet ${brush ? "brushable" : ""}`} tabindex="0" role="group" aria-roledescription="chart" aria-label=${`${title}. ${keys}`}
-      onPointerDown=${down} onPointerMove=${move} onPointerUp=${up} onPointerCancel=${() => setDrag(null)} onPointerLeave=${() => !drag && setAt(null)}
+    <div class=${`sheet ${brush ? "brushable" : ""}`} tabindex="0" role="group" aria-roledescription="chart"
+      aria-label=${`${title}. ${keys}`}
+      onPointerDown=${down} onPointerMove=${move} onPointerUp=${up} onPointerCancel=${() => setDrag(null)}
+        onPointerLeave=${() => !drag && setAt(null)}
       onKeyDown=${key} onBlur=${() => setAt(null)}>
       <svg width=${width} height=${height} aria-hidden="true">
         <${Axes} x=${x} y=${y} inside=${inside} xAxis=${xAxis} xWritten=${xWritten} yWritten=${yWritten} />
         ${range && html`<${Brushed} range=${range} x=${x} y=${y} inside=${inside} />`}
         ${layer}
-        ${at && (across ? html`<line class="cursor" x1=${at.px} x2=${at.px} y1=${inside.top} y2=${inside.bottom} />` : html`<circle class="cursor" cx=${at.px} cy=${at.py} r="8" />`)}
+        ${at && (across ? html`<line
+          class="cursor" x1=${at.px} x2=${at.px} y1=${inside.top} y2=${inside.bottom} />` : html`<circle class="cursor"
+          cx=${at.px} cy=${at.py} r="8" />`)}
       </svg>
       ${at && html`<${Readout} at=${at} all=${all} across=${across} place=${place} say=${said} width=${width} />`}
     </div>

@@ -1,4 +1,5 @@
 // Latency and goodput against load, with the SLO, the knee, and measured points.
+import { frozen } from "explore/api.js";
 import { Plot } from "explore/charts/plot.js";
 import { share, signed } from "explore/figures.js";
 import { brush, open } from "explore/session.js";
@@ -9,7 +10,15 @@ const CHARTS = [
   { title: "Time to first token", of: "ttft", shown: ["p50", "p95"], unit: "s", log: true, y: "TTFT" },
   { title: "Time per output token", of: "tpot", shown: ["mean", "p95"], unit: "s", log: true, y: "TPOT" },
   { title: "End-to-end latency", of: "e2e", shown: ["mean", "p95"], unit: "s", log: true, y: "E2EL" },
-  { title: "Goodput", unit: "req/s", y: "Requests", lines: [["requests_per_s", "served", "sky"], ["goodput_per_s", "within SLO", "blue"]] },
+  {
+    title: "Goodput",
+    unit: "req/s",
+    y: "Requests",
+    lines: [
+      ["requests_per_s", "served", "sky"],
+      ["goodput_per_s", "within SLO", "blue"],
+    ],
+  },
 ];
 const STATISTICS = { mean: "green", p50: "sky", p90: "orange", p95: "blue", p99: "purple" };
 
@@ -17,7 +26,8 @@ const STATISTICS = { mean: "green", p50: "sky", p90: "orange", p95: "blue", p99:
 function linesFor(chart, benches) {
   if (chart.lines) return chart.lines;
   const has = (name) => benches.some((bench) => bench.points.some((point) => typeof point.measured?.[name] === "number"));
-  return Object.entries(STATISTICS).filter(([statistic]) => chart.shown.includes(statistic) || has(`${chart.of}_${statistic}_s`))
+  return Object.entries(STATISTICS)
+    .filter(([statistic]) => chart.shown.includes(statistic) || has(`${chart.of}_${statistic}_s`))
     .map(([statistic, colour]) => [`${chart.of}_${statistic}_s`, statistic, colour]);
 }
 const SHAPES = ["cross", "square", "triangle", "diamond"];
@@ -32,26 +42,68 @@ function linesOf(curve, [name, label, colour]) {
   const exact = points.filter((point) => point.kind === "exact");
   const rough = points.filter((point) => point.kind !== "exact");
   const banded = points.filter((point) => point.figures?.[name]?.low !== undefined);
-  const dots = (some, more) => ({ type: "points", size: 3.2, colour, x: rates(some), y: column(some, name), picks: some.map((point) => point.set && (() => open(point.set))), ...more });
+  const dots = (some, more) => ({
+    type: "points",
+    size: 3.2,
+    colour,
+    x: rates(some),
+    y: column(some, name),
+    picks: frozen() ? undefined : some.map((point) => point.set && (() => open(point.set))),
+    ...more,
+  });
   return [
     ...(old.length ? [{ type: "line", light: true, silent: true, colour, x: rates(old), y: column(old, name) }] : []),
-    ...(banded.length > 1 ? [{ type: "band", name: `${label}, interval`, colour, x: rates(banded), silent: true,
-      low: banded.map((point) => point.figures[name].low), high: banded.map((point) => point.figures[name].high) }] : []),
-    ...(rough.length ? [{ type: "line", light: true, silent: true, colour, x: rates(points), y: column(points, name) }, dots(rough, { name: `${label}, estimate`, hollow: true })] : []),
-    ...(exact.length ? [{ type: "line", silent: true, colour, x: rates(exact), y: column(exact, name) }, dots(exact, { name: label })] : []),
+    ...(banded.length > 1
+      ? [
+          {
+            type: "band",
+            name: `${label}, interval`,
+            colour,
+            x: rates(banded),
+            silent: true,
+            low: banded.map((point) => point.figures[name].low),
+            high: banded.map((point) => point.figures[name].high),
+          },
+        ]
+      : []),
+    ...(rough.length
+      ? [
+          { type: "line", light: true, silent: true, colour, x: rates(points), y: column(points, name) },
+          dots(rough, { name: `${label}, estimate`, hollow: true }),
+        ]
+      : []),
+    ...(exact.length
+      ? [{ type: "line", silent: true, colour, x: rates(exact), y: column(exact, name) }, dots(exact, { name: label })]
+      : []),
   ];
 }
 
 /** Measured points, each with a line to what is simulated in its place. */
 function measured(benches, [name, label, colour]) {
   return benches.flatMap((bench, b) => {
-    const points = bench.points.filter((point) => typeof point.rate_per_s === "number" && typeof point.measured?.[name] === "number");
+    const points = bench.points.filter(
+      (point) => typeof point.rate_per_s === "number" && typeof point.measured?.[name] === "number",
+    );
     const ends = (pick) => points.map((point) => pick(point.measured[name], point.simulated?.[name] ?? point.measured[name]));
-    return points.length ? [{
-      type: "points", shape: SHAPES[b % SHAPES.length], size: 4.5, colour, low: ends(Math.min), high: ends(Math.max), name: `${label}, ${bench.name}`, legend: { name: bench.name, colour: "ink" }, x: rates(points),
-      y: points.map((point) => point.measured[name]),
-      notes: points.map((point) => (typeof point.error?.[name] === "number" ? `simulated ${signed(point.error[name], share)}` : "")),
-    }] : [];
+    return points.length
+      ? [
+          {
+            type: "points",
+            shape: SHAPES[b % SHAPES.length],
+            size: 4.5,
+            colour,
+            low: ends(Math.min),
+            high: ends(Math.max),
+            name: `${label}, ${bench.name}`,
+            legend: { name: bench.name, colour: "ink" },
+            x: rates(points),
+            y: points.map((point) => point.measured[name]),
+            notes: points.map((point) =>
+              typeof point.error?.[name] === "number" ? `simulated ${signed(point.error[name], share)}` : "",
+            ),
+          },
+        ]
+      : [];
   });
 }
 
@@ -72,7 +124,8 @@ const X = { label: "Load", unit: "req/s" };
 function One({ chart, curve, benches, range, set, at }) {
   const marks = useMemo(() => marksOf(curve, chart, benches, set, at), [chart, curve, benches, set, at]);
   const y = useMemo(() => ({ label: chart.y, unit: chart.unit, log: chart.log }), [chart]);
-  return html`<${Plot} title=${chart.title} marks=${marks} x=${X} y=${y} height=${220} brush=${{ axes: "x", range, set: (to) => brush("rate", to) }}
+  return html`<${Plot} title=${chart.title} marks=${marks} x=${X} y=${y} height=${220}
+    brush=${{ axes: "x", range, set: (to) => brush("rate", to) }}
     empty=${curve.refused ?? (curve.done ? "No point of the curve has this figure." : "The curve is being computed.")} />`;
 }
 
@@ -83,8 +136,14 @@ export const Load = memo(({ curve, benches, range, set, at, waiting }) => {
   const count = shown.points.length;
   return html`<section class="panel" aria-label="Latency against load">
     <div class="panelhead"><h2>Latency against load</h2>
-      <p>${shown.refused ? html`<span class="sentence">${shown.refused}</span>` : waiting || !shown.done ? `Computing, ${count === 1 ? "1 point" : `${count} points`} so far; dashed lines are estimates, or of the state before.`
-        : `${count} points.${typeof shown.knee === "number" ? ` The knee is at ${Number(shown.knee.toPrecision(3))} requests a second.` : ""} Click a point to open its run; drag to choose a range of load.`}</p></div>
-    <div class="grid">${CHARTS.map((chart) => html`<${One} key=${chart.title} chart=${chart} curve=${shown} benches=${benches} range=${range} set=${set} at=${at} />`)}</div>
+      <p>${
+        shown.refused
+          ? html`<span class="sentence">${shown.refused}</span>`
+          : waiting || !shown.done
+            ? `Computing, ${count === 1 ? "1 point" : `${count} points`} so far; dashed lines are estimates, or of the state before.`
+            : `${count} points.${typeof shown.knee === "number" ? ` The knee is at ${Number(shown.knee.toPrecision(3))} requests a second.` : ""}${frozen() ? "" : " Click a point to open its run."} Drag to choose a range of load.`
+      }</p></div>
+    <div class="grid">${CHARTS.map((chart) => html`<${One} key=${chart.title} chart=${chart} curve=${shown} benches=${benches}
+      range=${range} set=${set} at=${at} />`)}</div>
   </section>`;
 });

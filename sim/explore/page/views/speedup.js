@@ -19,9 +19,22 @@ function Lines({ found }) {
     const drawn = found.lines.flatMap((line) => {
       const k = names.indexOf(plain(line.name));
       const colour = COLOURS[k % COLOURS.length];
-      const name = both && plain(line.name) === line.name ? `${line.name}, ${line.kind === "theory" ? "closed form" : "event loop"}` : line.name;
+      const name =
+        both && plain(line.name) === line.name
+          ? `${line.name}, ${line.kind === "theory" ? "closed form" : "event loop"}`
+          : line.name;
       if (line.kind === "theory") return [{ type: "line", thin: true, name, colour, x: line.x, y: line.y }];
-      const points = { type: "points", name, colour, shape: SHAPES[k % SHAPES.length], size: 3.6, x: line.x, y: line.y, low: line.low, high: line.high };
+      const points = {
+        type: "points",
+        name,
+        colour,
+        shape: SHAPES[k % SHAPES.length],
+        size: 3.6,
+        x: line.x,
+        y: line.y,
+        low: line.low,
+        high: line.high,
+      };
       return [...(both ? [] : [{ type: "line", colour, silent: true, x: line.x, y: line.y }]), points];
     });
     const [low, high] = extent(found.lines.map((line) => line.x)) ?? [0, 1];
@@ -37,8 +50,10 @@ export const SpeedUp = memo(({ theory, waiting, set }) => {
   }, [view, waiting, set]);
   const found = theory[view];
   return html`<section class=${`panel ${waiting ? "stale" : ""}`} aria-label="Speed-up against theory">
-    <div class="panelhead"><h2>Speed-up against theory</h2><p>Thin lines are closed forms, points are runs of the event loop with their intervals.</p></div>
-    <div class="chips" role="group" aria-label="What is compared">${Object.entries(VIEWS).map(([name, label]) => html`<button type="button" aria-pressed=${name === view} onClick=${() => setView(name)}>${label}</button>`)}</div>
+    <div class="panelhead"><h2>Speed-up against theory</h2>
+      <p>Thin lines are closed forms, points are runs of the event loop with their intervals.</p></div>
+    <div class="chips" role="group" aria-label="What is compared">${Object.entries(VIEWS).map(([name, label]) => html`<button
+      type="button" aria-pressed=${name === view} onClick=${() => setView(name)}>${label}</button>`)}</div>
     ${found?.refused && html`<p class="sentence">${found.refused}</p>`}
     ${!found?.refused && !found?.done && html`<p>Computing.</p>`}
     <div class="grid wide">${(found?.lines ?? []).map((each) => html`<${Lines} key=${each.title} found=${each} />`)}</div>

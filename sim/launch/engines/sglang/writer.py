@@ -42,6 +42,8 @@ def write(command: Writing) -> None:
     _tier(command, host_tiers_to_write(command, write=None, evicts_by=eviction or LRU))
     graphs = scenario.cuda_graphs
     if graphs is not None:
+        if graphs.decode_only:
+            command.not_carried("cuda_graphs.decode_only: true; SGLang is not told so")
         command.flag("--disable-cuda-graph", graphs.eager)
         command.flag("--cuda-graph-max-bs-decode", graphs.largest)
         command.numbers("--cuda-graph-bs-decode", graphs.sizes)

@@ -65,6 +65,8 @@ def _file(command: Writing) -> dict[str, Any]:
         found["stream_interval"] = scenario.stream_interval
     graphs = scenario.cuda_graphs
     if graphs is not None:
+        if graphs.decode_only:
+            command.not_carried("cuda_graphs.decode_only: true; TensorRT-LLM is not told so")
         sizes = {"max_batch_size": graphs.largest, "batch_sizes": graphs.sizes}
         given = {key: value for key, value in sizes.items() if value is not None}
         found["cuda_graph_config"] = None if graphs.eager else given

@@ -91,8 +91,16 @@ def _eplb(reading: Reading) -> None:
 
 
 def _graphs(reading: Reading) -> None:
+    config, mode = reading.object_or_word("compilation-config"), None
+    if isinstance(config, dict) and config.get("cudagraph_mode") in ("NONE", "FULL_DECODE_ONLY"):
+        mode = config.pop("cudagraph_mode")
+    if config:
+        reading.give_back("compilation-config", json.dumps(config) if isinstance(config, dict) else config)
+    eager = reading.switch("enforce-eager")
+    if mode == "FULL_DECODE_ONLY" and not eager:
+        reading.put("cuda_graphs.decode_only", True)
     reading.put_graphs(
-        eager=reading.switch("enforce-eager"),
+        eager=True if mode == "NONE" else eager,
         largest=reading.integer("max-cudagraph-capture-size"),
         sizes=reading.integers("cudagraph-capture-sizes"),
     )

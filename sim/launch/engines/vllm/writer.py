@@ -58,6 +58,8 @@ def _graphs_and_tiers(command: Writing) -> None:
     command.carries("cuda_graphs")
     if graphs is not None:
         command.flag("--enforce-eager", graphs.eager)
+        if graphs.decode_only:
+            command.flag("--compilation-config", json.dumps({"cudagraph_mode": "FULL_DECODE_ONLY"}))
         command.flag("--max-cudagraph-capture-size", graphs.largest)
         command.numbers("--cudagraph-capture-sizes", graphs.sizes)
     _connector(command, host_tiers_to_write(command))
