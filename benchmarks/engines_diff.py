@@ -3,28 +3,29 @@
     python -m benchmarks.engines_diff --python PYTHON_WITH_VLLM [--workloads 500] [--first 0]
     python -m benchmarks.engines_diff --engine sglang --python PYTHON_WITH_SGLANG
 
-The vLLM drives inside our event loop (`policies.installed`), where our own policy drives once more: prefix cache, priorities,
-speculation and asynchronous scheduling are drawn. Printed are the workloads whose steps are all the same, and of the others what
-differs on the first step that does: who runs or how many tokens, who is preempted, blocks held, tokens found, blocks evicted.
+The release drives inside our event loop (`policies.installed`), where our own policy drives once more. Drawn are prefix cache,
+asynchronous scheduling and overlap; of vLLM priorities and speculation, of SGLang chunks, mixed steps, orders of the queue and
+polls. Printed are the workloads whose steps are all the same, and of the others what differs on the first step that does, such as
+who runs or how many tokens, who is preempted, blocks held, tokens found, blocks evicted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from itertools import islice, zip_longest
 from typing import Any
 
 from hwmodels.overheads import at_or_before
 from policies.vllm import RELEASES
 from sim.engine.time.errors import PolicyError
 from tests.oracle import test_sglang, vllm_prefix_cases
+from tests.oracle.sglang_driven import driven
+from tests.oracle.sglang_driven import release_of as sglang_release_of
 from tests.oracle.vllm_cases import a_case, our_decisions
 from tests.oracle.vllm_driven import PADDED, USUAL, driven_decisions, release_of
 from tests.oracle.vllm_prefix_cases import a_drafter_case
@@ -112,27 +113,41 @@ def vllm_differences(python: str, seeds: range, rules: str | None = None) -> Ite
         yield seed, kind, circumstances(case)
 
 
-def sglang_differences(python: str, seeds: range) -> Iterator[tuple[int, str, str]]:
-    """The same of SGLang, whose steps its oracle records."""
-    half = {
-        "overlap, prefix cache": test_sglang.prefix_workloads(seeds.stop, overlap=True),
-        "overlap": test_sglang.workloads(seeds.stop, overlap=True),
-        "prefix cache": test_sglang.prefix_workloads(seeds.stop, overlap=False),
-        "plain": test_sglang.workloads(seeds.stop, overlap=False),
+def sglang_workloads(n: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """*n* of the oracle's workloads and what is around them, one kind after the other."""
+    kinds = {
+        "overlap, prefix cache": test_sglang.prefix_workloads(n, overlap=True),
+        "overlap": test_sglang.workloads(n, overlap=True),
+        "prefix cache": test_sglang.prefix_workloads(n, overlap=False),
+        "plain": test_sglang.workloads(n, overlap=False),
     }
-    drawn = [(i, around, cases[i]) for i in seeds for around, cases in half.items() if i < len(cases)][
-        : len(seeds) // 2
-    ]
-    script = Path(test_sglang.__file__).with_name("sglang_scheduler.py")
-    asked = json.dumps([case for _, _, case in drawn])
-    done = subprocess.run([python, str(script)], input=asked, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{_version(python, 'sglang')} is not driven: {done.stderr.strip().splitlines()[-1]}")
-    for (seed, around, case), theirs in zip(drawn, json.loads(done.stdout)["results"], strict=True):
-        found = test_sglang.difference(case, test_sglang.by_number(theirs))
-        if found is not None:
-            print(f"  workload {seed} ({around}): {found}", flush=True)
-        yield seed, "" if found is None else found.split(":")[0].split(",")[0].partition(" ")[0] + " differs", around
+    for row in zip_longest(*kinds.values()):
+        yield from ((around, case) for around, case in zip(kinds, row, strict=True) if case is not None)
+
+
+def sglang_differences(python: str, seeds: range) -> Iterator[tuple[int, str, str]]:
+    """The same of SGLang; the number of a workload is its place."""
+    for seed, (around, case) in enumerate(islice(sglang_workloads(seeds.stop), seeds.stop)):
+        if seed < seeds.start:
+            continue
+        try:
+            found = test_sglang.aligned(case, driven(case, python))
+        except PolicyError as error:
+            yield seed, f"not driven: {error}".partition(" (at t=")[0], around
+            continue
+        if isinstance(found, str):
+            yield seed, found.partition(":")[0], around
+            continue
+        first = test_sglang.first_difference(*found)
+        if first is None:
+            yield seed, "", around
+            continue
+        step, ours, theirs = first
+        parts = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        kind = " and ".join(parts) if ours and theirs else "one has more steps"
+        print(f"  workload {seed}, step {step}: {kind} ({around}; {case['settings']})")
+        print(f"    ours    {ours}\n    release {theirs}", flush=True)
+        yield seed, kind, around
 
 
 def main() -> None:
@@ -155,7 +170,7 @@ def main() -> None:
         compared += kind != PADDED and not kind.startswith("not driven")
         if compared == options.workloads:
             break
-    name = release_of(options.python) if options.engine == "vllm" else _version(options.python, "sglang")
+    name = (release_of if options.engine == "vllm" else sglang_release_of)(options.python)
     print(f"{name}: {kinds['']:,} of {compared:,} random workloads have the same steps", end="")
     print(f" ({time.perf_counter() - began:.0f} s)")
     for around, n in sorted(alike.items()):
@@ -163,13 +178,6 @@ def main() -> None:
     for kind, n in kinds.most_common():
         if kind:
             print(f"  {n:5,} {'not compared: ' if kind == PADDED else ''}{kind}")
-
-
-def _version(python: str, package: str) -> str:
-    code = f"from importlib.metadata import version; print('{package}', version('{package}'))"
-    return subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, check=True, cwd=Path.home()
-    ).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from annotated_types import Ge
+
+from policies.view import ALWAYS_NS, asked
 
 
 class RankWork(NamedTuple):
@@ -15,6 +17,49 @@ class RankWork(NamedTuple):
     prompts: bool
     """Its scheduler would compute some in the step: a rank without a seat or memory for one has none, however many wait."""
     decodes: bool
+    running: int = 0
+    """Sequences of its decode batch."""
+    waiting: int = 0
+    """Requests in its queue."""
+    used: float = 0.0
+    """Share of its KV memory that sequences hold."""
+    started: int = 0
+    """Prompts that its previous step computed."""
+
+
+class Moment(NamedTuple):
+    """The moment before a step of all ranks."""
+
+    now_ns: int = 0
+    since_prompts: int = ALWAYS_NS
+    """Steps since the last one with prompts, where a scheduler counts them; ALWAYS_NS: there was none."""
+
+
+START = Moment()
+
+
+class Balance(Protocol):
+    """A rule for the moments at which prompts of ranks may start."""
+
+    chunks_go_on: ClassVar[bool]
+    """Whether prompts that have begun go on while others wait."""
+    counts_idle: ClassVar[bool]
+    """Whether moments at which nothing runs count, which take no time; otherwise prompts start where nothing else runs."""
+
+    def begin(self) -> Any:
+        """The state before the first step."""
+        ...
+
+    def start(self, ranks: Sequence[RankWork], state: Any, moment: Moment, /) -> tuple[bool, Any]:
+        """Whether prompts may start in the coming step, and the state after it."""
+        ...
+
+
+def balance_of(scheduler: object, pool_tokens: int, context_tokens: int) -> Balance | None:
+    """The rule by which *scheduler*, or one that it wraps, has prompts of ranks start together, if any: by a method
+    `prompt_balance` of the tokens of a rank's KV pool and of the model's context."""
+    rule: Any = asked(scheduler, "prompt_balance")
+    return None if rule is None else rule(pool_tokens, context_tokens)
 
 
 class Waited(NamedTuple):
@@ -40,13 +85,19 @@ class PromptBalance:
     batching_wait_iters: Annotated[int, Ge(0)] = 10
     """Steps for which they wait for more where every rank has one."""
 
+    chunks_go_on: ClassVar[bool] = False
+    counts_idle: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if self.timeout_iters < 1:
             raise ValueError(f"timeout_iters is at least 1; got {self.timeout_iters}")
         if self.batching_wait_iters < 0:
             raise ValueError(f"batching_wait_iters is at least 0; got {self.batching_wait_iters}")
 
-    def start(self, ranks: Sequence[RankWork], waited: Waited) -> tuple[bool, Waited]:
+    def begin(self) -> Waited:
+        return Waited()
+
+    def start(self, ranks: Sequence[RankWork], waited: Waited, moment: Moment = START, /) -> tuple[bool, Waited]:
         """Whether prompts may start in the coming step, and what has been waited after it."""
         all_decode = all(rank.decodes for rank in ranks)
         if all(rank.prompts for rank in ranks):

@@ -236,6 +236,8 @@ class ReplicaView:
     step: int = -1
     """For a scheduler that `counts_steps`, on a machine with ranks: their common steps since the last time that all were idle; -1:
     not counted."""
+    since_prompts: int = ALWAYS_NS
+    """The same since the last step in which a rank computed prompt tokens; ALWAYS_NS: there was none."""
     terms: Terms = NO_TERMS
     """Terms of classes of service."""
     cache: PrefixCache | None = None
@@ -357,7 +359,7 @@ def plan_of(scheduler: Scheduler | PlanFunction) -> PlanFunction:
 def takes_by_chunk(scheduler: object) -> bool:
     """Whether KV blocks are taken as tokens are scheduled, rather than for a whole prompt when it is admitted: asked for with an
     attribute `by_chunk` of *scheduler* or of the one that it wraps."""
-    return bool(_asked(scheduler, "by_chunk"))
+    return bool(asked(scheduler, "by_chunk"))
 
 
 def plans_ahead(scheduler: object) -> bool:
@@ -368,7 +370,7 @@ def plans_ahead(scheduler: object) -> bool:
     end in it and which requests arrive during it. An empty plan is made again when the iteration has ended, with all that is known
     then.
     """
-    return bool(_asked(scheduler, "async_scheduling"))
+    return bool(asked(scheduler, "async_scheduling"))
 
 
 def admits_in_turn(scheduler: object) -> bool:
@@ -377,57 +379,57 @@ def admits_in_turn(scheduler: object) -> bool:
 
     For others the engine shows the hits at the time of the look, and keeps them for requests that the plan admits.
     """
-    return bool(_asked(scheduler, "admits_in_turn"))
+    return bool(asked(scheduler, "admits_in_turn"))
 
 
 def looks_itself(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, looks prefix-cache hits of waiting requests up itself, as SGLang does for one
     after the other: by an attribute `looks_itself`. Its queue shows sequences without their hits, and those that its plan admits
     hold them before any blocks are taken. `Plan.looks` has its lookups."""
-    return bool(_asked(scheduler, "looks_itself"))
+    return bool(asked(scheduler, "looks_itself"))
 
 
 def asks_beginnings(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, asks which prompts begin alike (`PrefixCache.beginning`), and nothing else, of a
     prefix cache whose hits it is shown: by an attribute `asks_beginnings`."""
-    return bool(_asked(scheduler, "asks_beginnings"))
+    return bool(asked(scheduler, "asks_beginnings"))
 
 
 def seats(scheduler: object) -> int | None:
     """Requests that *scheduler*, or one that it wraps, is given at once where those of several ranks wait in one queue: by an
     attribute `seats`. None: all that there are."""
-    found = _asked(scheduler, "seats")
+    found = asked(scheduler, "seats")
     return found if isinstance(found, int) else None
 
 
 def evicts(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, decides itself what is preempted when memory runs out: by an attribute
     `evicts`."""
-    return bool(_asked(scheduler, "evicts"))
+    return bool(asked(scheduler, "evicts"))
 
 
 def preempted_last(scheduler: object) -> bool:
     """Whether preempted sequences wait at the end of the queue rather than at its head: set by an attribute `preempted_last` of
     *scheduler* or of the one that it wraps."""
-    return bool(_asked(scheduler, "preempted_last"))
+    return bool(asked(scheduler, "preempted_last"))
 
 
 def reserves(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, keeps memory for what clients allow (`ReplicaView.max_tokens`): by an attribute
     `reserves`."""
-    return bool(_asked(scheduler, "reserves"))
+    return bool(asked(scheduler, "reserves"))
 
 
 def counts_steps(scheduler: object) -> bool:
     """Whether plans of *scheduler*, or of one that it wraps, depend on the number of the step that ranks take together
     (`ReplicaView.step`): by an attribute `counts_steps`."""
-    return bool(_asked(scheduler, "counts_steps"))
+    return bool(asked(scheduler, "counts_steps"))
 
 
 def rule_of(scheduler: object, name: str) -> bool | None:
     """A rule of the release whose scheduler *scheduler* is, or the one that it wraps, by name: found in an attribute `rules`. None:
     it has none."""
-    return getattr(_asked(scheduler, "rules"), name, None)
+    return getattr(asked(scheduler, "rules"), name, None)
 
 
 def drafts_prompts(scheduler: object) -> bool:
@@ -436,7 +438,7 @@ def drafts_prompts(scheduler: object) -> bool:
     return rule_of(scheduler, "drafts_if_used") is not None
 
 
-def _asked(scheduler: object, name: str) -> object:
+def asked(scheduler: object, name: str) -> object:
     """An attribute of *scheduler*, or of the nearest that it wraps which has it; None where none has."""
     while scheduler is not None:
         if hasattr(scheduler, name):

@@ -90,7 +90,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(f"policies.control.{name}" for name in ("Control", "PoolSeen", "Seen", "remembers_s", "stabilised")),
         *(f"policies.control.{name}" for name in ("Hpa", "highest", "most_at_once")),
         *(f"policies.driving.{name}" for name in ("Driven", "Driving", "DrivingError", "Engine", "driving")),
-        *(f"policies.ranks.{name}" for name in ("PromptBalance", "RankWork", "Waited")),
+        *(f"policies.ranks.{name}" for name in ("Balance", "Moment", "PromptBalance", "RankWork", "balance_of")),
         *(
             f"policies.eviction.{name}"
             for name in (

@@ -1,6 +1,6 @@
 """A release's scheduler in an interpreter of its own, over a pipe: a line of JSON each way for a step.
 
-One process for each interpreter holds all engines of a run. What the lines say is told in `vllm.worker`.
+One process for each interpreter holds all engines of a run. What the lines say is told in `lines`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import weakref
@@ -20,13 +21,25 @@ from typing import IO, Any, cast
 from policies.driving import DrivingError
 
 _LAST_CHARACTERS = 400
+_LINES = Path(__file__).with_name("lines.py")
+
+
+def _found(python: str) -> str:
+    """The program that a shell would start."""
+    found = shutil.which(os.path.expanduser(python))
+    if found is None:
+        where = "not a program that can be run" if os.sep in python else "no program of that name is on the PATH"
+        raise DrivingError(f"python {python}: {where}; give the path of an interpreter")
+    return found
 
 
 class Worker:
     """A process in which a release runs."""
 
     def __init__(self, python: str, script: Path) -> None:
+        """*script*: the worker, as `policies.installed.lines` runs it."""
         self._python = python
+        program = _found(python)
         self._lock = Lock()
         self._engines = 0
         with contextlib.ExitStack() as stack:
@@ -34,7 +47,11 @@ class Worker:
             self._open = stack.pop_all()
         try:
             self._process = subprocess.Popen(
-                [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+                [program, str(_LINES), str(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
             )
         except OSError as error:
             self._open.close()

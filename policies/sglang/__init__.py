@@ -12,7 +12,7 @@ Rules are those of release 0.5.23, named by the file under `sglang/srt/` where t
 
 Left out: orders of the queue that need a prefix cache, `random` and `routing-key` (refused); priorities and preemption by them,
 LoRA, beams, grammars, data-parallel attention and its prefill delayer, hybrid and windowed pools, disaggregation, dynamic chunks
-of pipelines, `prefill_decode_interval`, `min_free_slots_delay`. A request that is retracted while its latest token is in flight
+of pipelines, `min_free_slots_delay`. A request that is retracted while its latest token is in flight
 keeps that token, which SGLang drops and makes again; a poll may be a step off. Speculating sequences hold the slots that the
 engine gives them. Each micro-batch of a pipeline remembers for itself.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from policies.view import RunningSeq
+from policies.view import ALWAYS_NS, RunningSeq
 
 
 class Past(NamedTuple):
@@ -32,6 +32,10 @@ class Past(NamedTuple):
     """The queue as far as it was received, where that is not before every step."""
     queue: tuple[int, ...] | None = None
     """The queue as it was sorted last, where that depends on what the cache held."""
+    since_prompts: int = ALWAYS_NS
+    """Rounds without prompts since the latest step that computed some; ALWAYS_NS: it delays none."""
+    let_in: int = -1
+    """With ranks: the number of the step in which a small batch last let prompts in."""
 
 
 class Running(NamedTuple):

@@ -7,10 +7,21 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
+from policies.sglang.delayer import DELAY_MS, PrefillDelayer
 from policies.sglang.joining import GO_ON, NO_MEMORY, OUT_OF_ROOM, SPENT, Adder, Room
 from policies.sglang.past import Past, Running
 from policies.sglang.settings import PROMPT_STEP, Settings
-from policies.view import UNTIL_CHANGE, Largest, Looks, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq
+from policies.view import (
+    ALWAYS_NS,
+    UNTIL_CHANGE,
+    Largest,
+    Looks,
+    Plan,
+    PrefixCache,
+    ReplicaView,
+    RunningSeq,
+    WaitingSeq,
+)
 
 RETRACT_DECODE_STEPS = 20
 """Decode steps that a retraction leaves room for in the share: environ.py."""
@@ -49,17 +60,53 @@ class Sglang(Settings):
             "prompt that is cut is cut to whole pages; give more, or less as memory.block_tokens"
         )
 
+    def prompt_balance(self, pool_tokens: int, context_tokens: int) -> PrefillDelayer | None:
+        """The rule for prompts of ranks with a KV pool of so many tokens each."""
+        if not self.enable_prefill_delayer:
+            return None
+        return PrefillDelayer(
+            seats=self.seats(pool_tokens, context_tokens),
+            interval=self.prefill_decode_interval,
+            max_delay_passes=self.prefill_delayer_max_delay_passes,
+            low_watermark=self.prefill_delayer_token_usage_low_watermark,
+            queue_min_ratio=self.prefill_delayer_queue_min_ratio,
+            max_delay_ms=DELAY_MS if self.prefill_delayer_max_delay_ms is None else self.prefill_delayer_max_delay_ms,
+            prefill_max_requests=self.prefill_max_requests,
+        )
+
     def plan(self, view: ReplicaView, /) -> Plan:
         past = self._recalled(view)
         queue, known = self._queue(view, past)
         if known is not None or self.by_prefix:
             past = past._replace(known=known, queue=tuple(seq.id for seq in queue) if self.by_prefix else None)
+        if self.prefill_decode_interval:
+            left, past = self._rounds_left(view, past)
+            if left > 0:
+                plan = self._decode(view, past, bool(queue))
+                # The batch may become smaller with any step.
+                hold = 1 if self.prefill_decode_interval_min_bs else min(plan.hold, left)
+                return plan._replace(hold=hold, through_arrivals=False)
         if not (view.prefilling or (queue and not past.full)):
             return self._decode(view, past, bool(queue))
         seats = self.seats(view.total_blocks * view.block_tokens, view.max_model_len)
         if not view.prefilling and view.n_decoding + view.n_leaving >= seats:
             return self._decode(view, past._replace(full=True), True)
         return self._prefill(view, past, queue, seats)
+
+    def _rounds_left(self, view: ReplicaView, past: Past) -> tuple[int, Past]:
+        """`_should_defer_prefill`: rounds for which prompts wait yet, this one among them."""
+        n_batch = view.n_decoding + view.n_leaving
+        if view.step < 0:
+            # Where nothing runs, rounds take no time.
+            if not n_batch or n_batch < self.prefill_decode_interval_min_bs:
+                past = past._replace(since_prompts=ALWAYS_NS)
+            return self.prefill_decode_interval - past.since_prompts, past
+        left = self.prefill_decode_interval - view.since_prompts
+        if left <= 0 or past.let_in >= view.step - view.since_prompts:
+            return 0, past
+        if n_batch < self.prefill_decode_interval_min_bs:
+            return 0, past._replace(let_in=view.step)
+        return left, past
 
     def _is_ahead(self, view: ReplicaView) -> bool:
         """Whether the plan is made ahead: not in a pipeline, where prompts take all their blocks at once."""
@@ -84,9 +131,14 @@ class Sglang(Settings):
         ratio = self.ratio_after(past.ratio, steps) if past.decays else past.ratio
         # A sequence that leaves the decode batch reopens it, and an empty one is open.
         full = past.full and 0 < n_batch >= past.n_running
+        since = past.since_prompts + (steps if past.decays else 0)
+        order, late, known = past.order, past.late, past.known
         return _new(
             Past,
-            (ratio, view.rounds, False, full, past.n_running, past.order, past.late, polled, 0, past.known, past.queue),
+            (
+                *(ratio, view.rounds, False, full, past.n_running, order, late, polled, 0, known, past.queue, since),
+                past.let_in,
+            ),
         )
 
     def _heard(self, view: ReplicaView, known: tuple[int, ...]) -> list[int]:
@@ -281,6 +333,8 @@ class Sglang(Settings):
             weight=PROMPT_STEP,
             known=past.known,
             queue=past.queue,
+            since_prompts=0,
+            let_in=past.let_in,
         )
 
     def _decode(
@@ -299,10 +353,16 @@ class Sglang(Settings):
             return self._retract(view, past._replace(polled=polled))._replace(reject=reject, looks=looks)
         if not n or view.growth_blocks > view.free_blocks:
             # Sequences that end in the iteration in flight will have freed memory.
-            memo = past._replace(full=full, n_running=n, polled=polled + 1, late=())
+            memo = past._replace(
+                full=full, n_running=n, polled=polled + 1, late=(), since_prompts=past.since_prompts + 1
+            )
             return Plan(reject=reject, memo=memo, looks=looks)
         memo = _new(
-            Past, (past.ratio, past.rounds, True, full, n, past.order, ahead, polled, 1, past.known, past.queue)
+            Past,
+            (
+                *(past.ratio, past.rounds, True, full, n, past.order, ahead, polled, 1, past.known, past.queue),
+                *(past.since_prompts, past.let_in),
+            ),
         )
         hold = UNTIL_CHANGE if full or not waits else 1
         through_arrivals = full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import ClassVar
 
 from policies.schedulers import at_least
 
@@ -45,6 +46,23 @@ class Settings:
     """True: nothing is looked up, and with *ignore_eos* a request joins as soon as the pool lasts at each of the ends to come. The
     setting `memory.prefix_caching` decides whether KV is found again."""
 
+    prefill_decode_interval: int = 0
+    """Rounds without prompts after a step with prompt tokens, with ranks after one on any of them. Rounds in which nothing runs
+    anywhere take no time."""
+    prefill_decode_interval_min_bs: int = 0
+    """A smaller decode batch ends these rounds on its rank."""
+
+    enable_prefill_delayer: bool = False
+    """Ranks start prompts together (`policies.sglang.delayer`)."""
+    prefill_delayer_max_delay_passes: int = 30
+    prefill_delayer_token_usage_low_watermark: float | None = None
+    prefill_delayer_queue_min_ratio: float | None = None
+    prefill_delayer_max_delay_ms: float | None = None
+    """None: 5,000."""
+
+    schedule_policies: ClassVar[tuple[str, ...]] = ("fcfs", "lof", "lpm")
+    """Orders of the queue that are there; (): whichever the release has."""
+
     def __post_init__(self) -> None:
         if self.chunked_prefill_size != -1:
             at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
@@ -53,15 +71,20 @@ class Settings:
         for name in ("prefill_max_requests", "max_running_requests"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
+        at_least("prefill_decode_interval", self.prefill_decode_interval, 0)
+        at_least("prefill_decode_interval_min_bs", self.prefill_decode_interval_min_bs, 0)
+        at_least("prefill_delayer_max_delay_passes", self.prefill_delayer_max_delay_passes, 1)
+        if self.enable_prefill_delayer and self.disable_overlap_schedule:
+            raise ValueError("enable_prefill_delayer needs overlap; leave disable_overlap_schedule out")
+        if self.enable_prefill_delayer and self.prefill_decode_interval_min_bs:
+            raise ValueError(
+                "with prefill_decode_interval_min_bs some ranks ask for prompts while others do not, and the release's prefill "
+                "delayer waits for all of them for ever; leave one of the two out"
+            )
         if self.scheduler_recv_interval > PROMPT_STEP:
             raise ValueError(f"scheduler_recv_interval is at most {PROMPT_STEP}; got {self.scheduler_recv_interval}")
-        if self.schedule_policy in BY_THE_CACHE:
-            raise ValueError(
-                f"schedule_policy {self.schedule_policy} orders requests by the prefix cache in a way that is not modelled here; "
-                "lpm is the one that is"
-            )
-        if self.schedule_policy not in ("fcfs", "lof", "lpm"):
-            raise ValueError(f"schedule_policy is fcfs, lof or lpm; got {self.schedule_policy!r}")
+        if self.schedule_policies and self.schedule_policy not in self.schedule_policies:
+            self._refuse_policy()
         if not (isfinite(self.schedule_conservativeness) and self.schedule_conservativeness >= 0):
             raise ValueError(
                 f"schedule_conservativeness is a number of at least 0; got {self.schedule_conservativeness!r}"
@@ -72,10 +95,23 @@ class Settings:
                 f"{self.max_running_requests or 'up to 4096'} decodes; give max_running_requests below chunked_prefill_size"
             )
 
+    def _refuse_policy(self) -> None:
+        if self.schedule_policy in BY_THE_CACHE:
+            raise ValueError(
+                f"schedule_policy {self.schedule_policy} orders requests by the prefix cache in a way that is not modelled here; "
+                "lpm is the one that is"
+            )
+        raise ValueError(f"schedule_policy is fcfs, lof or lpm; got {self.schedule_policy!r}")
+
     @property
     def by_prefix(self) -> bool:
         """Whether the queue is sorted by what its requests would find."""
         return self.schedule_policy == "lpm"
+
+    @property
+    def counts_steps(self) -> bool:
+        """See `policies.view.counts_steps`."""
+        return self.prefill_decode_interval > 0
 
     @property
     def async_scheduling(self) -> bool:

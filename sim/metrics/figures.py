@@ -133,7 +133,7 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
     `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
     Of machines with ranks `ranks` says how evenly these were filled (`sim.metrics.ranks`); each rank counts as a replica.
     Of several models, names by `model_index`, there is an entry `models` with what can be said of each; of classes of service and
-    tenants `classes`, `tenants` and `fairness`.
+    tenants `classes`, `tenants` and `fairness`. `releases` names the installed releases whose schedulers have decided.
     """
     requests, meta = columns.requests, columns.meta
     iterations = iteration_sums(columns)
@@ -176,6 +176,7 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
         **encode_figures(requests),
         **handover_figures(requests, meta, span_s),
         **kv_tiers(requests, meta),
+        **({"releases": meta["releases"]} if "releases" in meta else {}),
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),
         **_by_group(requests, groups, slo, span_s, int(requests["arrival_ns"].max())),

@@ -395,6 +395,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Busy", f"{share(summary['busy_fraction'])}, MFU {share(summary['mfu'])}, MBU {share(summary['mbu'])}"),
         ("KV memory in use", f"{share(kv['mean'])} on average, {share(kv['max'])} at most"),
         ("Preemptions", f"{summary['preemptions']:,}"),
+        *([("Scheduled by", ", ".join(summary["releases"]))] if "releases" in summary else []),
         *_fleet(summary.get("fleet")),
         *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),

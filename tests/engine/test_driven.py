@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.installed import VllmInstalled
+from policies.driving import DrivingError, Engine
+from policies.installed import SglangInstalled, VllmInstalled
+from policies.installed.settings import Installed
+from policies.installed.sglang.worker import NEEDED as SGLANG
 from policies.installed.vllm.worker import NEEDED
 from policies.routers import LeastOutstanding, Prefix, RoundRobin
 from policies.schedulers import Sarathi
@@ -20,6 +23,8 @@ from policies.view import ReplicaView
 from policies.wrappers import Cap
 from sim.engine import ABORTED, FINISHED, Columns, Experiment, MachineSpec, PolicyError, ReplicaSpec, run
 from sim.engine.spec.lifecycle import FleetSpec, Outage
+from sim.metrics import summary
+from sim.results.words import fact_rows
 from tests.engine.costs import Linear
 from workloads import Trace
 
@@ -43,6 +48,7 @@ ALL_MODULES = {
 """A release in which every name is there, and nothing can be made."""
 FAKE = Path(__file__).parents[1] / "policies" / "fake_release.py"
 MS = 1_000_000
+ENGINE = Engine(100, 16, 1024, False, 0, 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -177,20 +183,26 @@ def test_a_single_machine_takes_any_router(python: str) -> None:
     assert columns.requests["status"].tolist() == [FINISHED]
 
 
-def with_modules(folder: Path, modules: dict[str, str]) -> str:
-    """An interpreter in which a package called vllm, of release 9.9, has these *modules*; its torch has one name."""
-    (folder / "torch.py").write_text("float32 = None\n")
-    package = folder / "vllm"
-    package.mkdir()
-    (folder / "vllm-9.9.dist-info").mkdir()
-    (folder / "vllm-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.9\n")
+def with_modules(folder: Path, modules: dict[str, str], package: str = "vllm") -> str:
+    """An interpreter in which *package*, of release 9.9, has these *modules*; its torch has five names."""
+    (folder / "torch.py").write_text(
+        "float16 = float32 = int64 = None\ndef zeros(n, dtype): return [0] * n\ndef tensor(values): return values\n"
+    )
+    (folder / "transformers").mkdir()
+    for name in ("__init__", "image_utils"):
+        (folder / "transformers" / f"{name}.py").touch()
+    (folder / f"{package}-9.9.dist-info").mkdir()
+    (folder / f"{package}-9.9.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {package}\nVersion: 9.9\n"
+    )
     for name, source in {"__init__": "", **modules}.items():
-        path = package.joinpath(*name.split(".")).with_suffix(".py")
+        path = folder.joinpath(package, *name.split(".")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
-        (path.parent / "__init__.py").touch()
+        for each in path.relative_to(folder).parents[:-1]:
+            (folder / each / "__init__.py").touch()
         path.write_text(source)
     python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:{FAKE.parent}" exec "{sys.executable}" "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     return str(python)
 
@@ -214,7 +226,145 @@ def test_the_worker_names_the_release_and_what_it_lacks(tmp_path: Path, modules:
         served(VllmInstalled(python=with_modules(tmp_path, modules)), arrivals_ms=(0.0,))
 
 
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="this environment has vLLM")
-def test_an_interpreter_without_the_package_is_told_so_with_the_way_out() -> None:
-    with pytest.raises(PolicyError, match=r"has no vLLM; give scheduler\.python the interpreter that has it"):
-        served(VllmInstalled(python=sys.executable), arrivals_ms=(0.0,))
+@pytest.mark.parametrize(
+    ("scheduler", "title"),
+    [(VllmInstalled(python=sys.executable), "vLLM"), (SglangInstalled(python=sys.executable), "SGLang")],
+)
+def test_an_interpreter_without_the_package_is_told_so_with_the_way_out(scheduler: Installed, title: str) -> None:
+    if find_spec(title.lower()) is not None:
+        pytest.skip(f"this environment has {title}")
+    with pytest.raises(PolicyError, match=rf"has no {title}; give scheduler\.python the interpreter that has it"):
+        served(scheduler, arrivals_ms=(0.0,))
+
+
+@pytest.mark.parametrize("scheduler", [VllmInstalled, SglangInstalled])
+def test_an_interpreter_is_looked_up_as_a_shell_does(
+    scheduler: type[Installed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence = r"python tiny-python: no program of that name is on the PATH; give the path of an interpreter"
+    with pytest.raises(PolicyError, match=sentence):
+        served(scheduler(python="tiny-python"), arrivals_ms=(0.0,))
+    program = tmp_path / "tiny-python"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert scheduler(python="tiny-python").connect(ENGINE).release == "Tiny 1.0"
+
+
+def test_the_summary_names_the_release_that_has_decided(python: str) -> None:
+    columns = served(VllmInstalled(python=python), arrivals_ms=(0.0, 0.5))
+    found = summary(columns)
+    assert found["releases"] == ["Tiny 1.0"]
+    assert ("Scheduled by", "Tiny 1.0") in fact_rows(found)
+
+
+# SGLang, of which a release is made up.
+
+SGLANG_MODULES = {
+    **{
+        module.removeprefix("sglang."): f"from fake_sglang import {', '.join(names)}\n"
+        for module, names in SGLANG.items()
+    },
+    "srt.mem_cache.unified_cache.components": "from fake_sglang import ComponentType\n",
+    "srt.mem_cache.allocator.paged": "from fake_sglang import PagedTokenToKVPoolAllocator, alloc_decode_naive\n",
+}
+
+
+@pytest.fixture(scope="module")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter with a made-up SGLang."""
+    return with_modules(tmp_path_factory.mktemp("sglang"), SGLANG_MODULES, "sglang")
+
+
+def test_prompts_of_sglang_go_before_decodes_and_take_simulated_time(sglang: str) -> None:
+    columns = served(SglangInstalled(python=sglang, disable_overlap_schedule=True), arrivals_ms=(0.0, 0.5))
+    # A prompt; the other; two decodes, twice.
+    assert columns.iterations()["duration_ns"].tolist() == [1_010_000, 1_010_000, 1_002_000, 1_002_000]
+    assert columns.requests["first_token_ns"].tolist() == [1_010_000, 2_020_000]
+    assert columns.requests["finish_ns"].tolist() == [4_024_000, 4_024_000]
+    assert columns.meta["releases"] == ["SGLang 9.9"]
+
+
+def test_with_overlap_sglang_plans_while_the_iteration_before_runs(sglang: str) -> None:
+    ahead = served(SglangInstalled(python=sglang), arrivals_ms=(0.0, 0.5))
+    # The second iteration, a decode, had been planned when the other request came.
+    assert ahead.requests["scheduled_ns"].tolist() == [0, 2_011_000]
+    assert ahead.requests["status"].tolist() == [FINISHED, FINISHED]
+
+
+def test_sglang_serves_random_arrivals_clients_that_go_and_grammars(sglang: str) -> None:
+    rng = np.random.default_rng(8)
+    for overlap in (False, True):
+        scheduler = SglangInstalled(
+            python=sglang,
+            disable_overlap_schedule=not overlap,
+            max_running_requests=3,
+            grammar_s=0.05,
+            grammar_share=0.3,
+        )
+        arrivals = tuple(np.sort(rng.uniform(0, 20, 20)).tolist())
+        patience = np.where(rng.random(20) < 0.3, rng.uniform(0, 0.06, 20), np.nan)
+        columns = served(scheduler, arrivals_ms=arrivals, output=6, abort_s=patience.tolist())
+        status = columns.requests["status"]
+        assert set(status[np.isnan(patience)].tolist()) == {FINISHED}
+        assert ABORTED in status.tolist()
+        compiles = np.array([scheduler.asked(id_, 0).grammar_ns > 0 for id_ in range(20)])
+        waited_ms = (columns.requests["scheduled_ns"] - columns.requests["arrival_ns"]) / MS
+        begun = columns.requests["scheduled_ns"] >= 0
+        assert (waited_ms[compiles & begun] >= 50).all()
+        assert (waited_ms[~compiles & begun]).min() < 5
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"no_such_argument": 1}, r"SGLang 9\.9: ServerArgs has no no_such_argument; leave it out, or take a release"),
+        (
+            {"tp_size": 2},
+            r"SGLang 9\.9: tp_size does not reach the scheduler where it is driven without a model; leave it out",
+        ),
+    ],
+)
+def test_a_server_argument_that_sglang_would_not_heed_is_refused(
+    sglang: str, options: dict[str, Any], sentence: str
+) -> None:
+    served(SglangInstalled(python=sglang, options={"retraction_policy": "priority"}), arrivals_ms=(0.0,))
+    with pytest.raises(PolicyError, match=sentence):
+        served(SglangInstalled(python=sglang, options=options), arrivals_ms=(0.0,))
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "sentence"),
+    [
+        (
+            "srt.managers.scheduler",
+            "class Scheduler: pass",
+            r"SGLang 9\.9: Scheduler has no get_next_batch_to_run, by which its scheduler is driven",
+        ),
+        (
+            "srt.managers.scheduler",
+            "class Scheduler:\n    def get_next_batch_to_run(self, running_batch): pass",
+            r"SGLang 9\.9: Scheduler\.get_next_batch_to_run takes no last_batch, by which",
+        ),
+        ("srt.managers.io_struct", "", r"SGLang 9\.9 has no AbortReq in sglang\.srt\.managers\.io_struct, by which"),
+    ],
+)
+def test_what_has_changed_in_sglang_is_named_with_the_release(
+    tmp_path: Path, module: str, source: str, sentence: str
+) -> None:
+    python = with_modules(tmp_path, {**SGLANG_MODULES, module: source}, "sglang")
+    with pytest.raises(PolicyError, match=sentence):
+        served(SglangInstalled(python=python), arrivals_ms=(0.0,))
+
+
+def test_speculation_under_an_installed_sglang_is_refused(sglang: str) -> None:
+    with pytest.raises(DrivingError, match=r"SGLang 9\.9 is driven without speculation; leave decoding out"):
+        SglangInstalled(python=sglang).connect(ENGINE._replace(k=2))
+
+
+def test_settings_of_an_installed_sglang_are_those_of_ours_with_every_order_of_the_queue() -> None:
+    assert SglangInstalled(schedule_policy="hrrn").schedule_policy == "hrrn"
+    with pytest.raises(ValueError, match="max_prefill_tokens is a whole number of at least 1"):
+        SglangInstalled(max_prefill_tokens=0)
+    with pytest.raises(ValueError, match="grammar_s is a time of at least 0"):
+        SglangInstalled(grammar_s=-1.0)

@@ -7,7 +7,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 
 import sim.engine.cache.block_cache
@@ -20,7 +19,7 @@ from sim.engine.serve.engine_core import EngineCore
 from sim.engine.simulation.cluster import Cluster
 from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
-from workloads import Trace
+from tests.oracle.sglang_driven import given, trace_of
 
 STEP_NS = 1_000_000
 
@@ -133,19 +132,10 @@ class Noted:
     had: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
 
-def ours(workload: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
+def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of our engine, up to where memory is not there."""
-    settings, requests = workload["settings"], workload["requests"]
-    scheduler = Noted(Sglang(**{name: settings[name] for name in names}))
-    trace = Trace(
-        arrival_ns=[request["step"] * STEP_NS for request in requests],
-        prompt_tokens=[request["prompt"] for request in requests],
-        output_tokens=[request["output"] for request in requests],
-        max_tokens=[request["max_tokens"] for request in requests],
-        prefix_blocks=np.array([id_ for request in requests for id_ in request["ids"]], np.int64),
-        prefix_offsets=np.cumsum([0, *(len(request["ids"]) for request in requests)]),
-        prefix_block_tokens=settings["id_tokens"],
-    )
+    settings = workload["settings"]
+    scheduler = Noted(Sglang(**given(settings)))
     replica = ReplicaSpec(
         cost=Linear(fixed_s=1e-3),
         scheduler=scheduler,
@@ -153,7 +143,7 @@ def ours(workload: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any
         block_tokens=settings["page_size"],
         prefix_cache="tree",
     )
-    experiment = Experiment(workload=trace, replicas=(replica,), router=RoundRobin())
+    experiment = Experiment(workload=trace_of(workload), replicas=(replica,), router=RoundRobin())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sim.engine.cache.block_cache, "RadixCache", Counted)
         cluster = Cluster(experiment, fast_forward=False, check_invariants=False)

@@ -1,7 +1,8 @@
 """`policies.sglang` in our engine beside SGLang's own scheduler: the same requests, tokens and memory in every step.
 
-Needs a Python with sglang 0.5.23: ROOFTRACE_SGLANG_PYTHON names it, `sglang_scheduler.py` says how to make one and which parts of
-the release run. Recorded decisions of the release on the first workloads are compared everywhere.
+Needs a Python with sglang 0.5.23: ROOFTRACE_SGLANG_PYTHON names it. The release drives inside our event loop, by the parts that
+`policies.installed.sglang.worker` names; `test_installed` says how to make such an environment. Recorded decisions of the release
+on the first workloads, from loops of their own over a clock that counts steps, are compared everywhere.
 
 Switched off on both sides: what `policies.sglang` leaves out, and the prefix cache, but for the workloads of
 `sglang_prefix_cases`, where the tokens found and evicted, those free and those kept for others are compared in every step as well.
@@ -17,6 +18,8 @@ import json
 import os
 import random
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -24,6 +27,7 @@ from typing import Any
 
 import pytest
 
+import policies.installed
 from policies.routers import RoundRobin
 from policies.sglang import Sglang
 from policies.view import Plan, ReplicaView
@@ -31,19 +35,17 @@ from sim.engine import Experiment, ReplicaSpec, run
 from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
 from tests.oracle import sglang_prefix_cases
-from workloads import Trace
+from tests.oracle.sglang_driven import driven, given, release_of, trace_of
+from tests.oracle.sglang_ranks_cases import an_sglang_ranks_case, in_ranks, our_ranks
 
 RELEASE = "0.5.23"
 RECORDED = Path(__file__).with_name(f"sglang-{RELEASE}.json.gz")
 RECORDED_PREFIXES = Path(__file__).with_name(f"sglang-{RELEASE}-prefixes.json.gz")
 """Steps of the release over the first short workloads with shared beginnings."""
+RECORDED_RANKS = Path(__file__).with_name(f"sglang-{RELEASE}-ranks.json.gz")
 STEP = ("step", "run", "decode", "retract", "free")
 """What is noted: when an iteration starts, prompt tokens by request, who decodes, who is retracted, tokens of the pool left."""
 STEP_NS = 1_000_000
-OURS = (
-    "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "max_running_requests", "schedule_policy",
-    "schedule_conservativeness", "enable_mixed_chunk", "scheduler_recv_interval", "disable_overlap_schedule", "ignore_eos",
-)  # fmt: skip
 
 
 def a_workload(rng: random.Random, *, overlap: bool = False) -> dict[str, Any]:
@@ -122,14 +124,8 @@ class Noted:
 
 def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of our engine, up to where memory is not there."""
-    settings, requests = workload["settings"], workload["requests"]
-    scheduler = Noted(Sglang(**{name: settings[name] for name in OURS}, disable_radix_cache=True))
-    trace = Trace(
-        arrival_ns=[request["step"] * STEP_NS for request in requests],
-        prompt_tokens=[request["prompt"] for request in requests],
-        output_tokens=[request["output"] for request in requests],
-        max_tokens=[request["max_tokens"] for request in requests],
-    )
+    settings = workload["settings"]
+    scheduler = Noted(Sglang(**given(settings), disable_radix_cache=True))
     replica = ReplicaSpec(
         cost=Linear(fixed_s=1e-3),
         scheduler=scheduler,
@@ -137,27 +133,23 @@ def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
         block_tokens=settings["page_size"],
     )
     with contextlib.suppress(PolicyError):
-        run(Experiment(workload=trace, replicas=(replica,), router=RoundRobin()), fast_forward=False)
+        run(Experiment(workload=trace_of(workload), replicas=(replica,), router=RoundRobin()), fast_forward=False)
     return scheduler.steps
 
 
-def theirs(workloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps of SGLang's scheduler."""
+def release_python() -> str:
+    """The Python of an environment with the release."""
     python = os.environ.get("ROOFTRACE_SGLANG_PYTHON")
     if python is None:
         pytest.skip(f"needs SGLang {RELEASE}: ROOFTRACE_SGLANG_PYTHON names the Python of an environment that has it")
-    done = subprocess.run(
-        [python, str(Path(__file__).with_name("sglang_scheduler.py"))],
-        input=json.dumps(workloads),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        pytest.fail(f"SGLang's scheduler did not run: {done.stderr[-2000:]}")
-    answer = json.loads(done.stdout)
-    assert answer["release"] == RELEASE
-    return [by_number(each) for each in answer["results"]]
+    return python
+
+
+def theirs(workloads: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The steps of SGLang's scheduler."""
+    python = release_python()
+    assert release_of(python) == f"SGLang {RELEASE}"
+    return (driven(workload, python) for workload in workloads)
 
 
 def by_number(result: dict[str, Any]) -> dict[str, Any]:
@@ -168,26 +160,43 @@ def by_number(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def difference(workload: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """The first step in which ours and SGLang's differ; None where none does."""
-    steps = sglang_prefix_cases.ours(workload, OURS) if "id_tokens" in workload["settings"] else ours(workload)
+def aligned(workload: dict[str, Any], other: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | str:
+    """Our steps and SGLang's as far as they are compared; a sentence where one stopped and the other did not."""
+    steps = sglang_prefix_cases.ours(workload) if "id_tokens" in workload["settings"] else ours(workload)
+    theirs, died = other["steps"], other["died"]
     if not workload["settings"]["disable_overlap_schedule"]:
         # After a retraction a token in flight has been dropped there, and kept here.
-        last = next((j for j, step in enumerate(other["steps"]) if step["retract"]), None)
+        last = next((j for j, step in enumerate(theirs) if step["retract"]), None)
         if last is not None:
-            steps, other = steps[: last + 1], {"steps": other["steps"][: last + 1], "died": None}
+            steps, theirs, died = steps[: last + 1], theirs[: last + 1], None
     refused = next((j for j, step in enumerate(steps) if "reject" in step), None)
     if refused is not None:
         # Theirs leaves it at the queue's head, and waits for ever when all others have ended.
-        if other["died"] is None:
-            return f"step {refused}: refused {steps[refused]}, and SGLang served it"
-        steps, other = steps[:refused], {"steps": other["steps"][:refused]}
-    elif other["died"] is not None:
-        return f"SGLang stopped: {other['died']}"
-    for j, (our, their) in enumerate(zip_longest(steps, other["steps"])):
+        if died is None:
+            return f"SGLang served what is refused here at step {refused}: {steps[refused]}"
+        return steps[:refused], theirs[:refused]
+    return f"SGLang stopped: {died}" if died is not None else (steps, theirs)
+
+
+def first_difference(
+    ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    """The first step that is not the same, as here and there; None where all are. {}: there is none."""
+    for j, (our, their) in enumerate(zip_longest(ours, theirs, fillvalue={})):
         if our != their:
-            return f"step {j}, {workload['settings']}\nours   {our}\nSGLang {their}"
+            return j, our, their
     return None
+
+
+def difference(workload: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """The first step in which ours and SGLang's differ; None where none does."""
+    found = aligned(workload, other)
+    if isinstance(found, str):
+        return found
+    first = first_difference(*found)
+    if first is None:
+        return None
+    return f"step {first[0]}, {workload['settings']}\nours   {first[1]}\nSGLang {first[2]}"
 
 
 def compare(workloads: list[dict[str, Any]]) -> dict[str, int]:
@@ -287,14 +296,87 @@ def test_every_step_made_ahead_is_the_one_that_sglang_takes() -> None:
     assert seen["retracted"] > 100
 
 
+def steps_of_ranks(cases: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """The steps of SGLang's schedulers of ranks."""
+    here = Path(__file__).parent
+    worker = Path(policies.installed.__file__).parent
+    source, target = folder / "cases.json", folder / "steps.json"
+    source.write_text(json.dumps(cases))
+    done = subprocess.run(
+        [release_python(), str(here / "sglang_ranks_release.py"), str(worker), str(source), str(target)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr[-2000:]
+    answer = json.loads(target.read_text())
+    assert answer["release"] == f"SGLang {RELEASE}"
+    return [in_ranks(steps) for steps in answer["steps"]]
+
+
+def recorded_ranks() -> list[tuple[dict[str, Any], list[Any]]]:
+    """Workloads of ranks and what the release has been recorded to decide on them."""
+    kept = json.loads(gzip.decompress(RECORDED_RANKS.read_bytes()))
+    return [
+        (an_sglang_ranks_case(seed), [[at, {int(rank): ran for rank, ran in step.items()}] for at, step in steps])
+        for seed, steps in kept
+    ]
+
+
+def test_prompts_of_ranks_start_when_sglang_has_been_recorded_to_start_them() -> None:
+    recorded = recorded_ranks()
+    for case, steps in recorded:
+        assert our_ranks(case)[: len(steps)] == steps, f"workload {case['seed']}"
+    settings = [case["settings"] for case, _ in recorded]
+    assert {each["enable_prefill_delayer"] for each in settings} == {False, True}
+    assert len({each["prefill_decode_interval"] for each in settings}) > 2
+
+
+def test_steps_of_ranks_that_are_one_event_are_those_that_are_asked_for_one_by_one() -> None:
+    for case, _ in recorded_ranks():
+        assert our_ranks(case) == our_ranks(case, fast_forward=False), f"workload {case['seed']}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 300, 100))
+def test_prompts_of_ranks_start_when_those_of_sglang_do(first: int, tmp_path: Path) -> None:
+    cases = [an_sglang_ranks_case(seed) for seed in range(first, first + 100)]
+    compared = 0
+    for case, steps in zip(cases, steps_of_ranks(cases, tmp_path), strict=True):
+        assert our_ranks(case)[: len(steps)] == steps, f"workload {case['seed']}"
+        compared += len(steps)
+    assert compared > 5000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlap"])
+def test_rounds_without_prompts_are_sglang_s_own(overlap: bool) -> None:
+    rng = random.Random(23)
+    cases = workloads(150, overlap=overlap)
+    for case in cases:
+        case["settings"] |= {
+            "prefill_decode_interval": rng.choice([1, 2, 3, 7, 22]),
+            "prefill_decode_interval_min_bs": rng.choice([0, 0, 1, 2, 4]),
+        }
+    compare(cases)
+
+
 def record() -> None:
     """Write the recorded steps with shared beginnings anew: `python -m tests.oracle.test_sglang`."""
     found = {
-        "synchronous" if not overlap else "overlap": theirs(short(prefix_workloads(150, overlap=overlap)))
+        "synchronous" if not overlap else "overlap": [*theirs(short(prefix_workloads(150, overlap=overlap)))]
         for overlap in (False, True)
     }
     kept = json.dumps({"release": RELEASE, **found}, separators=(",", ":"))
     RECORDED_PREFIXES.write_bytes(gzip.compress(kept.encode(), mtime=0))
+    chosen = [
+        case
+        for case in map(an_sglang_ranks_case, range(5000, 5200))
+        if sum(request["output"] for request in case["requests"]) < 200
+    ][:20]
+    with tempfile.TemporaryDirectory() as folder:
+        steps = [
+            [case["seed"], steps] for case, steps in zip(chosen, steps_of_ranks(chosen, Path(folder)), strict=True)
+        ]
+    RECORDED_RANKS.write_bytes(gzip.compress(json.dumps(steps, separators=(",", ":")).encode(), mtime=0))
 
 
 if __name__ == "__main__":

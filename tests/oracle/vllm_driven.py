@@ -36,10 +36,10 @@ class Overheard(VllmInstalled):
     plans: list[dict[str, Any]] = field(default_factory=list, compare=False, repr=False)
 
     def connect(self, engine: Engine, /) -> Driven:
-        return _Overhearing(super().connect(engine), self.plans)
+        return Overhearing(super().connect(engine), self.plans)
 
 
-class _Overhearing:
+class Overhearing:
     def __init__(self, inner: Driven, plans: list[dict[str, Any]]) -> None:
         self._inner = inner
         self._plans = plans

@@ -484,3 +484,51 @@ def test_a_plan_made_ahead_knows_whose_latest_token_it_has_not_seen() -> None:
     mixed = Sglang(enable_mixed_chunk=True, max_running_requests=8)
     assert past(mixed.plan(a_view(waiting=waits(7), **decodes(150)))).late is True
     assert past(SYNCHRONOUS.plan(a_view(waiting=waits(7, 8), **decodes(150)))).late == ()
+
+
+# Rounds without prompts: managers/scheduler.py, _should_defer_prefill.
+
+
+def kinds(scheduler: Sglang, *, fast_forward: bool = True) -> str:
+    """The iterations of three requests that are there at first: p, of prompts; d, of decodes alone."""
+    trace = Trace.from_arrays(arrival_ns=[0, 0, 0], prompt_tokens=[20, 20, 20], output_tokens=[9, 9, 9])
+    spec = ReplicaSpec(cost=Linear(fixed_s=1e-3), scheduler=scheduler, kv_blocks=1000, block_tokens=1)
+    columns = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin()), fast_forward=fast_forward)
+    return "".join("p" if tokens else "d" for tokens in columns.iterations()["prefill_tokens"].tolist())
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, "pppdddddddd"),
+        ({"prefill_decode_interval": 2}, "pddpddpdddddddd"),
+        # A batch of one decode is too small to wait for, one of two is not.
+        ({"prefill_decode_interval": 2, "prefill_decode_interval_min_bs": 2}, "ppddpdddddddd"),
+        # The first has ended when the rounds are over, and an engine without work waits for none.
+        ({"prefill_decode_interval": 20}, "pddddddddpddddddddpdddddddd"),
+    ],
+)
+def test_decodes_go_on_for_some_rounds_after_prompts(settings: Mapping[str, int], found: str) -> None:
+    for overlap in (False, True):
+        scheduler = replace(SYNCHRONOUS, prefill_max_requests=1, disable_overlap_schedule=not overlap, **settings)
+        assert kinds(scheduler) == kinds(scheduler, fast_forward=False) == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"prefill_decode_interval": -1}, "prefill_decode_interval is a whole number of at least 0"),
+        ({"enable_prefill_delayer": True, "disable_overlap_schedule": True}, "enable_prefill_delayer needs overlap"),
+        ({"enable_prefill_delayer": True, "prefill_decode_interval_min_bs": 1}, "waits for all of them for ever"),
+    ],
+)
+def test_rules_for_the_moments_of_prompts_that_cannot_be(settings: Mapping[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Sglang(**settings)
+
+
+def test_the_delayer_is_between_ranks() -> None:
+    spec = ReplicaSpec(cost=Linear(), scheduler=Sglang(enable_prefill_delayer=True), kv_blocks=1000)
+    trace = Trace.from_arrays(arrival_ns=[0], prompt_tokens=[1], output_tokens=[1])
+    with pytest.raises(ValueError, match="is modelled for machines with ranks and without prompt_balance"):
+        Experiment(workload=trace, replicas=(spec,), router=RoundRobin())

@@ -464,6 +464,7 @@ class _Around:
         found["scheduler"] = self._scheduler(
             classes, memory, pipelined or shared, bool(decodes), found.get("decoding", {})
         )
+        self._prompts_of_sglang(found, ranks, pipelined or shared)
         own = Random(str(rng.getstate()))
         fixed = self.roofline or decodes or pipelined or {"experts", "cuda_graphs", "power_limit_w"} & set(found)
         if not fixed and found["hardware"] not in ("cpu", "trainium2") and own.random() < 0.15:
@@ -632,6 +633,22 @@ class _Around:
         while rng.random() < 0.3:
             found = self._wrapped(found, classes)
         return found["policy"] if set(found) == {"policy"} and rng.random() < 0.5 else found
+
+    def _prompts_of_sglang(self, found: Mapping, ranks: int, no_overlap: bool) -> None:
+        """Rules for the moments of prompts, by draws of their own."""
+        own, policy = Random(f"prompts {self.rng.getstate()}"), found["scheduler"]
+        while isinstance(policy, dict) and "inner" in policy:
+            policy = policy["inner"]
+        if not isinstance(policy, dict) or policy["policy"] != "sglang":
+            return
+        policy |= _some(own, 0.3, prefill_decode_interval=[1, 5])
+        if ranks == 1 or no_overlap or "prompt_balance" in found or policy.get("disable_overlap_schedule"):
+            policy |= _some(own, 0.2, prefill_decode_interval_min_bs=[2])
+        elif own.random() < 0.7:
+            policy |= {"enable_prefill_delayer": True} | _some(
+                own, 0.4, prefill_delayer_max_delay_passes=[1, 4], prefill_delayer_token_usage_low_watermark=[0.05, 0.9],
+                prefill_delayer_queue_min_ratio=[0.5], prefill_delayer_max_delay_ms=[5.0, 500.0],
+            )  # fmt: skip
 
     def _settings(self, name: str, memory: Mapping, asynchronous: bool, no_overlap: bool) -> Mapping:
         rng = self.rng

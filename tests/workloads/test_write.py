@@ -112,7 +112,7 @@ ELSEWHERE = {
     ("hwmodels/stack_page.py", ""): "a page of the documentation",
     ("policies/installed/connection.py", "__init__"): "a temporary file without a name",
     ("policies/installed/vllm/worker.py", "__init__"): "a temporary folder",
-    ("policies/installed/vllm/worker.py", "main"): "the process's own standard output",
+    ("policies/installed/lines.py", "main"): "the process's own standard output",
     ("sim/cli/app.py", "_mute"): "/dev/null in the place of standard output",
     ("sim/engine/record/spill.py", "write"): "a temporary file without a name",
     ("sim/study/table.py", "__init__"): "a temporary file without a name",

@@ -104,7 +104,13 @@ STACK = Stack(
             policy="policies.sglang:Sglang",
             known_from="release 0.5.23: `srt/managers/schedule_policy.py`, `scheduler.py`, `schedule_batch.py`",
             compared_with="the release's own classes",
-        )
+        ),
+        "sglang_installed": Scheduler(
+            policy="policies.installed:SglangInstalled",
+            known_from="the release that is installed: its class decides, 0.5.20 and 0.5.23 tried",
+            compared_with="`sglang`, step for step, where the release is 0.5.23",
+            chosen_for=True,
+        ),
     },
     choices=_choices,
     limits=_limits,
@@ -172,6 +178,12 @@ STACK = Stack(
             release="0.5.23",
             against="the release's own, tokens found, evicted, free and kept in every step: 1,800 workloads",
             on="2026-11-22",
+        ),
+        Check(
+            what="prompts of ranks",
+            release="0.5.23",
+            against="the release's own schedulers in step and its prefill delayer: 500 workloads of 2 to 4 ranks",
+            on="2026-11-23",
         ),
         Check(
             what="launch options",

@@ -1,34 +1,24 @@
-"""Drives the scheduler of the vLLM beside this interpreter, on a CPU and without a model, as lines of JSON ask for it.
-
-Runs by itself, in an environment that need not have this project: `policies.installed.connection` starts it. Each line that comes
-is an order for one of several engines, and each is answered by one line:
-
-* {"start": settings} makes an engine; "release" and the scheduler's class come back, or "error", a sentence.
-* {"drop": true} forgets it.
-* {"done": ..., "add": ..., "abort": ..., "ready": ...} tells of the oldest plan in flight that it has run and how many tokens each
-  request may emit, then of requests that have come, gone, or whose grammar is compiled. What was emitted comes back, and the next
-  plan where there is one.
-"""
+"""Drives the scheduler of the vLLM beside this interpreter, on a CPU and without a model; `policies.installed.lines` runs it."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import sys
 import tempfile
-import traceback
 from collections import deque
 from concurrent.futures import Future
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
-STOP = 99
-"""The token that ends an answer, where tokens have no content."""
-PLAIN = 1
-OWN, OWN_EACH = 10_000_000_000, 10_000_000
-"""Tokens of a request alone: from OWN on, OWN_EACH for each."""
-FIRST_NAMED, NEXT_NAMED = 1000, 5_000_000_000
+from policies.installed.lines import PLAIN, STOP, Found, Unfit, name_of, text
+
+TITLE = "vLLM"
+ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+}
 
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "head_dim": 16,
@@ -56,65 +46,21 @@ EVICTS = "_maybe_evict_cached_block"
 """The method of the release's pool by which evictions are counted; where it has another they are not."""
 
 
-class Unfit(Exception):
-    """The release cannot do what is asked of it: a sentence that names it."""
-
-
-class Release:
-    """The classes of the vLLM that is installed here, found by inspection."""
+class Release(Found):
+    """The classes of the vLLM that is installed here."""
 
     def __init__(self):
-        try:
-            self.name = "vLLM " + version("vllm")
-        except PackageNotFoundError:
-            raise Unfit(f"{sys.executable} has no vLLM; give scheduler.python the interpreter that has it") from None
-        self.found = {}
-        for module, names in NEEDED.items():
-            try:
-                there = import_module(module)
-            except Exception as error:  # whatever the release's own code raises while it is imported
-                raise Unfit(
-                    f"{self.name} has no {module} that can be imported here ({type(error).__name__}: {error})"
-                ) from error
-            for name in names:
-                if not hasattr(there, name):
-                    raise Unfit(f"{self.name} has no {name} in {module}, by which its scheduler is driven")
-                self.found[name] = getattr(there, name)
+        super().__init__(TITLE, "vllm")
+        self.find(NEEDED)
         for method, arguments in (
             ("schedule", ()), ("update_from_output", ("scheduler_output", "model_runner_output")), ("add_request", ("request",)),
             ("finish_requests", ("request_ids", "finished_status")), ("has_requests", ()), ("has_unfinished_requests", ()),
             ("update_draft_token_ids", ("draft_token_ids",)),
         ):  # fmt: skip
-            self.takes(self.found["Scheduler"], method, arguments)
+            self.takes("Scheduler", method, arguments)
         self.folder = tempfile.TemporaryDirectory()
         with open(os.path.join(self.folder.name, "config.json"), "w") as file:
             json.dump(MODEL, file)
-
-    def takes(self, owner, method, arguments):
-        found = getattr(owner, method, None)
-        if found is None:
-            raise Unfit(f"{self.name}: {owner.__name__} has no {method}, by which its scheduler is driven")
-        lacks = [each for each in arguments if each not in inspect.signature(found).parameters]
-        if lacks:
-            raise Unfit(
-                f"{self.name}: {owner.__name__}.{method} takes no {', '.join(lacks)}, by which its scheduler is driven"
-            )
-
-    def __getattr__(self, name):
-        return self.found[name]
-
-    def made(self, what, given, asked=()):
-        """An object of the class *what*; those settings of *given* that were *asked* for must be its own, others are left out where
-        it has none of the name."""
-        kind = self.found[what]
-        # A class that hands all on takes what its base takes.
-        while any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind).parameters.values()):
-            kind = kind.__base__
-        own = inspect.signature(kind).parameters
-        for name in asked:
-            if name not in own:
-                raise Unfit(f"{self.name}: {what} has no {name}; leave it out, or take a release that has it")
-        return self.found[what](**{name: value for name, value in given.items() if name in own})
 
 
 class Drafting:
@@ -122,11 +68,6 @@ class Drafting:
 
     def __init__(self, slots):
         self.max_num_new_slots_for_drafting = slots
-
-
-def name_of(id_):
-    """A request as the release calls it: of equal priority and arrival the one with the smaller number goes first."""
-    return f"{id_:012d}"
 
 
 class Engine:
@@ -216,22 +157,10 @@ class Engine:
 
     # Requests.
 
-    def text(self, id_, place):
-        """The token of a request at *place*: equal where its blocks have equal names, its own elsewhere; and equal where it is the
-        one behind a block that has an equal name with it."""
-        told = self.told[id_]
-        names, with_next = told["names"], told["names_with_next"]
-        block, within = divmod(place, self.block_tokens)
-        if not within and 0 < block <= len(with_next):
-            return NEXT_NAMED + with_next[block - 1]
-        if block < len(names):
-            return FIRST_NAMED + names[block] * self.block_tokens + place % self.block_tokens
-        return OWN + id_ * OWN_EACH + place
-
     def add(self, told):
         release, id_, prompt = self.release, told["id"], told["prompt"]
         self.told[id_] = told
-        told["stop"] = self.text(id_, prompt + told["output"] - 1) if self.caches else STOP
+        told["stop"] = text(told, prompt + told["output"] - 1, self.block_tokens) if self.caches else STOP
         sampling = {"max_tokens": told["max_tokens"], "stop_token_ids": [told["stop"]]}
         if told.get("grammar"):
             sampling["structured_outputs"] = import_module("vllm.sampling_params").StructuredOutputsParams(
@@ -239,7 +168,9 @@ class Engine:
             )
         request = release.Request(
             request_id=name_of(id_),
-            prompt_token_ids=[self.text(id_, i) for i in range(prompt)] if self.caches else [PLAIN] * prompt,
+            prompt_token_ids=[text(told, i, self.block_tokens) for i in range(prompt)]
+            if self.caches
+            else [PLAIN] * prompt,
             sampling_params=release.SamplingParams(**sampling),
             pooling_params=None,
             priority=told["priority"],
@@ -304,7 +235,10 @@ class Engine:
                 tokens.append([PLAIN] * emits)
                 continue
             before = request.num_output_tokens
-            said = [self.text(id_, told["prompt"] + before + i) if self.caches else PLAIN for i in range(emits)]
+            said = [
+                text(told, told["prompt"] + before + i, self.block_tokens) if self.caches else PLAIN
+                for i in range(emits)
+            ]
             last = told["output"] - before - 1
             tokens.append([told["stop"] if i == last else token for i, token in enumerate(said)])
         had = {name: len(request.output_token_ids) for name, request in self.of(names)}
@@ -348,44 +282,3 @@ class Engine:
             self.compiled(id_)
         plan = self.plan() if self.scheduler.has_requests() else None
         return {"emitted": emitted, "ended": ended, "plan": plan, "has_requests": self.scheduler.has_requests()}
-
-
-def main():
-    answers = os.fdopen(os.dup(1), "w")
-    # Whatever else writes, writes to the other stream.
-    os.dup2(2, 1)
-    os.environ.update(
-        VLLM_TARGET_DEVICE="cpu",
-        HF_HUB_OFFLINE="1",
-        CUDA_VISIBLE_DEVICES="",
-        VLLM_LOGGING_LEVEL="ERROR",
-        OMP_NUM_THREADS="1",
-    )
-    release, engines = None, {}
-    for line in sys.stdin:
-        told = json.loads(line)
-        number = told["engine"]
-        try:
-            if "start" in told:
-                release = release or Release()
-                engines[number] = Engine(release, told["start"])
-                answer = {"release": release.name}
-            elif "drop" in told:
-                answer = {"dropped": engines.pop(number, None) is not None}
-            else:
-                answer = engines[number].step(told)
-        except Unfit as error:
-            answer = {"error": str(error)}
-        except Exception as error:
-            # The release's own code, or what is asked of it here, which another release may not understand; the traceback is on
-            # the worker's standard error.
-            name = release.name if release else "vLLM"
-            answer = {"error": f"driving {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"}
-            traceback.print_exc()
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    del sys.path[0]  # This file's folder, whose names are nobody else's business.
-    main()

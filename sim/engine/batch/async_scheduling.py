@@ -64,6 +64,10 @@ class AsyncScheduling:
                 view.n_leaving += 1
                 view.leaving_blocks += blocks
 
+    def n_hidden(self) -> int:
+        """Requests in the queue that the coming plan does not know."""
+        return came_after(self._came_ns, self.seen_ns) if self._came_ns else 0
+
     def misses(self, version: Version, *, through_arrivals: bool) -> bool:
         """Whether news or an arrival that the plan to be carried out now does not let pass came after it was made."""
         if not self.made:

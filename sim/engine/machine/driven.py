@@ -469,6 +469,11 @@ class DrivenTurns(Turns):
 
     # Results.
 
+    @property
+    def release(self) -> str:
+        """The name and number of the release that has decided."""
+        return self._release.release
+
     def emitted(self) -> dict[int, IntArray] | None:
         """Tokens of every round, as `ReplicaColumns` has them; None where each is one."""
         return None if self._decoding is None else {0: np.frombuffer(bytes(self._emitted), "<u2")}

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from hwmodels.totals import Totals
-from policies.ranks import PromptBalance, RankWork, Waited
+from policies.ranks import Balance, Moment, RankWork
 from policies.view import ALWAYS_NS, counts_steps
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.rank_prices import IDLE, CommonPrices
 from sim.engine.batch.stages import Stages
 from sim.engine.machine.one_queue import OneQueue
 from sim.engine.serve.engine_core import NOTHING, EngineCore
+from sim.engine.time.clock import TICK_BITS
 
 
 class Group:
@@ -22,7 +23,7 @@ class Group:
     """
 
     def __init__(
-        self, cores: Sequence[EngineCore], stages: Stages, prices: CommonPrices | None, balance: PromptBalance | None
+        self, cores: Sequence[EngineCore], stages: Stages, prices: CommonPrices | None, balance: Balance | None
     ) -> None:
         """*prices*: of the micro-batches of ranks; None for one engine core."""
         self.cores = cores
@@ -31,9 +32,13 @@ class Group:
         self._balance = balance
         self.one_queue: OneQueue | None = None
         """Of ranks whose requests wait together while all seats are taken."""
-        self._waited = Waited()
+        self._waited = None if balance is None else balance.begin()
+        self._started = [0] * len(cores)
+        """Prompts that each rank computed in the latest step."""
         self._step = 0 if prices is not None and counts_steps(cores[0].spec.scheduler) else -1
         """The number of the coming step since all ranks were idle; -1: it is not counted."""
+        self._since_prompts = ALWAYS_NS
+        """Steps since the last one in which a rank computed prompt tokens."""
         self._ready = deque(zip(*(core.batches for core in cores), strict=True))
         """Micro-batches that are not in flight, one of each engine core; the longest idle first."""
 
@@ -107,7 +112,7 @@ class Group:
         end, bubbles = self._stages.send(ticks, durations, handover, prefills, 0, record)
         for rank in taking:
             self.cores[rank].iterations.launch(batches[rank], ticks, end, bubbles)
-        self.count_steps(1)
+        self.count_steps(1, prompts=prefills)
         return end
 
     def prepare(
@@ -117,27 +122,39 @@ class Group:
         and the draft steps. *refused*: ranks that plan nothing for an empty micro-batch."""
         if self.one_queue is not None:
             self.one_queue.give_out()
-        if self._balance is None:
-            return self._plan(batches, ticks, refused)
-        waited = self._waited
-        self._let_prompts_start(self._balance, batches, ticks)
-        found = self._plan(batches, ticks, refused)
-        prompts_wait = self.cores[0].planner.prompts_wait
-        if found[0] or not prompts_wait or all(self.decodes(batches)):
+        found = self._prepared(batches, ticks, refused)
+        if found[0] or self._step < 0 or self._since_prompts == ALWAYS_NS or not self.has_work:
             return found
-        # The decodes that prompts were to wait for have left as the ranks planned, such as those of clients that have gone. No step
-        # has been waited.
-        self._waited = waited
-        self._let_prompts_start(self._balance, batches, ticks)
-        return self._plan(batches, ticks, refused)
+        # Rounds in which nothing runs take no time.
+        self._since_prompts = ALWAYS_NS
+        return self._prepared(batches, ticks, refused)
+
+    def _prepared(
+        self, batches: Sequence[MicroBatch], ticks: int, refused: Collection[int]
+    ) -> tuple[list[int], list[Totals], list[int]]:
+        """As `prepare`, where prompts are due."""
+        if self._step >= 0:
+            for batch in batches:
+                batch.view.step, batch.view.since_prompts = self._step, self._since_prompts
+        balance = self._balance
+        if balance is None:
+            return self._plan(batches, ticks, refused)
+        while True:
+            waited = self._waited
+            self._let_prompts_start(balance, batches, ticks)
+            found = self._plan(batches, ticks, refused)
+            self._started = [len(batch.run) if rank in found[0] else 0 for rank, batch in enumerate(batches)]
+            if found[0] or not self.cores[0].planner.prompts_wait or all(self.decodes(batches)):
+                return found
+            # Nothing runs: the decodes that prompts were to wait for have left as the ranks planned, such as those of clients that
+            # have gone, or other ranks have no work. No step has been waited, but for those who count such passes.
+            if not balance.counts_idle:
+                self._waited = waited
 
     def _plan(
         self, batches: Sequence[MicroBatch], ticks: int, refused: Collection[int]
     ) -> tuple[list[int], list[Totals], list[int]]:
         """Plan as `prepare` does, with prompts shown or not."""
-        if self._step >= 0:
-            for batch in batches:
-                batch.view.step = self._step
         taking: list[int] = []
         totals, draft_steps = [IDLE] * len(batches), [0] * len(batches)
         for rank, core in enumerate(self.cores):
@@ -164,31 +181,37 @@ class Group:
         """Forget what has not left the last stage, and what prompts have waited for."""
         for core in self.cores:
             core.drop_in_flight()
-        self._waited = Waited()
+        self._waited = None if self._balance is None else self._balance.begin()
         self.count_steps(0)
         self._ready = deque(zip(*(core.batches for core in self.cores), strict=True))
 
     # Prompts that wait for each other.
 
-    def _let_prompts_start(self, balance: PromptBalance, batches: Sequence[MicroBatch], ticks: int) -> None:
+    def _let_prompts_start(self, balance: Balance, batches: Sequence[MicroBatch], ticks: int) -> None:
         """Let prompts start in the coming micro-batches, or have them wait."""
         prompts = [core.schedules_prompts(batch, ticks) for core, batch in zip(self.cores, batches, strict=True)]
-        works = [RankWork(*each) for each in zip(prompts, self.decodes(batches), strict=True)]
-        starts, self._waited = balance.start(works, self._waited)
+        works = [
+            RankWork(each, decodes, *core.planner.seen(batch), started)
+            for each, decodes, core, batch, started in zip(
+                prompts, self.decodes(batches), self.cores, batches, self._started, strict=True
+            )
+        ]
+        starts, self._waited = balance.start(works, self._waited, Moment(ticks >> TICK_BITS, self._since_prompts))
         for core in self.cores:
-            core.planner.let_prompts_start(starts)
+            core.planner.let_prompts_start(starts, chunks=balance.chunks_go_on)
 
-    def count_steps(self, n: int) -> None:
-        """Count *n* steps; 0: all ranks are idle, and the next step is the first."""
+    def count_steps(self, n: int, *, prompts: bool = False) -> None:
+        """Count *n* steps, the last of which computed *prompts* or not; 0: all ranks are idle, and the next step is the first."""
         if self._step >= 0:
             self._step = self._step + n if n else 0
+            self._since_prompts = 0 if prompts else self._since_prompts + n if n else ALWAYS_NS
 
     def pass_steps(self, decodes: Sequence[bool], n: int) -> None:
         """Count *n* steps in which the ranks had no prompt that could run; *decodes*: whether each had decodes."""
         if self._balance is not None:
             works = [RankWork(False, each) for each in decodes]
             for _ in range(n):
-                _, self._waited = self._balance.start(works, self._waited)
+                _, self._waited = self._balance.start(works, self._waited, Moment(0, self._since_prompts))
 
     def decodes(self, batches: Sequence[MicroBatch]) -> list[bool]:
         """Whether each rank has decodes for its micro-batch now."""

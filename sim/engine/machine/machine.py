@@ -236,7 +236,7 @@ def _group(
         EngineCore(common, first + rank, hosted, stages, alone=alone, machine=index, prices=prices, part=part)
         for rank in range(spec.ranks)
     ]
-    return Group(cores, stages, prices, spec.prompt_balance)
+    return Group(cores, stages, prices, spec.prompt_balance or hosted.prompt_balance)
 
 
 def _is_alone(spec: MachineSpec) -> bool:

@@ -64,7 +64,7 @@ class Together(Turns):
         """The steps in flight have ended, on all ranks."""
         n, self._n_steps = self._n_steps, 0
         self.events += 1
-        self._group.count_steps(n)
+        self._group.count_steps(n, prompts=any([batch.span is not None and bool(batch.run) for batch in self._batches]))
         if self._balances:
             self._group.pass_steps(self._decode, n - 1)
         for core, batch in zip(self._cores, self._batches, strict=True):

@@ -51,6 +51,9 @@ _MADE_AT_ONCE = 64
 class RoundsElsewhere(Protocol):
     """Rounds of sequences that are not kept in the micro-batch."""
 
+    @property
+    def release(self) -> str: ...
+
     def emitted(self) -> dict[int, IntArray] | None: ...
 
     def speculation(self) -> RoundCounts | None: ...

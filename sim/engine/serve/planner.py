@@ -46,6 +46,7 @@ class Planner:
         self.queue_view = QueueView(sequences.queue, shown)
         self.prompts_wait = False
         """No prompt is shown to the scheduler: the ranks of a machine start prompts together."""
+        self._chunks_go_on = False
 
     def plan(self, batch: MicroBatch, ticks: int) -> Plan | None:
         """Show *batch* as it is to the scheduler, and take its plan, held for no longer than it holds; None where there is nothing
@@ -103,6 +104,14 @@ class Planner:
         queue.hidden = hidden
         return len(answer.run) > 0
 
+    def seen(self, batch: MicroBatch) -> tuple[int, int, float]:
+        """Sequences in the decode batch, requests in the queue, and the share of the KV blocks that is held, as the coming plan
+        knows them."""
+        kv, hidden = self._kv, 0 if self._ahead is None else self._ahead.n_hidden()
+        held = kv.total - kv.free + (0 if kv.caches else sum([ended.blocks for ended in batch.leaving.values()]))
+        n = batch.decoding.n + len(batch.paused) + len(batch.leaving)
+        return n, len(self._queue) - hidden, held / kv.total
+
     def _is_leaving(self, batch: MicroBatch) -> bool:
         """Whether sequences that have ended keep their seats in an otherwise empty micro-batch until a plan knows it."""
         if batch.leaving and self._sequences.hands_over:
@@ -118,7 +127,8 @@ class Planner:
         if self._ahead is not None:
             self._ahead.hide(batch, self.queue_view, given=not self._kv.caches)
         if self.prompts_wait:
-            view.waiting = view.prefilling = ()
+            view.waiting = ()
+            view.prefilling = view.prefilling if self._chunks_go_on else ()
 
     def _taken_up(self, batch: MicroBatch, plan: Plan) -> Plan:
         """*plan* as it is carried out where it rejects requests, or where more happens than it knows or causes."""
@@ -165,8 +175,9 @@ class Planner:
             self._sequences.version, through_arrivals=plan.through_arrivals
         )
 
-    def let_prompts_start(self, starts: bool) -> None:
-        """Show prompts from now on, or none."""
+    def let_prompts_start(self, starts: bool, *, chunks: bool = False) -> None:
+        """Show prompts from now on, or none; with *chunks* those that have begun."""
+        self._chunks_go_on = chunks
         if self.prompts_wait is starts:
             self.prompts_wait = not starts
             self._sequences.version.changes += 1

@@ -530,6 +530,9 @@ class Cluster:
             meta["fleet"] = self._fleet.facts()
         meta["n_machines"] = len(self._experiment.replicas)
         meta["n_stages"] = sum(machine.n_stages for machine in machines)
+        releases = sorted({core.driven.release for core in cores if core.driven is not None})
+        if releases:
+            meta["releases"] = releases
         if state.tier_hits:
             meta["tiers"] = tier_facts(cores)
         ranks = ranked(machines)

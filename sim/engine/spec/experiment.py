@@ -9,9 +9,9 @@ from typing import Literal
 from hwmodels.cost import CostModel
 from policies.driving import driving
 from policies.eviction import Eviction, RankFunction
-from policies.ranks import PromptBalance
+from policies.ranks import Balance, PromptBalance, balance_of
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
-from policies.view import PlanFunction, Scheduler
+from policies.view import ALWAYS_NS, PlanFunction, Scheduler
 from sim.engine.batch.decoding import Decoding
 from sim.engine.batch.prices import StageTable
 from sim.engine.record.streaming import Stream
@@ -107,6 +107,11 @@ class ReplicaSpec:
         if isinstance(self.cost, StageTable) and self.decoding is not None:
             raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
 
+    @property
+    def prompt_balance(self) -> Balance | None:
+        """The rule by which the scheduler itself has prompts of ranks start together, if it has one."""
+        return balance_of(self.scheduler, self.kv_blocks * self.block_tokens, self.max_model_len or ALWAYS_NS)
+
 
 def _drafts_a_chain(decoding: Decoding | None) -> bool:
     """Whether each round drafts the same number of tokens, one after the other."""
@@ -176,6 +181,12 @@ class MachineSpec:
             )
         if self.ranks == 1 and self.prompt_balance is not None:
             raise ValueError("prompt_balance is between ranks, and a machine without has nothing to balance")
+        for spec in self.hosted:
+            if spec.prompt_balance is not None and (self.ranks == 1 or self.prompt_balance is not None):
+                raise ValueError(
+                    f"{type(spec.scheduler).__name__} has prompts of ranks start together (enable_prefill_delayer), which is "
+                    "modelled for machines with ranks and without prompt_balance; leave it out, or give ranks and no prompt_balance"
+                )
         if self.ranks == 1:
             return
         for cost in [spec.cost for spec in self.hosted]:

@@ -33,6 +33,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
         # The devices of --tp-size are shared among the ranks; elsewhere each rank has as many of its own.
         reading.put("parallel.tensor", max(1, devices // ranks))
         reading.put("parallel.data", ranks)
+        _delayer(reading)
     else:
         reading.put("parallel.tensor", devices if devices > 1 else None)
         if ranks > 1:
@@ -76,6 +77,8 @@ def settings(reading: Reading, *, experts: bool) -> None:
         "prefill-max-requests",
         "max-running-requests",
         "scheduler-recv-interval",
+        "prefill-decode-interval",
+        "prefill-decode-interval-min-bs",
     ):
         reading.put(f"scheduler.{name.replace('-', '_')}", reading.integer(name))
     for name in ("enable-mixed-chunk", "disable-overlap-schedule"):
@@ -84,6 +87,17 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("scheduler.schedule_conservativeness", reading.number("schedule-conservativeness"))
     reading.put("stream_interval", reading.integer("stream-interval"))
     _speculation(reading)
+
+
+def _delayer(reading: Reading) -> None:
+    """The delayer of prompts, which is modelled between ranks."""
+    if not reading.switch("enable-prefill-delayer"):
+        return
+    reading.put("scheduler.enable_prefill_delayer", True)
+    passes = "prefill-delayer-max-delay-passes"
+    reading.put(f"scheduler.{passes.replace('-', '_')}", reading.integer(passes))
+    for name in ("token-usage-low-watermark", "queue-min-ratio", "max-delay-ms"):
+        reading.put(f"scheduler.prefill_delayer_{name.replace('-', '_')}", reading.number(f"prefill-delayer-{name}"))
 
 
 def _speculation(reading: Reading) -> None:

@@ -50,7 +50,16 @@ def write(command: Writing) -> None:
     for key in (
         *("chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "max_running_requests"),
         *("schedule_policy", "schedule_conservativeness", "scheduler_recv_interval", "enable_mixed_chunk"),
-        *("disable_overlap_schedule",),
+        *(
+            "disable_overlap_schedule",
+            "prefill_decode_interval",
+            "prefill_decode_interval_min_bs",
+            "enable_prefill_delayer",
+        ),
+        *(
+            f"prefill_delayer_{name}"
+            for name in ("max_delay_passes", "token_usage_low_watermark", "queue_min_ratio", "max_delay_ms")
+        ),
     ):
         command.flag(f"--{key.replace('_', '-')}", command.scheduler(key))
     if scenario.stream_interval > 1:
