@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.columns import STATUS_NAMES
 from sim.metrics.requests import finished
 from sim.metrics.spread import statistics
 from workloads.rollout import Groups, Rollout
@@ -19,13 +20,16 @@ def rollout_figures(
     """The entry `rollout` of a summary; *replicas*: schedulers with KV memory of their own, None where the last one that a request
     had is not the only one, or where they come and go: nothing is said of idle time then.
 
-    A step lasts from its first prompt, or from the end of the one before where answers go on meanwhile, to the last answer of the
-    groups that end it: `step_s`. `p90_s` and
-    `p99_s` are the times from its beginning until so many of these answers were there, `tail_share` the part of its time after
-    `p90_s`. `idle_s` is the time that replicas, together, had no request before it ended, `idle_share` the same over all their
-    time. Of all answers `kept` were for groups that ended a step, `dropped` for others that had ended, `aborted` when a step ended.
+    A step lasts from its first prompt, or from the end of the one before where answers go on meanwhile, to the last answer of
+    the groups that end it: `step_s`. `p90_s` and `p99_s` are the times from its beginning until so many of these answers were
+    there, `tail_share` the part of its time after `p90_s`. `idle_s` is the time that replicas, together, had no request before
+    it ended, `idle_share` the same over all their time. Of all answers `kept` were for groups that ended a step, `dropped` for
+    others that had finished, `aborted` when a step ended. Where some were rejected, lost or never ended, `answers` says how
+    many, and there are no steps: nobody knows when those who waited for them gave up.
     """
     done = finished(requests)
+    counts = {name: int((requests["status"] == code).sum()) for code, name in enumerate(STATUS_NAMES)}
+    elsewise = {name: n for name, n in counts.items() if n and name not in ("finished", "aborted")}
     n, samples = len(groups.step), rollout.samples
     finish_ns = requests["finish_ns"]
     whole = done.reshape(n, samples).all(axis=1)
@@ -34,13 +38,11 @@ def rollout_figures(
     steps: list[dict[str, Any]] = []
     end_ns = 0
     kept = np.zeros(n, bool)
-    for step in range(rollout.steps):
+    for step in range(0 if elsewise else rollout.steps):
         # Groups of the step, or those that an earlier one left under way: the first that end.
         mine = groups.step == step if rollout.leftover == "abort" else ~kept
         taken = np.flatnonzero(mine & whole & groups.informative)
         taken = taken[np.argsort(ended_ns[taken], kind="stable")][: rollout.of_a_step]
-        if len(taken) < rollout.of_a_step:
-            break
         kept[taken] = True
         begin_ns = int(sent_ns[groups.step == step].min())
         if rollout.leftover == "continue" and step:
@@ -61,7 +63,8 @@ def rollout_figures(
             "answers": {
                 "kept": int(kept.sum()) * samples,
                 "dropped": int((done & ~np.repeat(kept, samples)).sum()),
-                "aborted": int((~done).sum()),
+                "aborted": counts["aborted"],
+                **elsewise,
             },
         }
     }

@@ -193,11 +193,13 @@ _RIVER = 30
 
 
 def _rollout(rollout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if rollout is None or not rollout["steps"]:
+    if rollout is None:
         return []
-    steps, answers, n = rollout["steps"], rollout["answers"], len(rollout["steps"])
+    steps, n = rollout["steps"], len(rollout["steps"])
+    answers = ", ".join(f"{each:,} {name}" for name, each in rollout["answers"].items() if each or name == "kept")
+    if not steps:
+        return [("Answers", f"{answers}; when steps ended is not known")]
     mean = {key: sum(each[key] for each in steps) / n for key in ("p90_s", "p99_s", "step_s")}
-    lost = [f"{answers[key]:,} {key}" for key in ("dropped", "aborted") if answers[key]]
     share = rollout["idle_share"]
     idle = "" if share is None else f"; {share:.1%} of the machines' time without work"
     return [
@@ -210,7 +212,7 @@ def _rollout(rollout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
             "Tail",
             f"{rollout['tail_share']:.1%} of the time for the last tenth{idle}",
         ),
-        ("Answers", ", ".join([f"{answers['kept']:,} kept", *lost])),
+        ("Answers", answers),
     ]
 
 

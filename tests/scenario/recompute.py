@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sim.protocols import protocol
+from workloads import Rollout
 
 _NAMES = ("finished", "rejected", "unfinished", "aborted", "lost")
 _ENDS = ("", "_low", "_high")
@@ -167,6 +168,7 @@ class _Run:
             **self._handover(self.requests),
             **self._tiers(self.requests),
             **self._ranks(None, None),
+            **self._rollout(),
             **self._fleet_figures(self.requests, self.begin, self.end),
             **self._groups(self.requests, span_s, int(self.requests["arrival_ns"].max())),
             "window": {"rule": "whole", "from_s": 0.0, "to_s": span_s, "requests": len(self.requests), "whole_run": []},
@@ -179,6 +181,67 @@ class _Run:
             if window["rule"] != "whole":
                 found["window"]["whole_run"].append("costs")
         return {**found, **self._trusted(found)}
+
+    def _rollout(self) -> dict[str, Any]:
+        """Steps one after the other, answer by answer; which groups there are, and which count, is drawn by the workload."""
+        scenario = self.manifest["scenario"]
+        if scenario["workload"].get("rollout") is None:
+            return {}
+        rollout = Rollout(**scenario["workload"]["rollout"])
+        drawn = rollout.groups(scenario["seed"])
+        answers = self.requests.assign(group=np.arange(len(self.requests)) // rollout.samples)
+        answers["ended"] = answers["status"] == "finished"
+        counts = answers["status"].value_counts().drop("finished", errors="ignore")
+        others = counts.drop("aborted", errors="ignore")
+        groups = answers.groupby("group").agg(
+            ended=("ended", "all"), end_ns=("finish_ns", "max"), sent_ns=("arrival_ns", "min")
+        )
+        groups["step"], groups["counts"] = drawn.step, drawn.informative & groups["ended"]
+        hands_on = self.fleet is not None or "landed_ns" in answers
+        steps, kept, end_ns = [], set[int](), 0
+        for step in range(rollout.steps) if others.empty else ():
+            mine = groups[groups["counts"] & ~groups.index.isin(kept)]
+            begin_ns = int(groups.loc[groups["step"] == step, "sent_ns"].min())
+            if rollout.leftover == "abort":
+                mine = mine[mine["step"] == step]
+            elif step:
+                begin_ns = end_ns
+            taken = mine.sort_values("end_ns", kind="stable").head(rollout.of_a_step)
+            kept |= set(taken.index)
+            end_ns = int(taken["end_ns"].max())
+            after_s = (answers.loc[answers["group"].isin(taken.index), "finish_ns"] - begin_ns).clip(lower=0) * 1e-9
+            idle_s = 0.0
+            for replica in range(len(self.meta["kv_blocks_total"])):
+                there = answers[(answers["replica"] == replica) & (answers["scheduled_ns"] >= 0)]
+                there = there[(there["scheduled_ns"] <= end_ns) & (there["finish_ns"] > begin_ns)]
+                idle_s += (
+                    end_ns - there["finish_ns"].clip(upper=end_ns).max() if len(there) else end_ns - begin_ns
+                ) * 1e-9
+            p90, p99 = np.quantile(after_s, [0.9, 0.99], method="inverted_cdf")
+            steps.append({
+                "begin_s": begin_ns * 1e-9, "step_s": (end_ns - begin_ns) * 1e-9, "p90_s": p90, "p99_s": p99,
+                "idle_s": None if hands_on else idle_s,
+            })  # fmt: skip
+        lasting = pd.Series([each["step_s"] for each in steps])
+        tails = [1 - each["p90_s"] / each["step_s"] for each in steps if each["step_s"] > 0]
+        idle_s = None if hands_on else sum(each["idle_s"] for each in steps)
+        return {
+            "rollout": {
+                "steps": steps,
+                "step_s": _statistics(lasting),
+                "tail_share": np.mean(tails) if tails else None,
+                "idle_s": idle_s,
+                "idle_share": None
+                if idle_s is None
+                else _over(idle_s, len(self.meta["kv_blocks_total"]) * lasting.sum()),
+                "answers": {
+                    "kept": len(kept) * rollout.samples,
+                    "dropped": int((answers["ended"] & ~answers["group"].isin(kept)).sum()),
+                    "aborted": int(counts.get("aborted", 0)),
+                    **others.to_dict(),
+                },
+            }
+        }
 
     def _trusted(self, found: dict[str, Any]) -> dict[str, Any]:
         """Limits, what the protocol reports, and how far to trust the figures, by what the manifest says of the deployment."""

@@ -385,7 +385,12 @@ def test_a_section_that_a_room_defines_is_its_object_and_is_written_as_it_was_gi
     scenario = Scenario(cuda_graphs={"sizes": [8, 16]})
     assert scenario.cuda_graphs == GraphSettings(sizes=(8, 16))
     assert scenario.settings() == {"cuda_graphs": {"sizes": [8, 16]}}
-    assert scenario.resolved()["cuda_graphs"] == {"largest": None, "sizes": [8, 16], "eager": False}
+    assert scenario.resolved()["cuda_graphs"] == {
+        "largest": None,
+        "sizes": [8, 16],
+        "eager": False,
+        "decode_only": False,
+    }
     assert Scenario.from_yaml(scenario.to_yaml()) == scenario
     assert scenario.with_set("cuda_graphs={eager: true}").cuda_graphs == GraphSettings(eager=True)
 

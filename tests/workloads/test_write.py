@@ -101,6 +101,7 @@ def test_what_cannot_be_written_is_an_error_with_its_name(tmp_path, make):
 ELSEWHERE = {
     ("workloads/write.py", "_open"): "the one function",
     ("sim/results/folder.py", "_swap_in"): "renames folders",
+    ("sim/explore/notebook.py", "explore"): "a temporary folder",
     ("sim/study/store.py", "put"): "thousands of runs under names of their own, swept up by process",
     ("sim/validation/live.py", "_spec"): "a temporary folder",
     ("hwmodels/calibrate/samples.py", "__init__"): "cuts off what a killed run was writing",
