@@ -137,7 +137,7 @@ class AttentionShape:
     """Tokens that a key stands for beside the last `near`, which are keys themselves (`compressed`); 0: there are no others."""
     near: int = 0
     chosen: int = 0
-    """Of those keys a query attends to so many, scored in `index_flops` each; 0: to all of them."""
+    """The number of those keys that a query attends to, scored in `index_flops` each; 0: to all of them."""
     index_flops: float = 0.0
     entry_bytes: float = 0.0
     """Cached bytes of one key."""

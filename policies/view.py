@@ -116,8 +116,8 @@ NO_BLOCKS: Final[Mapping[object, int]] = {}
 
 
 class PlannedBlocks(Protocol):
-    """What a plan takes of the KV blocks that can be found again, and would find on its way, one move after the other. The blocks
-    themselves stay as they are."""
+    """The moves of a plan on the KV blocks that can be found again: what it takes, and would find on its way, one move after the
+    other. The blocks themselves stay as they are."""
 
     def take(self, blocks: int, /) -> None:
         """New blocks are taken, for which others are evicted."""

@@ -139,7 +139,7 @@ class Vllm:
 
     @cached_property
     def rules(self) -> Rules:
-        """What differs between releases."""
+        """Rules that differ between releases."""
         return RELEASES[self.release]
 
     def never_planned(self, largest: Largest) -> str | None:

@@ -1,4 +1,4 @@
-"""What tests share."""
+"""Fixtures and settings that tests share."""
 
 from __future__ import annotations
 

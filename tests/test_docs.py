@@ -102,7 +102,7 @@ def test_the_contributors_workload_runs_in_a_scenario(tmp_path: Path, monkeypatc
 
 
 def _anchors(page: Path) -> set[str]:
-    """What headings of *page* are called in links, as GitHub and mkdocs make it of them."""
+    """The names of headings of *page* in links, as GitHub and mkdocs make it of them."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in heads}
 

@@ -113,7 +113,7 @@ def a_scenario(rng: random.Random, engine: str) -> Scenario:
 
 
 def read_back(text: str, folder: Path, scenario: Scenario) -> Scenario:
-    """What is read of an export, whose files are written beside it first."""
+    """The scenario that is read of an export, whose files are written beside it first."""
     for name, body in re.findall(r"^# (config[\w-]*\.yaml):\n((?:#   .*\n)*)", text, re.MULTILINE):
         (folder / name).write_text("".join(line[4:] + "\n" for line in body.splitlines()))
     text = re.sub(r"--config (\S+)", lambda found: f"--config {folder / found[1]}", text)

@@ -32,7 +32,7 @@ def bound_in(path: Path) -> dict[str, str]:
 
 
 def bound(code: Iterable[ast.AST], package: tuple[str, ...]) -> dict[str, str]:
-    """What the *code* of a file in *package* imports: by the name it has there, with its line, the whole dotted name."""
+    """The imports of the *code* of a file in *package*: by the name it has there, with its line, the whole dotted name."""
     names: dict[str, str] = {}
     for node in code:
         if isinstance(node, ast.Import):
@@ -153,7 +153,7 @@ def known() -> dict[str, Path]:
 
 @functools.cache
 def arrows() -> dict[str, set[str]]:
-    """What of ours each module imports, anywhere in it, by the modules where that is written."""
+    """The modules of ours that each module imports, anywhere in it, by the modules where that is written."""
     modules = known()
     return {
         name: {home for each in imports(path) for home in homes(each, modules)} - {name}
@@ -311,7 +311,7 @@ def _is_error(base: ast.expr) -> bool:
 
 
 def compiled_modules() -> set[str]:
-    """What `hatch_build.py` compiles, as dotted names."""
+    """The modules that `hatch_build.py` compiles, as dotted names."""
     body = tree(ROOT / "hatch_build.py").body
     (value,) = (
         each.value for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "COMPILED"

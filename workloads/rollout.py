@@ -51,7 +51,7 @@ class Rollout:
     informative: Positive = 1.0
     """The share of groups that are informative, drawn for each; the others are dropped."""
     leftover: Literal["abort", "continue"] = "abort"
-    """What becomes of the answers under way when a step ends."""
+    """The fate of the answers under way when a step ends."""
     update_s: FromZero = 0.0
     """The time from the end of a step to the next step's prompts: the update and the transfer of weights."""
     block_tokens: Count = 16

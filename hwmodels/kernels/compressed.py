@@ -19,7 +19,7 @@ from hwmodels.operations import AttentionShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedParams:
-    """What a layer of one kind of one stack runs beside its products, of prompts or of decodes (times in seconds)."""
+    """The kernels that a layer of one kind of one stack runs beside its products, of prompts or of decodes (times in seconds)."""
 
     launch_s: float = parameter(
         1e-5, -2e-4, 2e-4, "starts of the kernels, less what a graph hides of those of products"
@@ -184,7 +184,7 @@ def _eight_bits(sheet: Datasheet) -> float:
 def _flat_s(
     params: CompressedParams, sheet: Datasheet, ops: Ops, sums: tuple[Any, Any, Any], most: Any, until: float
 ) -> Any:
-    """What equal scores add: queries between *most* and *until* tokens, each by the tokens that it has too many."""
+    """Time that equal scores add: queries between *most* and *until* tokens, each by the tokens that it has too many."""
     last = ops.maximum(until, most)
     few, more = attended(ops, *sums, most)
     many, beyond = attended(ops, *sums, last)

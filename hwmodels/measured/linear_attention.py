@@ -85,7 +85,7 @@ _MAMBA_FREE = {
         *("bandwidth_efficiency", "overlap_loss", "row_passes"),
     ),
 }
-"""What the tables determine: their states and inputs are no part of what stays in L2 but in decodes."""
+"""Terms that the tables determine: their states and inputs are no part of what stays in L2 but in decodes."""
 
 
 def mamba2(m: Measurement, device: Datasheet) -> Iterator[Part]:

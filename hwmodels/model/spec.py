@@ -103,7 +103,7 @@ class CompressedAttention:
     n_heads: int
     head_dim: int
     rope_dim: int
-    """Of the `head_dim` numbers those that are rotated."""
+    """Those of the `head_dim` numbers that are rotated."""
     q_lora_rank: int
     o_groups: int
     o_lora_rank: int

@@ -1,4 +1,4 @@
-"""What schedulers of installed releases have in common."""
+"""Settings that schedulers of installed releases have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page shows of a run: figures, how far to trust them, its course, distributions, and commands to copy."""
+"""A run as the page shows it: figures, how far to trust them, its course, distributions, and commands to copy."""
 
 from __future__ import annotations
 
@@ -204,8 +204,8 @@ def _source(name: str, value: Any, unit: str, source: str) -> dict[str, Any]:
 def commands(
     scenario: Scenario, opened: tuple[str | None, Sequence[str]], settings: Mapping[str, Any]
 ) -> dict[str, str]:
-    """What starts the same elsewhere: the scenario as a file, the command that runs it, and the commands of its servers. *opened*:
-    the file and the settings that the page was opened with, over which *settings* were changed."""
+    """Ways to start the same elsewhere: the scenario as a file, the command that runs it, and the commands of its servers.
+    *opened*: the file and the settings that the page was opened with, over which *settings* were changed."""
     file, given = opened
     found = {"scenario": scenario.to_yaml(), "run": command(file or "", [*given, *assignments(settings)])}
     for name, target in (("server", scenario.stack_name), ("manifest", "kubernetes")):

@@ -30,7 +30,7 @@ _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "object-src 'none'; base-uri 'none'; form-action 'none'"
 )
-"""What the page may load: nothing from elsewhere."""
+"""The sources that the page may load from: nothing from elsewhere."""
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _SAFE_NAMES = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-."
 

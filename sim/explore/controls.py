@@ -1,4 +1,4 @@
-"""What the page lets people set: keys of a scenario with the bounds, the choices and the words of its schema."""
+"""Settings that the page offers: keys of a scenario with the bounds, the choices and the words of its schema."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _schema_of(key: str) -> Mapping[str, Any]:
 
 
 def _kinds_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What *schema* may be, one by one."""
+    """The schemas that *schema* may be, one by one."""
     if "$ref" in schema:
         return _kinds_of(_whole()["$defs"][schema["$ref"].rpartition("/")[2]])
     found = [each for option in schema.get("anyOf", ()) for each in _kinds_of(option)]

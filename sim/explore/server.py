@@ -102,7 +102,7 @@ def processes() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What a page is opened with."""
+    """The settings that a page is opened with."""
 
     base: Scenario
     store: Path

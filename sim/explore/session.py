@@ -83,7 +83,7 @@ class Session:
         self._files: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         """The latest measured files, by client and name."""
         self._s_per_request = 1e-4
-        """Of the latest run, from which the length of the next estimate follows."""
+        """Processor time of the latest run, from which the length of the next estimate follows."""
         self._start: asyncio.Task[Mapping[str, Any]] | None = None
 
     # What the page begins with.
@@ -253,7 +253,7 @@ class Session:
                 tried = await self._changes(self._over(state, {"replicas": search.least}), ("pools",))
 
     async def _changes(self, state: Mapping[str, Any], groups: Sequence[str]) -> list[Candidate]:
-        """What `rooftrace advise` would try of *groups*."""
+        """The changes of *groups* that `rooftrace advise` would try."""
         found = await self._last("behind", functools.partial(work.changes, self._about(state), groups))
         return [Candidate(**each) for each in found["changes"]]
 
@@ -372,7 +372,7 @@ class Session:
     # Helpers.
 
     def _with(self, state: Mapping[str, Any], settings: Mapping[str, Any]) -> Asked:
-        """What is asked about with *settings* over those of *state*."""
+        """The state that is asked about, with *settings* over those of *state*."""
         return self._about(self._over(state, settings))
 
     @staticmethod
@@ -402,7 +402,7 @@ class Session:
         return last.data
 
     async def _events(self, lane: Lane, job: Job) -> AsyncGenerator[Event, None]:
-        """What *job* says in a worker; once more where the process died before it said anything."""
+        """The events of *job* in a worker; once more where the process died before it said anything."""
         for last in (False, True):
             said = False
             try:

@@ -12,7 +12,7 @@ from sim.text import shown
 
 
 class Refused(RooftraceError):
-    """What a client asks for cannot be: a sentence, and the setting that it is about where one is known."""
+    """A client asks for something that cannot be: a sentence, and the setting that it is about where one is known."""
 
     def __init__(self, sentence: str, key: str | None = None) -> None:
         super().__init__(sentence)

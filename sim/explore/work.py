@@ -46,7 +46,7 @@ Events = Iterator[tuple[str, dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a job is about."""
+    """The subject of a job."""
 
     key: str
     """The key of the scenario in the store (`sim.study.points.content_key`)."""
@@ -69,7 +69,8 @@ class TooMany(RooftraceError):
 
 
 def built(asked: Asked) -> Built:
-    """What is to be run; TooMany where it has more requests than a page may ask for: before they are drawn, where it says so."""
+    """The experiment to run; TooMany where it has more requests than a page may ask for: before they are drawn, where it says
+    so."""
     amount = asked.scenario.workload.requests
     if amount is None or amount <= asked.most_requests:
         found = resolve(asked.scenario)
@@ -183,7 +184,7 @@ def own_rate(asked: Asked) -> Events:
 
 
 def changes(asked: Asked, groups: Sequence[str]) -> Events:
-    """What `rooftrace advise` would try of *groups*."""
+    """The changes of *groups* that `rooftrace advise` would try."""
     scenario = asked.scenario
     found = [] if scenario.pools is not None or scenario.placement is not None else proposals(scenario, groups)
     yield "changes", {"changes": [{"name": each.name, "settings": dict(each.settings)} for each in found]}

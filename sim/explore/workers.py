@@ -24,7 +24,7 @@ from sim.errors import RooftraceError
 from sim.packages import home
 
 Lane = Literal["quick", "exact", "behind"]
-"""What has to answer at once; what somebody waits for; the rest, which leaves one process to the others."""
+"""Jobs that have to answer at once; those that somebody waits for; the rest, which leaves one process to the others."""
 _WARM = "sim.explore.warm"
 _END = "end of the job"
 _MOST_JOBS = 400
@@ -135,7 +135,8 @@ class Workers:
         await asyncio.gather(self._add(True), *(self._add(False) for _ in range(self._n)))
 
     async def events(self, lane: Lane, job: Job, *, most_s: float) -> AsyncGenerator[Event, None]:
-        """What *job* says, as it says it. Where nobody listens any more, or after *most_s*, the process that does it is killed."""
+        """The events of *job*, as they come. Where nobody listens any more, or after *most_s*, the process that does it is
+        killed."""
         process = await self._take(lane)
         over = False
         until = asyncio.get_running_loop().time() + most_s

@@ -1,4 +1,4 @@
-"""What went on in a run over time: requests, memory and tokens as means over equal intervals."""
+"""A run over time: requests, memory and tokens as means over equal intervals."""
 
 from __future__ import annotations
 

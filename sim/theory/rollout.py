@@ -13,7 +13,8 @@ import numpy as np
 from sim.theory._checks import Values, count, non_negative, plain, positive
 
 _STEP = 0.01
-"""Of the trapezoid rule, in standard deviations; the integrand is smooth, and a hundred times as many points change nothing."""
+"""The step of the trapezoid rule, in standard deviations; the integrand is smooth, and a hundred times as many points change
+nothing."""
 
 
 def longest_lognormal_tokens(mean_tokens: float, median_tokens: float, answers: int) -> float:

@@ -91,7 +91,7 @@ def collapse(rates: Iterable[tuple[int, float]]) -> int | None:
 
 
 def verdicts(runs: Sequence[Session]) -> Iterator[str]:
-    """What the clean runs of a file say, in sentences."""
+    """The outcome of the clean runs of a file, in sentences."""
     clean = [run for run in runs if run.clean]
     if not clean:
         return

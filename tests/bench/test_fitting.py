@@ -409,7 +409,7 @@ def test_what_a_stack_file_cannot_be_joined_with(stack_file: Path, tmp_path: Pat
 
 
 def test_every_interval_holds_its_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two replays too, both of which may lie on one side of it."""
+    """The same of two replays, both of which may lie on one side of it."""
     import sim.bench.intervals as module
 
     def run_of(value: float) -> Any:

@@ -20,7 +20,7 @@ UNIFORM = {"distribution": "uniform", "min_tokens": 20, "max_tokens": 380}
 
 
 def result(outputs: int, **changed: Any) -> dict[str, Any]:
-    """What `vllm bench serve` writes without details of 64 requests with 16 clients."""
+    """The file that `vllm bench serve` writes, without details, of 64 requests with 16 clients."""
     return {
         "date": "20260101-000000", "backend": "vllm", "model_id": "meta-llama/Llama-3.1-8B-Instruct", "num_prompts": 64,
         "request_rate": "inf", "burstiness": 1.0, "max_concurrency": 16, "duration": 20.0, "completed": 64,

@@ -1,4 +1,4 @@
-"""What readers make of result files: published samples where they are at hand, and files of our own after the tools' fields."""
+"""Result files as they are read: published samples where they are at hand, and files of our own after the tools' fields."""
 
 from __future__ import annotations
 

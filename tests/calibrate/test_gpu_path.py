@@ -1,4 +1,4 @@
-"""What of the GPU path a CPU can run: samples as a GPU would give them, through the fit, to a price."""
+"""The part of the GPU path that a CPU can run: samples as a GPU would give them, through the fit, to a price."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installation has, and how commands are grouped."""
+"""The parts of an installation, and how commands are grouped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command answers to files that hold nothing, or are nested without end: one sentence, and nothing is run."""
+"""Every command's answer to files that hold nothing, or are nested without end: one sentence, and nothing is run."""
 
 from pathlib import Path
 

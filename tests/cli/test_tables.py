@@ -1,4 +1,4 @@
-"""What tables print is what they were given, whole."""
+"""Tables print what they were given, whole."""
 
 import contextlib
 import io

@@ -33,7 +33,7 @@ class Request:
 
     @property
     def context(self) -> int:
-        """What has to be computed when nothing is cached."""
+        """The tokens to compute when nothing is cached."""
         return max(self.prompt, 1) + self.emitted
 
 
@@ -49,7 +49,8 @@ class Seq:
 
 @dataclass(frozen=True)
 class Rules:
-    """Of one model on a machine. *budget*: prompt tokens and decodes of an iteration; None: whole prompts, with no such limit."""
+    """A queue and a batch of one model on a machine. *budget*: prompt tokens and decodes of an iteration; None: whole prompts,
+    with no such limit."""
 
     fixed: int
     row: int
@@ -91,7 +92,7 @@ class Model:
         return len(self.queue) + sum(len(batch.seqs) for batch in self.all)
 
     def plan(self, batch: Batch) -> list[tuple[Seq | Request, int]]:
-        """Who takes part, after those have been evicted whose place the older need."""
+        """The requests that take part, after those have been evicted whose place the older need."""
         rules = self.rules
         evicted = False
         while sum(self.grows(seq) for seq in batch.seqs) > self.free:

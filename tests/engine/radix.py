@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 
 LOOKS = 32
-"""Of so many looks at the queue, one counts as use of all that the request would find."""
+"""One in so many looks at the queue counts as use of all that the request would find."""
 
 
 @dataclass(eq=False)

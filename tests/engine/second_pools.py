@@ -62,10 +62,10 @@ class Machine:
         self.landed: list[Seq] = []
         """Ahead of all others."""
         self.elsewhere: set[int] = set()
-        """Who was sent here and waits elsewhere, for room or for its prompt."""
+        """Requests that were sent here and wait elsewhere, for room or for their prompt."""
 
     def requests(self) -> int:
-        """Who is here or was sent here, but for those whose prompt has been computed here for another."""
+        """Requests that are here or were sent here, but for those whose prompt has been computed here for another."""
         here = len(self.batch.seqs) + len(self.model.queue) + len(self.landed) + len(self.asked) + len(self.elsewhere)
         return here + sum(what == "ask" for what, _ in self.inbox) + (0 if self.lends else len(self.held))
 
@@ -96,7 +96,7 @@ class Machine:
         return given
 
     def plan(self) -> tuple[list[Request], list[tuple[Seq | Request, int]]]:
-        """Who gets room, and who takes part: those with their KV first, then as on a machine that does both."""
+        """The requests that get room, and those that take part: those with their KV first, then as on a machine that does both."""
         model, given = self.model, self.read()
         evicts = self.growth() > model.free
         while self.growth() > model.free:

@@ -38,7 +38,7 @@ from workloads import Trace
 
 N, OF, TOKENS, S = 64, 4, 100, 10**9
 LEVELS = (LeastOutstanding(), LeastKv(), LeastQueue(), LeastKvUse(), VllmRanks(), TrtLlmRanks(), Prefix())
-"""Of routers that look for the fewest: among equal machines that have nothing cached all get as many."""
+"""Routers that look for the fewest: among equal machines that have nothing cached all get as many."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Noted(Around):
 
 
 def spread(noted: Noted, prompt_tokens: int, booked_tokens: int) -> list[int | Refused]:
-    """What the router answers where each that it has sent waits, with so many tokens to compute, and nothing else has happened;
+    """The router's answer where each that it has sent waits, with so many tokens to compute, and nothing else has happened;
     *booked_tokens*: as the router counts them, until there is a first token."""
     loads, answers, unhit = list(noted.shown), list[int | Refused](), OF
     for request in noted.asked:

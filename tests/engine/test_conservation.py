@@ -1,4 +1,4 @@
-"""What must hold in every run."""
+"""Sums that hold in every run."""
 
 from __future__ import annotations
 

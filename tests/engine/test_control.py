@@ -1,4 +1,4 @@
-"""What a control policy is shown, counted by hand, and which machines go when it asks for fewer."""
+"""The facts that a control policy is shown, counted by hand, and which machines go when it asks for fewer."""
 
 from __future__ import annotations
 

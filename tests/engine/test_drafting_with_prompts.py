@@ -1,4 +1,4 @@
-"""What a drafter takes in iterations that compute prompts: a pass over their tokens, and in vLLM the passes behind it."""
+"""The time of a drafter in iterations that compute prompts: a pass over their tokens, and in vLLM the passes behind it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engine.costs import Linear, Ranked
 from workloads import Trace
 
 TARGET, FIRST, REST = 10_000_000, 1_000_000, 3_000_000
-"""Of the target's step, of the draft's first pass and of the three behind it (ns)."""
+"""Times of the target's step, of the draft's first pass and of the three behind it (ns)."""
 
 
 def prompt_steps_ns(scheduler: object, *, max_tokens: int = 5, reads_target: bool = True) -> list[int]:

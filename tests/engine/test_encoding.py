@@ -139,7 +139,7 @@ def test_encode_prefill_and_decode_follow_each_other() -> None:
 
 
 def after(ns: int) -> dict[str, int]:
-    """What `expected` says of a request that has been encoded and has arrived by *ns*."""
+    """The facts that `expected` states of a request that has been encoded and has arrived by *ns*."""
     return {"finish_ns": ns + 24 * MS + 2, "first_token_ns": ns + 21 * MS + 2}
 
 
@@ -214,7 +214,7 @@ def test_an_encoder_that_drains_goes_at_once_when_nothing_of_its_batch_is_wanted
 
 
 def test_an_encoder_that_drains_does_not_wait_for_a_transfer_that_nobody_wants() -> None:
-    """What it has encoded is on its link from 6 to 11 ms, and the client goes at 8 ms."""
+    """Its encoded tokens are on their link from 6 to 11 ms, and the client goes at 8 ms."""
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2, abort_ns=np.array([-1, 8 * MS]))
     to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
     found = run(with_encoders(pools(trace=trace), encoders(2, [5, 5]), to_one), check_invariants=True)

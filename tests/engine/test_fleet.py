@@ -143,7 +143,7 @@ def test_requests_of_a_machine_that_fails_go_on_begin_anew_or_are_lost(
 
 
 def test_what_gave_way_to_the_step_in_which_a_machine_fails_is_counted() -> None:
-    """Of 16 pages the first prompt leaves 10 in the tree, the second takes 3, and one every fourth round: the ninth takes the last
+    """The first prompt leaves 10 of 16 pages in the tree, the second takes 3, and one every fourth round: the ninth takes the last
     that is blank, and the tenth, in which the machine fails, has room made for one although it takes none."""
     workload = Trace(
         arrival_ns=[0, 2 * S], prompt_tokens=[40, 12], output_tokens=[1, 40],

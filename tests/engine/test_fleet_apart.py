@@ -69,7 +69,7 @@ def both_ways(experiment: Experiment) -> Columns:
 
 
 def said(columns: Columns) -> dict[str, int]:
-    """What a run of one request says of it."""
+    """The instants of a run of one request."""
     requests, facts = columns.requests, columns.meta["fleet"]
     return {
         "status": int(requests["status"][0]),

@@ -56,7 +56,7 @@ def poisson(n: int, rate_per_s: float, *, prompt: int = 16, output: int = 2, see
 
 
 def departures(arrival: np.ndarray, service_ns: int) -> np.ndarray:
-    """Of a queue with one server and one service time, first come, first served (Lindley)."""
+    """Waits in a queue with one server and one service time, first come, first served (Lindley)."""
     out, free = np.empty_like(arrival), 0
     for i, at in enumerate(arrival.tolist()):
         out[i] = free = max(at, free) + service_ns

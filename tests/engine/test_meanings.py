@@ -1,4 +1,4 @@
-"""What a rule of the engine means, one small run each: queue order, memory of drafts, luck, delays, heads and pasts."""
+"""Rules of the engine, one small run each: queue order, memory of drafts, draws of acceptance, delays, heads and pasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What machines publish to routers that poll is the same whether time was stepped or spanned."""
+"""Machines publish the same to routers that poll whether time was stepped or spanned."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ def moved_until_alike(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -
 
 
 def _between(on_lines: Table, exact: Table, row: int, seen_ns: np.ndarray) -> tuple[int, int]:
-    """Who came between the two instants at which the plan of iteration *row* was made, and by how many ns it is to be moved so
-    that this plan knows of it at exact prices if it did on lines."""
+    """The requests that came between the two instants at which the plan of iteration *row* was made, and by how many ns it is to
+    be moved so that this plan knows of it at exact prices if it did on lines."""
     # A plan that is made ahead is made when the iteration before starts.
     for at in (row, row - 1):
         line, true = int(on_lines["start_ns"][at]), int(exact["start_ns"][at])

@@ -132,7 +132,8 @@ def put(pool: RadixCache, id_: int, tokens: int) -> None:
 
 
 def test_the_upper_part_of_a_node_that_is_split_is_as_old_as_the_rest() -> None:
-    """Who holds the first half of a node splits it; when both halves are free, the upper one goes in its turn and not before."""
+    """A request that holds the first half of a node splits it; when both halves are free, the upper one goes in its turn and not
+    before."""
     older, younger = list(range(10)), list(range(100, 110))
     pool = a_pool(older, younger, younger, list(range(200, 230)), blocks=20)
     put(pool, 0, 10)

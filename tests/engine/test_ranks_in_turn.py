@@ -491,7 +491,7 @@ def test_a_machine_that_uses_one_of_its_ranks_is_the_machine_without() -> None:
 
 
 def test_a_router_sees_what_any_rank_of_its_model_has_cached() -> None:
-    """Of two machines that host both models on two ranks the one is chosen whose rank has the prompt's beginning."""
+    """Between two machines that host both models on two ranks the one is chosen whose rank has the prompt's beginning."""
     machine = a_machine(COST, COST)
     machine = replace(
         machine, hosted=tuple(replace(core, prefix_cache="blocks") for core in machine.hosted), rank_router=Prefix()

@@ -1,4 +1,4 @@
-"""What routers are told: by machines, a while later, by what was sent where, by sessions."""
+"""The facts that routers are told: by machines, a while later, by what was sent where, by sessions."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Books:
 
     told: list[list[Booked]]
     found: list[int]
-    """What the machine that gets it has of it."""
+    """The tokens of it that the machine has which gets it."""
     knows: Knowledge
 
     def route(self, request, replicas, /) -> int:

@@ -44,7 +44,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def in_file(columns: Columns) -> list[bool]:
-    """Of each replica whether its spans lie in a file."""
+    """Whether the spans of each replica lie in a file."""
     bases = [replica.spans.base for replica in columns.replicas]
     return [isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap) for base in bases]
 
@@ -128,7 +128,7 @@ def test_memory_is_given_back_after_a_look_at_records_in_the_file(tmp_path: Path
 
 
 def _resident_kb(records: np.ndarray) -> int:
-    """Of the mapping that *records* lie in what is in memory; skips where the system does not say."""
+    """The part of the mapping of *records* that is in memory; skips where the system does not say."""
     maps = Path("/proc/self/smaps")
     if not maps.exists():
         pytest.skip("no /proc/self/smaps here")

@@ -1,4 +1,4 @@
-"""What a tier keeps, who gives way, and when machines see what others did."""
+"""The blocks that a tier keeps, those that give way, and when machines see what others did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fits where, and what the error says when it does not."""
+"""Deployments that fit, and the error of those that do not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who chooses which expert and who holds it: counted against drawn tokens, vLLM's balancer, and closed forms."""
+"""Tokens that choose experts, and devices that hold them: counted against drawn tokens, vLLM's balancer, and closed forms."""
 
 import dataclasses
 
@@ -71,7 +71,7 @@ def test_what_is_expected_is_what_is_drawn(name, tokens):
 
 @pytest.mark.parametrize("exponent", [0.5, 1.5])
 def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
-    """Of 16 experts 3 are chosen, in proportion to 1 / rank^s; what one would have above 1 is the others'."""
+    """Three of 16 experts are chosen, in proportion to 1 / rank^s; what one would have above 1 is the others'."""
     weights = [1 / rank**exponent for rank in range(1, 17)]
     share = [3 * weight / sum(weights) for weight in weights]
     if share[0] > 1:
@@ -223,7 +223,7 @@ def test_copies_take_memory():
 
 
 def test_what_the_exchanges_send():
-    """Of 128 experts on 8 devices a token's 8 are on 5.3 of them: less than everywhere, less than a copy for each expert."""
+    """A token's 8 of 128 experts on 8 devices are on 5.3 of them: less than everywhere, less than a copy for each expert."""
     network = Interconnect(kind="InfiniBand", latency_s=3e-6, bytes_per_s=5e9)
     device, rows = dataclasses.replace(load_device("h200"), network=network), np.array([4096.0])
 

@@ -16,7 +16,7 @@ AS = {
     "internlm2": "llama", "exaone": "llama", "mimo": "qwen2", "kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text",
 }  # fmt: skip
 LAYERS = 6
-"""Of a model, from its front: building all of them takes minutes. Each kind of layer is among them."""
+"""Layers of a model from its front: building all of them takes minutes. Each kind of layer is among them."""
 
 
 def shortened(config, layers):

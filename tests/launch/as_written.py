@@ -15,7 +15,7 @@ class Written:
     settings: dict[str, Any] = field(default_factory=dict)
     says: tuple[str, ...] = ()
     refused: str | None = None
-    """Of the one sentence that refuses it and says what to do."""
+    """The one sentence that refuses it and says what to do."""
 
 
 def _k8s(kind: str, container: str, *, replicas: int = 1, extra: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What an installed SGLang decides on the oracle's workloads where it drives inside our event loop."""
+"""The decisions of an installed SGLang on the oracle's workloads where it drives inside our event loop."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Noted:
         return plan
 
     def close(self) -> None:
-        """What the step before came to."""
+        """The outcome of the step before."""
         if self.steps and isinstance(self.steps[-1].get("found"), list):
             step, sequences = self.steps[-1], self.cores[0].sequences
             kv, state = sequences.kv, sequences.state

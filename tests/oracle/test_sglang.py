@@ -44,7 +44,8 @@ RECORDED_PREFIXES = Path(__file__).with_name(f"sglang-{RELEASE}-prefixes.json.gz
 """Steps of the release over the first short workloads with shared beginnings."""
 RECORDED_RANKS = Path(__file__).with_name(f"sglang-{RELEASE}-ranks.json.gz")
 STEP = ("step", "run", "decode", "retract", "free")
-"""What is noted: when an iteration starts, prompt tokens by request, who decodes, who is retracted, tokens of the pool left."""
+"""The notes of a step: when an iteration starts, prompt tokens by request, who decodes, who is retracted, tokens of the pool
+left."""
 STEP_NS = 1_000_000
 
 
@@ -226,7 +227,7 @@ def workloads(n: int, *, overlap: bool) -> list[dict[str, Any]]:
 
 
 def prefix_workloads(n: int, *, overlap: bool) -> list[dict[str, Any]]:
-    """Of *n* drawn those that are compared."""
+    """Those of *n* drawn that are compared."""
     rng = random.Random(17 if overlap else 16)
     drawn = [sglang_prefix_cases.with_prefixes(a_workload(rng, overlap=overlap), rng) for _ in range(n)]
     return [each for each in drawn if not overlap or each["settings"]["scheduler_recv_interval"] == 1]

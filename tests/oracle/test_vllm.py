@@ -32,7 +32,7 @@ from tests.oracle.vllm_ranks_cases import a_ranks_case, our_ranks
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "vllm-0.32.0.json.gz"
-"""What the release decided on the first workloads: seed, and [second, {request: tokens}, preempted, blocks held] of each step."""
+"""The release's decisions on the first workloads: seed, and [second, {request: tokens}, preempted, blocks held] of each step."""
 RECORDED_PREFIXES = HERE / "vllm-0.32.0-prefixes.json.gz"
 """The same of workloads with shared beginnings, with {request: tokens found} and blocks evicted besides."""
 RECORDED_RANKS = HERE / "vllm-0.32.0-ranks.json.gz"
@@ -50,7 +50,7 @@ def release_python() -> str:
 
 
 def decisions(cases: list[dict[str, Any]], folder: Path) -> list[list[Any] | None]:
-    """What the release decides; None where it goes on for ever."""
+    """The release's decisions; None where it goes on for ever."""
     return [
         steps if steps == PADDED else steps and by_number(steps) for steps in answered("vllm_release.py", cases, folder)
     ]

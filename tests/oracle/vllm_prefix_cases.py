@@ -139,7 +139,7 @@ class Logged:
         return plan
 
     def close(self, kv: Counted) -> None:
-        """What the step before came to."""
+        """The outcome of the step before."""
         if self.steps and kv.keeps is not None:
             evicted, before = kv.keeps
             state = self.cores[0].sequences.state

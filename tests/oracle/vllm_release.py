@@ -102,7 +102,7 @@ def contents(number, request, case):
 
 
 def decide(config, case):
-    """What each step ran, [second, {request: tokens}], who was preempted, and the blocks held once it was planned; None for a
+    """The work of each step, [second, {request: tokens}], who was preempted, and the blocks held once it was planned; None for a
     workload that does not end. With the prefix cache on (`id_tokens`) also the tokens that each who was admitted found, and the
     cached blocks that were evicted; "padded" for a workload in which a prompt of one token is padded to a round of speculation."""
     from vllm.sampling_params import SamplingParams

@@ -78,7 +78,7 @@ def test_preempt_waits_for_the_prompt_of_an_equal() -> None:
     running = (RunningSeq(1, 100, 7, priority=2), RunningSeq(4, 16, 4, priority=0))
 
     def gone(priority: int) -> tuple[int, ...]:
-        """Who gives way beside a prompt of *priority* that is half computed."""
+        """The sequence that gives way beside a prompt of *priority* that is half computed."""
         busy = view(
             waiting=(WaitingSeq(8, 20, priority=0),),
             prefilling=(PartialSeq(4, 16, 50, priority=priority),),

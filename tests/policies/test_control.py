@@ -77,7 +77,7 @@ def test_concurrency_divides_the_total(current: int, total: int, wanted: int) ->
 
 
 def looks(policy: Knative, shown: Sequence[PoolSeen], interval_s: float, began_s: float) -> list[int]:
-    """What it wants after each look, if the first is at *began_s*; it is shown what it remembers."""
+    """The machines it wants after each look, if the first is at *began_s*; it is shown what it remembers."""
     kept = int(policy.remembers_s / interval_s)
     return [
         policy.wanted(
@@ -254,7 +254,7 @@ class KubernetesHpa:
 
 
 def steps(hpa: Hpa, wishes: Sequence[int], replicas: int, most: int) -> list[int]:
-    """What our rules make of the same."""
+    """The decision of our rules on the same."""
     asked, changes, found = [(0.0, replicas)], list[tuple[float, int]](), list[int]()
     for i, wish in enumerate(wishes):
         now_s = 15.0 * (i + 1)

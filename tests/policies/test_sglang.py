@@ -282,7 +282,7 @@ def test_a_retraction_sets_the_ratio_by_what_is_left_of_the_batch_and_reopens_it
 
 
 def test_the_batch_is_listed_as_the_retraction_sorted_it() -> None:
-    """Of equals the last one listed is retracted; filter_batch(keep_indices=sorted_indices)."""
+    """The last one listed among equals is retracted; filter_batch(keep_indices=sorted_indices)."""
     memo = past(SYNCHRONOUS.plan(a_view(free_blocks=0, **decodes(109, 119, 129))))
     assert memo.order == (3, 2)
     plan = SYNCHRONOUS.plan(a_view(free_blocks=0, memo=memo._replace(order=(2, 1)), **decodes(109, 109)))
@@ -434,7 +434,7 @@ class Cached:
 
 
 def looked_up(scheduler: Sglang, n: int, queue_looks: int) -> Any:
-    """What is looked up for the first of *n* who wait, of whom one is admitted."""
+    """The look-ups for the first of *n* who wait, of whom one is admitted."""
     waiting = tuple(WaitingSeq(100 + i, 40) for i in range(n))
     numbers = {seq.id: 40 for seq in waiting}
     cache: Any = Cached(dict.fromkeys(numbers, 8), queue_looks)

@@ -23,7 +23,7 @@ class Request:
     context: int
     """Tokens of its context: the prompt, and after a pause what it had emitted."""
     done: int
-    """Of these computed."""
+    """Those of these that are computed."""
     tokens: int
     """With KV, where it decodes."""
     held: int

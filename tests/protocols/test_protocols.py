@@ -1,4 +1,4 @@
-"""What a protocol means: who sends when, which requests count, and what of them is reported; on runs small enough for a desk."""
+"""Protocols: who sends when, which requests count, and what of them is reported; on runs small enough for a desk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn, read back from the Axes."""
+"""Drawings, read back from the Axes."""
 
 from pathlib import Path
 

@@ -121,7 +121,7 @@ def test_nothing_is_said_of_classes_whose_models_differ_or_where_no_price_is_kno
 
 
 def test_attention_takes_all_of_a_long_prompt_that_is_read_and_none_where_there_is_hardly_any() -> None:
-    """Of a decode step of one sequence the KV share is its bytes over all bytes: 200 tokens behind 100 are a thousandth of an 8B
+    """The KV share of a decode step of one sequence is its bytes over all bytes: 200 tokens behind 100 are a thousandth of an 8B
     model's weights, behind 100,000 most of it."""
     short, long = (
         sim.simulate(

@@ -1,4 +1,4 @@
-"""What a summary says of how far to trust it is said alike wherever the summary goes."""
+"""A summary says how far to trust it, alike wherever the summary goes."""
 
 import json
 from html import unescape

@@ -1,4 +1,4 @@
-"""What the table of a run says is what its summary holds."""
+"""The table of a run says what its summary holds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What must hold of any scenario: `faults` runs one in every way and says what does not, `shrunk` leaves out what it does not need.
+"""Checks of any scenario: `faults` runs one in every way and says what does not, `shrunk` leaves out what it does not need.
 
     python -m tests.scenario.check_scenario 0 2000
 
@@ -37,7 +37,7 @@ from tests.scenario.random_scenarios import draw, write_files
 from tests.scenario.recompute import differences, summary_of
 
 LIMIT_S = 60.0
-"""Of processor time for one scenario: they take a tenth of a second, and what takes so long never ends."""
+"""Processor seconds for one scenario: they take a tenth of a second, and what takes so long never ends."""
 
 
 _OF_SPANS = frozenset({"power_share_s", "prompt_share", "prompt_attention_share", "decode_kv_share"})
@@ -48,8 +48,8 @@ class Refused(Exception):
 
 
 def faults(mapping: dict[str, Any], folder: Path, *, invariants: bool) -> list[str]:
-    """What does not hold of a scenario, *folder* being that of its files; Refused where it is refused. With *invariants* these are
-    looked at after every event, which takes longer."""
+    """The checks that fail for a scenario, *folder* being that of its files; Refused where it is refused. With *invariants* these
+    are looked at after every event, which takes longer."""
     try:
         with _in_time(), warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -845,7 +845,7 @@ class _Around:
         self.fleet_changes = True
 
     def common(self, found: Mapping) -> None:
-        """What is said of all machines together."""
+        """Settings of all machines together."""
         rng = self.rng
         if rng.random() < 0.75:
             found["router"] = self._router(asked="top")

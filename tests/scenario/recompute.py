@@ -28,7 +28,7 @@ def summary_of(columns: Any, manifest: Mapping[str, Any], slo: Mapping[str, floa
 
 
 def differences(found: Any, expected: Any, at: str = "", *, within: float = 1e-9) -> Iterator[str]:
-    """What two summaries say differently: each figure that is not there, or is off by more than the share *within*."""
+    """Differences of two summaries: each figure that is not there, or is off by more than the share *within*."""
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
         for key in dict.fromkeys((*found, *expected)):
             if key not in found or key not in expected:
@@ -130,7 +130,7 @@ class _Run:
         return len(self._machines())
 
     def _machines(self) -> list[tuple[int, Mapping[str, Any]]]:
-        """Of each machine its devices, and what the manifest says of them."""
+        """The devices of each machine, and what the manifest says of them."""
         manifest, fleet = self.manifest, self.meta.get("fleet")
         if "pools" not in manifest:
             scenario = manifest["scenario"]
@@ -567,7 +567,7 @@ class _Run:
         return {"kv_tiers": found}
 
     def _crossed(self, kind: str) -> dict[str, Any]:
-        """What crossed the links of tiers of this kind: from the transfers, but for what these do not say."""
+        """The bytes that crossed the links of tiers of this kind: from the transfers, but for what these do not say."""
         facts = self.meta.get("tiers", {}).get(kind)
         if facts is None:
             return {}
@@ -594,7 +594,7 @@ class _Run:
         }
 
     def _kinds_of_tiers(self) -> list[list[str]]:
-        """Of each replica the kinds of its tiers, nearest first: a machine of ranks is as many replicas."""
+        """The kinds of each replica's tiers, nearest first: a machine of ranks is as many replicas."""
         scenario, found = self.manifest["scenario"], []
         pools = scenario["pools"] or {None: {}}
         fleet = self.meta.get("fleet")
@@ -750,7 +750,7 @@ class _Run:
         }
 
     def _costs_by_class(self, computed: pd.Series, usd: float, part: float, per_million: Any) -> dict[str, Any]:
-        """What prompts cost by computed tokens and what answers cost by emitted ones, but for attention's share of the time, which
+        """The cost of prompts by computed tokens and of answers by emitted ones, but for attention's share of the time, which
         goes by what was attended to."""
         if not self.classes or len(self.manifest.get("models", ())) > 1:
             return {}

@@ -1,4 +1,4 @@
-"""What a scenario's hash and a sweep's key follow: every file and every module of a policy that a setting may name."""
+"""A scenario's hash and a sweep's key follow every file and every module of a policy that a setting may name."""
 
 import builtins
 import io

@@ -44,14 +44,14 @@ def patiently(ask: Callable[[], Answer]) -> Answer:
 
 @dataclass
 class Serving:
-    """What clients and tests need of an endpoint."""
+    """The parts of an endpoint that clients and tests need."""
 
     url: str
     endpoint: Endpoint
     loop: asyncio.AbstractEventLoop
     warnings: list[str] = field(default_factory=list)
     written_late_s: list[float] = field(default_factory=list)
-    """Of every write of tokens, how late it was: what `pacer.handed` counts in buckets."""
+    """The lateness of every write of tokens: what `pacer.handed` counts in buckets."""
 
     @property
     def session(self) -> Session:

@@ -30,7 +30,7 @@ def head(body: bytes, length: int | None = None) -> bytes:
 
 
 async def talk(at: Serving, data: bytes, *, most: int | None = None) -> bytes:
-    """What comes back for *data*, up to *most* bytes, after which the client goes without a word."""
+    """The answer to *data*, up to *most* bytes, after which the client goes without a word."""
     host, port = at.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

@@ -1,4 +1,4 @@
-"""What clients get of an endpoint, and what is left when it stops."""
+"""Answers of an endpoint, and what is left when it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rooftrace validate` says of intervals and of devices left out."""
+"""Intervals and devices left out, as `rooftrace validate` states them."""
 
 from __future__ import annotations
 

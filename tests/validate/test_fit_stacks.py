@@ -1,4 +1,4 @@
-"""What overheads.toml calls fitted: inside the bounds of its fit, moved by its data, and fitted to nothing left out."""
+"""Terms that overheads.toml calls fitted: inside the bounds of its fit, moved by its data, and fitted to nothing left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers of published rows were told: which line of the table is a row's, and what it makes of a scheduler."""
+"""Settings of the servers of published rows: which line of the table is a row's, and what it makes of a scheduler."""
 
 from __future__ import annotations
 

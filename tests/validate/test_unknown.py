@@ -40,7 +40,7 @@ def table(kind: str, **told: str) -> str:
 
 
 def judged_beside(folder: Path, files: dict[str, str]) -> Folder:
-    """What is read of *folder* with *files* in it, once the file that is known has been judged too."""
+    """The rows read of *folder* with *files* in it, once the file that is known has been judged too."""
     (folder / JUDGED).write_text("m,n,k,latency_us\n64,4096,4096,20\n128,4096,4096,25\n")
     for name, text in files.items():
         (folder / f"{name}.csv").write_text(text)

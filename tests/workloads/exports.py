@@ -50,18 +50,18 @@ class Export:
     tool: str
     name: str
     content: bytes | dict[str, bytes]
-    """Of a folder the files by name."""
+    """The files of a folder by name."""
     arrival_s: tuple[float, ...] | None = AFTER_S
     """None: the file does not say."""
     prompts: tuple[int, ...] | None = PROMPTS
     """None: counted from texts."""
     outputs: tuple[int, ...] | None = OUTPUTS
     refused: tuple[str, ...] = ()
-    """What is in the sentence of a refusal."""
+    """Words of the sentence of a refusal."""
     way_out: dict[str, Any] = field(default_factory=dict)
     """Settings of `read_trace` with which it is read all the same."""
     notes: tuple[str, ...] = ()
-    """What is in the notes."""
+    """Words of the notes."""
 
 
 def chat(prompt: str, answer: str | None = None) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What an ideal prefix cache finds of a trace: stack distances against a cache that is played out block by block."""
+"""The tokens of a trace that an ideal prefix cache finds: stack distances against a cache that is played out block by block."""
 
 from __future__ import annotations
 

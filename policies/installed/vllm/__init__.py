@@ -29,7 +29,7 @@ class VllmInstalled(Installed):
     """Adapters that requests ask for in turn."""
 
     rules = Rules()
-    """Of the engine around the scheduler: what it drafts."""
+    """Rules of the engine around the scheduler: what it drafts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

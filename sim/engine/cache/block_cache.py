@@ -409,7 +409,7 @@ TAKE, CACHED, ADMIT = range(3)
 
 
 class PlannedBlocks:
-    """What a plan takes and finds, one sequence after the other, while the cache stays as it is.
+    """The blocks that a plan takes and finds, one sequence after the other, while the cache stays as it is.
 
     Answers are those of the cache where nothing planned can change them: new content goes on where chains end, and evictions are
     counted along the runs that go first. Where they might, the moves are made in a copy of the cache, which answers from then on.

@@ -134,7 +134,7 @@ class KvPool:
         return 0
 
     def planned(self) -> PlannedBlocks:
-        """What a plan takes and finds, while the pool stays as it is."""
+        """The blocks that a plan takes and finds, while the pool stays as it is."""
         raise NotImplementedError
 
     def hold(self, id_: int, blocks: int, held: dict[object, int]) -> None:

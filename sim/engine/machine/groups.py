@@ -31,7 +31,7 @@ class Group:
         self.prices = prices
         self._balance = balance
         self.one_queue: OneQueue | None = None
-        """Of ranks whose requests wait together while all seats are taken."""
+        """The queue of ranks whose requests wait together while all seats are taken."""
         self._waited = None if balance is None else balance.begin()
         self._started = [0] * len(cores)
         """Prompts that each rank computed in the latest step."""

@@ -1,4 +1,4 @@
-"""What a device borrows: from whom, how it scales, how far off it may be; and the intervals of what was measured."""
+"""Constants that a device borrows: from whom, how it scales, how far off it may be; and the intervals of what was measured."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_interval_widens_outside_what_was_measured():
 
 
 def test_nine_in_ten_of_what_is_held_back_lie_inside():
-    """Of 4000 draws the covered share has a standard error of half a percent: 88 to 92 % fails by chance once in 10,000."""
+    """The covered share of 4000 draws has a standard error of half a percent: 88 to 92 % fails by chance once in 10,000."""
     ratio = np.random.default_rng(5).lognormal(0.0, 0.2, 4000)
     low, high = spread(ratio)
     assert (low, high) == (pytest.approx(100 * (math.exp(-0.329) - 1), abs=2), pytest.approx(39, abs=4))

@@ -272,7 +272,7 @@ STATED = Path(__file__).resolve().parents[3] / "docs" / "validation" / "files.cs
 
 
 def stated_means_pct() -> dict[str, float]:
-    """Of each file with latencies the mean error that the table beside the page on validation states."""
+    """The mean error of each file with latencies is the one that the table beside the page on validation states."""
     with STATED.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {row["file"]: float(row["mape_pct"]) for row in rows if row["quantity"] == "latency" and row["mape_pct"]}
