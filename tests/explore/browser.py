@@ -18,6 +18,14 @@ CHROMIUM = "ROOFTRACE_CHROMIUM"
 """The environment variable that names the browser, where it is not the `chromium` or `google-chrome` of the path."""
 
 
+def expect(locator: Any) -> Any:
+    """Playwright's assertions on *locator*, which wait for what is to become true."""
+    from playwright.sync_api import expect as of
+
+    of.set_options(timeout=20_000)
+    return of(locator)
+
+
 @contextmanager
 def launched() -> Iterator[Browser]:
     """A browser, while the tests of one module run: as long as it runs, nothing else in the process can run an event loop."""

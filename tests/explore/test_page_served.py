@@ -11,7 +11,7 @@ import pytest
 
 from sim.run import simulate
 from sim.scenario import Scenario
-from tests.explore.browser import Opened, figure, launched, save_as, settle
+from tests.explore.browser import Opened, expect, figure, launched, save_as, settle
 
 pytestmark = pytest.mark.slow
 SMALL = Scenario.default().with_set("workload.limit=200")
@@ -61,7 +61,7 @@ def test_a_refused_setting_has_the_sentence_of_the_scenario_beside_its_control(o
     box.fill("1.5")
     box.press("Enter")
     page.wait_for_selector(".control.refused")
-    assert "1.5" in page.locator(".control.refused .sentence").inner_text()
+    expect(page.locator(".control.refused .sentence")).to_contain_text("1.5", use_inner_text=True)
 
 
 def test_every_view_fills_and_an_export_of_it_opens_from_disk(opened: Opened, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_every_view_fills_and_an_export_of_it_opens_from_disk(opened: Opened, tm
     assert _ms(alone, "TTFT, mean") == _ms(page, "TTFT, mean")
     for name in ("Answer", "Requests", "Why", "Speed-up against theory"):
         alone.get_by_role("tab", name=name).click()
-        assert alone.get_by_text("This file was written without").count() == 0
+        expect(alone.get_by_text("This file was written without")).to_have_count(0)
 
 
 def test_other_traffic_brings_its_own_settings(opened: Opened) -> None:
@@ -91,4 +91,4 @@ def test_other_traffic_brings_its_own_settings(opened: Opened) -> None:
     page.get_by_label("Traffic", exact=True).select_option(label="conversations of several turns")
     page.get_by_role("slider", name="Sessions").wait_for()
     settle(page)
-    assert page.get_by_label("Prompt (tokens)", exact=True).count() == 0
+    expect(page.get_by_label("Prompt (tokens)", exact=True)).to_have_count(0)

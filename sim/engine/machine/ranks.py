@@ -82,6 +82,7 @@ class RankedMachine(Machine):
             self._outside.rejected(id_, reason)
             return
         queue.waiting.append((id_, self._state.prompt[id_], kv_tokens))
+        self.turns.arrive(first, self._clock.now_ns)
 
     def _put(self, load: CoreLoad, id_: int, kv_tokens: int) -> None:
         """A request leaves the queue of all ranks for one of them."""
