@@ -19,7 +19,7 @@ Settings have the names and defaults of `TorchLlmArgs` and `SchedulerConfig` (te
 4. With `use_kv_cache_manager_v2` prompts that do not fit are passed over (`_schedule_loop` in
    tensorrt_llm/_torch/pyexecutor/scheduler/scheduler_v2.py of 2026, read in part).
 
-Left out: parts of blocks that are reused, the prompts that make others give way under KV manager v2, beams, LoRA pages, encoders,
+Not modelled: reuse of partly filled blocks, prompts that preempt others under KV manager v2, beam search, LoRA pages, encoders,
 disaggregation, `batch_wait_timeout_ms`, and the second step that `MAX_UTILIZATION` looks ahead with pipelines.
 Sequences of a pipeline stay in their micro-batch. Ranks under attention data parallelism are `policies.ranks` and
 `policies.routers.TrtLlmRanks`.
@@ -72,7 +72,7 @@ class TrtLlm:
     """Tokens of which chunks are multiples, where a KV block has fewer."""
     use_kv_cache_manager_v2: bool = False
     """Memory is packed as by `MAX_UTILIZATION`, whatever *capacity_scheduler_policy* says, and prompts that do not fit are passed
-    over. Sequences that give way are suspended, which `memory.preemption: swap` simulates."""
+    over. Preempted sequences are suspended, which `memory.preemption: swap` simulates."""
     max_util_for_resume: float = 0.95
     """Share of memory up to which such sequences come back."""
     disable_overlap_scheduler: bool = False

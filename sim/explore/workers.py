@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import sysconfig
+import traceback
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
@@ -75,7 +76,9 @@ def _serve(pipe: Connection) -> None:
             except RooftraceError as error:
                 pipe.send(("refused", {"sentence": str(error), **getattr(error, "facts", {})}))
             except Exception as error:
-                # A policy of the user's own, or a defect of ours: the page says what happened, and goes on.
+                # A policy of the user's own, or a defect of ours: the page says what happened and goes on; the traceback is on the
+                # standard error of the server.
+                traceback.print_exc()
                 pipe.send(("refused", {"sentence": f"{type(error).__name__}: {error}"}))
             pipe.send((_END, {"whole": not _loaded_own_code(known)}))
 

@@ -223,7 +223,7 @@ class Grammars:
 
 
 def heard(kind):
-    """A class of the release's scheduler that tells whom it retracts."""
+    """The scheduler class *kind* of the release, derived so that it reports the requests that it retracts."""
 
     class Heard(kind):
         def hear(self, req):
@@ -461,7 +461,7 @@ class Engine:
             "held": held // self.page,
             "evicted": self.evicted // self.page,
             "skips_drafts": False,
-            # For those who compare: prompts are the first so many of the run; KV blocks that nobody holds are kept in the cache.
+            # For comparisons: the number of prompts, which come first in the run, and the KV blocks that are cached and not in use.
             "prompts": prompts,
             "kept": kept // self.page,
         }
@@ -472,8 +472,8 @@ class Engine:
         return plan
 
     def finish(self):
-        """`process_batch_result` of the oldest batch, with the tokens that the model would have made; what was emitted, and who has
-        ended."""
+        """Call the release's `process_batch_result` for the oldest batch, with made-up output tokens. Return the tokens that each
+        request emitted, and the requests that have finished."""
         import torch
 
         batch, decodes = self.scheduler.result_queue.popleft()

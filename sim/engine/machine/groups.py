@@ -146,8 +146,8 @@ class Group:
             self._started = [len(batch.run) if rank in found[0] else 0 for rank, batch in enumerate(batches)]
             if found[0] or not self.cores[0].planner.prompts_wait or all(self.decodes(batches)):
                 return found
-            # Nothing runs: the decodes that prompts were to wait for have left as the ranks planned, such as those of clients that
-            # have gone, or other ranks have no work. No step has been waited, but for those who count such passes.
+            # Nothing runs: the decodes that prompts were to wait for have left as the ranks planned, such as those of aborted
+            # requests, or other ranks have no work. This pass counts as a waited step only where the balance counts idle passes.
             if not balance.counts_idle:
                 self._waited = waited
 
