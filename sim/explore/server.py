@@ -7,10 +7,8 @@ import contextlib
 import ipaddress
 import os
 import secrets
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,36 +18,11 @@ from sim.explore.app import App, standalone
 from sim.explore.session import Limits, Session
 from sim.explore.workers import Workers
 from sim.scenario import Scenario
+from sim.serve.stopping import StoppingServer
 
 _GRACE_S = 1
 _MOST_CONNECTIONS = 256
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
-
-
-class _Server(uvicorn.Server):
-    """Stops at the first signal, and tells *stopping*; what comes after the end is the caller's."""
-
-    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._stopping = stopping
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        in_main = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGINT, signal.SIGTERM) if in_main else ()
-        for each in signals:
-            loop.add_signal_handler(each, self.stop)
-        try:
-            yield
-        finally:
-            for each in signals:
-                loop.remove_signal_handler(each)
-
-    def stop(self) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
-        self._stopping()
 
 
 def is_local(host: str) -> bool:
@@ -156,7 +129,7 @@ def serve(
             app, log_level="warning", access_log=False, lifespan="off", ws="none",
             timeout_graceful_shutdown=_GRACE_S, limit_concurrency=_MOST_CONNECTIONS,
         )  # fmt: skip
-        server = _Server(config, app.stop)
+        server = StoppingServer(config, app.stop)
         loop = asyncio.get_running_loop()
         starting = asyncio.create_task(workers.start())
         session.begin()

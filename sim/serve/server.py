@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import errno
 import gc
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -20,6 +18,7 @@ from sim.engine import PolicyError
 from sim.errors import RooftraceError, ScenarioError
 from sim.serve.app import RECEIVED_NS, Endpoint, Limits
 from sim.serve.pacer import loop_factory
+from sim.serve.stopping import StoppingServer
 
 _BACKLOG = 2048
 _GRACE_S = 5
@@ -152,33 +151,6 @@ def _short_of_files(
     return handle
 
 
-class _Server(uvicorn.Server):
-    """Stops at the first signal, and tells *stopping*; what comes after the end is the caller's."""
-
-    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._stopping = stopping
-
-    def stop(self) -> None:
-        if self.should_exit:
-            self.force_exit = True
-        self.should_exit = True
-        self._stopping()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        in_main = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGINT, signal.SIGTERM) if in_main else ()
-        for each in signals:
-            loop.add_signal_handler(each, self.stop)
-        try:
-            yield
-        finally:
-            for each in signals:
-                loop.remove_signal_handler(each)
-
-
 def serve(endpoint: Endpoint, listening: socket.socket, *, started: Callable[[Callable[[], None]], None]) -> None:
     """Serve until SIGINT or SIGTERM, or until what *started* is told when clients may come is called, from any thread.
 
@@ -194,7 +166,7 @@ async def _serve(endpoint: Endpoint, listening: socket.socket, started: Callable
         endpoint.app, http=_protocol(endpoint), log_level="warning", access_log=False, lifespan="off", ws="none",
         timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=75,
     )  # fmt: skip
-    server = _Server(config, lambda: session.close("the endpoint was stopped"))
+    server = StoppingServer(config, lambda: session.close("the endpoint was stopped"))
     session.warm_up()
     # What is there by now stays: it need not be looked through again and again while tokens are due.
     gc.collect()
