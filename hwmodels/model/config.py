@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -129,38 +129,65 @@ def _reach(c: Config, kinds: tuple[AttentionKind, ...]) -> tuple[int | None, tup
 
 
 def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
+    """Whether each layer is a mixture of experts, by `mlp_layer_types` or by the keys of its family."""
     kinds = c.listed("mlp_layer_types", str)
     if kinds is not None:
         if len(kinds) != n_layers:
             raise ValueError(f"{c.where}: mlp_layer_types names {len(kinds)} layers, num_hidden_layers says {n_layers}")
         return tuple(kind == "sparse" for kind in kinds)
-    if family == "ernie4_5_moe":
-        first, step = c.integer("moe_layer_start_index", 0, least=0), c.integer("moe_layer_interval", 1)
-        last = c.data.get("moe_layer_end_index", -1)
-        last = n_layers - 1 if last == -1 else c.integer("moe_layer_end_index")
-        return tuple((i + 1) % step == 0 and first <= i <= last for i in range(n_layers))
-    if family in ("mimo_v2_flash", "minimax_m3"):
-        found = tuple(bool(each) for each in c.listed("moe_layer_freq", int) or ())
-        if len(found) != n_layers:
-            raise ValueError(f"{c.where}: moe_layer_freq names {len(found)} layers, num_hidden_layers says {n_layers}")
-        return found
-    if family == "step3p5" and c.has("moe_layers_enum"):
-        listed = str(c.data["moe_layers_enum"]).strip("[]").split(",")
-        return tuple(str(i) in {each.strip() for each in listed} for i in range(n_layers))
-    if family in AFTER_DENSE or family == "step3p5":
-        first = c.integer("first_k_dense_replace", 3 if family == "step3p5" else 0, least=0)
-        step = c.integer("moe_layer_freq", 1)
-        return tuple(i >= first and i % step == 0 for i in range(n_layers))
-    if family == "llama4_text":
-        step = c.integer("interleave_moe_layer_step", 1)
-        listed = c.listed("moe_layers", int)
-        chosen = set(range(step - 1, n_layers, step) if listed is None else listed)
-        return tuple(i in chosen for i in range(n_layers))
-    if family in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
-        step = c.integer("decoder_sparse_step", 1)
-        dense = set(c.listed("mlp_only_layers", int) or ())
-        return tuple((i + 1) % step == 0 and i not in dense for i in range(n_layers))
-    return (True,) * n_layers
+    if family in AFTER_DENSE:
+        return _after_dense(c, n_layers, 0)
+    rule = _MOE_LAYERS.get(family)
+    return (True,) * n_layers if rule is None else rule(c, n_layers)
+
+
+def _after_dense(c: Config, n_layers: int, first_k_dense: int) -> tuple[bool, ...]:
+    first = c.integer("first_k_dense_replace", first_k_dense, least=0)
+    step = c.integer("moe_layer_freq", 1)
+    return tuple(i >= first and i % step == 0 for i in range(n_layers))
+
+
+def _between(c: Config, n_layers: int) -> tuple[bool, ...]:
+    first, step = c.integer("moe_layer_start_index", 0, least=0), c.integer("moe_layer_interval", 1)
+    last = n_layers - 1 if c.data.get("moe_layer_end_index", -1) == -1 else c.integer("moe_layer_end_index")
+    return tuple((i + 1) % step == 0 and first <= i <= last for i in range(n_layers))
+
+
+def _layer_by_layer(c: Config, n_layers: int) -> tuple[bool, ...]:
+    found = tuple(bool(each) for each in c.listed("moe_layer_freq", int) or ())
+    if len(found) != n_layers:
+        raise ValueError(f"{c.where}: moe_layer_freq names {len(found)} layers, num_hidden_layers says {n_layers}")
+    return found
+
+
+def _enumerated(c: Config, n_layers: int) -> tuple[bool, ...]:
+    if not c.has("moe_layers_enum"):
+        return _after_dense(c, n_layers, 3)
+    listed = {each.strip() for each in str(c.data["moe_layers_enum"]).strip("[]").split(",")}
+    return tuple(str(i) in listed for i in range(n_layers))
+
+
+def _interleaved(c: Config, n_layers: int) -> tuple[bool, ...]:
+    step = c.integer("interleave_moe_layer_step", 1)
+    listed = c.listed("moe_layers", int)
+    chosen = set(range(step - 1, n_layers, step) if listed is None else listed)
+    return tuple(i in chosen for i in range(n_layers))
+
+
+def _sparse_steps(c: Config, n_layers: int) -> tuple[bool, ...]:
+    step = c.integer("decoder_sparse_step", 1)
+    dense = set(c.listed("mlp_only_layers", int) or ())
+    return tuple((i + 1) % step == 0 and i not in dense for i in range(n_layers))
+
+
+_MOE_LAYERS: Mapping[str, Callable[[Config, int], tuple[bool, ...]]] = {
+    "ernie4_5_moe": _between,
+    "mimo_v2_flash": _layer_by_layer,
+    "minimax_m3": _layer_by_layer,
+    "step3p5": _enumerated,
+    "llama4_text": _interleaved,
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text"), _sparse_steps),
+}
 
 
 _NO_OUT_BIAS = ("qwen2", "qwen2_moe", "glm", "glm4", "glm4_moe", "seed_oss")
