@@ -339,6 +339,14 @@ def test_plans_that_are_held_give_what_plans_of_each_step_give(first: int, monke
         assert_same(run(experiment), run(experiment, fast_forward=False))
 
 
+def test_a_request_in_the_queue_of_all_ranks_counts_as_waiting_from_the_step_after_it_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(together, "_FEWEST", 2)
+    (experiment,) = random_ranks(range(2049, 2050))
+    assert_same(run(experiment), run(experiment, fast_forward=False))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 4000, 500))
 def test_plans_that_are_held_give_what_plans_of_each_step_give_over_many_runs(
