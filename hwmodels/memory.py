@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
+from hwmodels.adapters import AdapterCost
 from hwmodels.cache import StageCache, keeps_every_token, mean_block_bytes, note, paged
 from hwmodels.device import Device
 from hwmodels.model import ModelSpec
@@ -147,6 +148,8 @@ class StageMemory:
     reserve_bytes: float
     draft_bytes: float
     """Weights of a draft model."""
+    adapter_bytes: float = 0.0
+    """Slots of LoRA adapters."""
     cache_share: float
     """The share of what is left that the cache gets."""
     block_bytes: float
@@ -160,6 +163,7 @@ class StageMemory:
         return (
             self.weight_bytes
             + self.draft_bytes
+            + self.adapter_bytes
             + self.state_bytes
             + self.activation_bytes
             + self.graph_bytes
@@ -279,6 +283,7 @@ class MemoryPlan:
             "budget_bytes": stage.budget_bytes,
             "weight_bytes": stage.weight_bytes,
             "draft_bytes": stage.draft_bytes,
+            "adapter_bytes": stage.adapter_bytes,
             "state_bytes": stage.state_bytes,
             "activation_bytes": stage.activation_bytes,
             "graph_bytes": stage.graph_bytes,
@@ -495,6 +500,7 @@ def memory_plan(
     reserve_bytes: float = 0.0,
     block_tokens: int | None = None,
     draft: Deployed | None = None,
+    adapters: AdapterCost | None = None,
     context_tokens: int | None = None,
 ) -> MemoryPlan:
     """The division of the memory of *deployment*'s devices under *rules*, with what is said here in place of their defaults.
@@ -502,7 +508,7 @@ def memory_plan(
     *context_tokens* is the mean context of a sequence, which blocks are counted at where layers do not all keep every token
     (`hwmodels.cache`); None: the longest the model takes, as vLLM's log counts.
 
-    *largest* is the batch of the profile run. A *draft* lies on the devices of the first stage, weights and cache. Without
+    *largest* is the batch of the profile run. Slots of *adapters* lie beside the weights. A *draft* lies on the devices of the first stage, weights and cache. Without
     *rules* weights and cache share 0.9 of the memory as it is sold, and nothing else is counted.
     ValueError for a share outside (0, 1] and the like.
     """
@@ -562,6 +568,9 @@ def memory_plan(
                 communicator_bytes=used.communicator_bytes,
                 reserve_bytes=reserve_bytes,
                 draft_bytes=draft_weights,
+                adapter_bytes=0.0
+                if adapters is None
+                else adapters.memory_bytes(layers, first=i == 0, last=i == parallel.pipeline - 1),
                 cache_share=used.cache_share,
                 block_bytes=block_bytes + draft_token * block_tokens,
                 logged_block_bytes=logged_block_bytes,
@@ -582,6 +591,7 @@ def memory_plan(
 _PARTS = (
     ("weights", "weight_bytes"),
     ("draft", "draft_bytes"),
+    ("adapters", "adapter_bytes"),
     ("states", "state_bytes"),
     ("activations", "activation_bytes"),
     ("CUDA graphs", "graph_bytes"),
@@ -604,7 +614,7 @@ def cache_text(facts: Mapping[str, Any]) -> str:
 
 def parts_text(facts: Mapping[str, Any]) -> str:
     """The other parts that take memory on the GPU that decides, in GiB, from `MemoryPlan.facts`."""
-    parts = ", ".join(f"{name} {facts[key] / GIB:.2f}" for name, key in _PARTS if facts[key])
+    parts = ", ".join(f"{name} {facts[key] / GIB:.2f}" for name, key in _PARTS if facts.get(key))
     return f"{facts['setting']} {facts['share']:g} of {facts['device_bytes'] / GIB:.2f} GiB, by {facts['account']}: {parts}"
 
 

@@ -178,6 +178,25 @@ class PrefixCache(Protocol):
         ...
 
 
+class AdaptersSeen(Protocol):
+    """The LoRA adapters that requests of a model on a machine ask for."""
+
+    @property
+    def of(self) -> ById:
+        """The adapter of each request, by id; -1: the base model."""
+        ...
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """Requests in the queue, by adapter; those that have none are not named."""
+        ...
+
+    def running(self, *, leaving: bool) -> set[int]:
+        """Adapters of admitted sequences, -1 for the base model; with *leaving* those of sequences that take no step any more
+        (`ReplicaView.n_leaving`)."""
+        ...
+
+
 @dataclass(slots=True)
 class ReplicaView:
     """A machine's model at the moment it may start an iteration. Policies read it, and keep nothing of it for later.
@@ -243,6 +262,8 @@ class ReplicaView:
     cache: PrefixCache | None = None
     """None without a prefix cache, and for a scheduler that asks nothing of it. The hit of each waiting request is among its
     `cached_tokens`, but for a scheduler that `admits_in_turn` or `looks_itself`, which looks it up here."""
+    adapters: AdaptersSeen | None = None
+    """None where no request asks for an adapter."""
 
     @property
     def n_running(self) -> int:

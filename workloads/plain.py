@@ -44,6 +44,9 @@ def plain_csv(requests: Requests) -> str:
         if index is not None:
             header.append(name)
             columns.append([names[row] for row in index.tolist()])
+    if requests.adapter is not None:
+        header.append("adapter")
+        columns.append(["" if number < 0 else number for number in requests.adapter.tolist()])
     for name in ("predicted_tokens", "encoder_tokens"):
         if (numbers := getattr(requests, name)) is not None:
             header.append(name)

@@ -41,6 +41,8 @@ class RequestState:
         """ns after the arrival, -1 absent; None: none has one."""
         self.priority: array[int] | None = None
         self.session: array[int] | None = None
+        self.adapter: array[int] | None = None
+        """The LoRA adapter that each request asks for, -1: the base model; None: none asks for one."""
         self.terms: Terms = NO_TERMS
         """Classes of service."""
         self.left = self.keep(output[:])

@@ -17,7 +17,7 @@ from policies.view import ALWAYS_NS, Plan, ReplicaView, admits_in_turn, asks_beg
 from sim.engine.batch.async_scheduling import as_known
 from sim.engine.batch.decode_set import DecodeSet
 from sim.engine.batch.micro_batch import BatchPrice, Elsewhere, MicroBatch, RunningView
-from sim.engine.batch.prices import Prices, prices_of
+from sim.engine.batch.prices import AdapterPrices, Prices, prices_of
 from sim.engine.batch.speculative_set import SpeculativeSet
 from sim.engine.batch.stages import Stages
 from sim.engine.batch.version import HeldPlan
@@ -26,6 +26,7 @@ from sim.engine.kv.caching_pool import CachingPool
 from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, RoundCounts, sum_rounds
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
+from sim.engine.serve.adapters import Adapters
 from sim.engine.serve.iterations import NO_PROMPTS, Iterations
 from sim.engine.serve.kv_connector import Outside
 from sim.engine.serve.loading import Loading
@@ -98,6 +99,10 @@ class EngineCore:
                 spec.cost, spec.draft_cost, spec.speculation_overhead_s, drafts_prompts=drafts_prompts(spec.scheduler)
             )
             common.prices[id(spec)] = prices
+        self.adapters: Adapters | None = None
+        if spec.adapters is not None and sequences.waiting_by_adapter is not None:
+            prices = AdapterPrices(prices)
+            self.adapters = Adapters(spec.adapters, sequences.waiting_by_adapter, prices)
         self.state = state
         self.stages = stages
         self.alone = alone
@@ -117,7 +122,8 @@ class EngineCore:
         if spec.tiers and (sequences.kv.caches or spec.swaps):
             self.loading = self._loading_of(machine, common.stores)
         self.iterations = iterations = Iterations(
-            spec, sequences, recorder, prices, stages, alone=alone, is_rank=is_rank, fast_forward=common.fast_forward
+            spec, sequences, recorder, prices, stages, alone=alone, is_rank=is_rank, fast_forward=common.fast_forward,
+            adapters=self.adapters,
         )
         self.planner = Planner(spec, sequences, self.loading, alone=alone, is_rank=is_rank)
         by_step = is_rank or not alone
@@ -164,6 +170,7 @@ class EngineCore:
             draft_slots=spec.draft_slots,
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
             terms=state.terms,
+            adapters=None if self.adapters is None else self.adapters.seen(batch),
             cache=kv if kv.caches and (looks_for_itself(spec.scheduler) or asks_beginnings(spec.scheduler)) else None,
         )
         self.batches.append(batch)
@@ -350,6 +357,8 @@ class EngineCore:
             self._ahead.made |= done > 1
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences, end_ns = self.sequences, end_ticks >> TICK_BITS
+        if self.adapters is not None:
+            self.adapters.ran(span.start_ticks, end_ticks)
         if self.loading is not None:
             self._write_prompts(self.loading.tiers, batch, end_ns)
         if done > 1:
@@ -404,6 +413,8 @@ class EngineCore:
 
     def hand_back(self) -> list[int]:
         """Give up everything; see `sim.engine.serve.sequences.hand_back`."""
+        if self.adapters is not None:
+            self.adapters.reset()
         return give_all_back(self.sequences, self.batches)
 
     # KV from elsewhere.
@@ -468,6 +479,7 @@ class EngineCore:
             n_stages=len(self.stages),
             transfers=recorder.transfers.array(),
             tiered=self.loading is not None,
+            adapters=None if self.adapters is None else self.adapters.columns(),
             emitted=self.driven.emitted()
             if self.driven is not None
             else _emitted(self.batches)

@@ -15,6 +15,7 @@ from policies.view import ALWAYS_NS, PlanFunction, Scheduler
 from sim.engine.batch.decoding import Decoding
 from sim.engine.batch.prices import StageTable
 from sim.engine.record.streaming import Stream
+from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.encoding import EncodeSpec
 from sim.engine.spec.lifecycle import FleetSpec
 from sim.engine.spec.roles import HandoverSpec, Part
@@ -83,6 +84,8 @@ class ReplicaSpec:
     """Preempted sequences are moved to the `host` tier and back, and not computed again."""
     block_bytes: int = 0
     """Bytes of a KV block on all devices together, for the links of tiers."""
+    adapters: AdapterSpec | None = None
+    """LoRA adapters that its requests may ask for (`Workload.adapter`); None: there are none."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):

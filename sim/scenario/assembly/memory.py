@@ -22,6 +22,7 @@ from hwmodels.overheads import at_or_before, is_before
 from hwmodels.stack_files import load_stack_file
 from sim.errors import ScenarioError
 from sim.scenario import named
+from sim.scenario.assembly.adapters import adapter_cost_of
 from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
 from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.pools import PoolOf
@@ -92,6 +93,7 @@ def account_of(
         reserve_bytes=memory.reserve_bytes,
         block_tokens=memory.block_tokens,
         draft=draft,
+        adapters=adapter_cost_of(scenario, deployment),
         context_tokens=None if workload is None else mean_context(workload),
     )
     notes = (*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules))
