@@ -1,9 +1,9 @@
 """The cost of LoRA adapters in vLLM: memory of slots, loads, and what adapters add to an iteration.
 
 Each linear layer of the base model has a slot of `max_lora_rank` for every one of `max_loras` adapters, whatever adapter is in it
-(vLLM, lora/layers.py); a kernel shrinks the inputs of all tokens to the rank, and one expands them again (lora/ops/triton_ops). Both
-are launched for all slots, and those without tokens end at once, so that a step gets longer with slots, with the different adapters
-in it, and with its tokens.
+(vLLM, lora/layers.py); a kernel shrinks the inputs of all tokens to the rank, and one expands them again (lora/ops/triton_ops).
+Both are launched for all slots, and those without tokens end at once, so that a step gets longer with slots, with the different
+adapters in it, and with its tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from hwmodels.model import Attention, ModelSpec
 from hwmodels.overheads import known_for
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
-from hwmodels.tables import ROOM, read_toml
+from hwmodels.stacks import default_stack, file_of
+from hwmodels.tables import read_toml
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that `max_lora_rank` of vLLM may have (config/lora.py)."""
@@ -39,7 +40,10 @@ class Target(NamedTuple):
 class AdapterTimes:
     """Times of one release; `sources` has the document behind each number."""
 
+    stack: str
     release: str
+    measured: str
+    """The release that was measured, in words."""
     extra_vocab_rows: float
     """Rows of the hidden size that every slot has beside A and B."""
     launch_s: float
@@ -64,27 +68,38 @@ class AdapterTimes:
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
-_MEASURED = "0.8"
-"""The release that other ones have what they do not say themselves from."""
+FILE = "adapters.toml"
 
 
 @functools.cache
-def adapter_times() -> Mapping[str, AdapterTimes]:
-    """The times by release, the newest first."""
-    table = read_toml(ROOM / "adapters.toml")
+def adapter_times(stack: str) -> Mapping[str, AdapterTimes]:
+    """The times of *stack* by release, the newest first; a release has what it does not say itself from the one that says
+    everything. KeyError for a stack of which none are known."""
+    file = file_of(stack, FILE)
+    if file is None:
+        raise KeyError(stack)
+    table = read_toml(file)
     documents = table.pop("documents")
+    complete = max(table.values(), key=len)
     found: dict[str, AdapterTimes] = {}
     for release, own in table.items():
-        entries: Mapping[str, tuple[float, str]] = {**table[_MEASURED], **own}
+        entries: Mapping[str, tuple[float, str]] = {
+            key: entry for key, entry in {**complete, **own}.items() if key != "measured"
+        }
         numbers: dict[str, Any] = {key: number for key, (number, _) in entries.items()}
         sources = {key: documents[source] for key, (_, source) in entries.items()}
-        found[release] = AdapterTimes(release=release, sources=sources, **numbers)
+        found[release] = AdapterTimes(
+            stack=stack, release=release, measured=own.get("measured", complete["measured"]), sources=sources, **numbers
+        )
     return found
 
 
-def times_of(release: str | None = None) -> AdapterTimes:
-    """The times of the newest release that is not after *release*, or else of the oldest; None: of the newest."""
-    known = adapter_times()
+def times_of(stack: str, release: str | None = None) -> AdapterTimes:
+    """The times of the newest release of *stack* that is not after *release*, or else of the oldest; None: of the newest. Those of
+    the default stack's newest for a stack of which none are known."""
+    if file_of(stack, FILE) is None:
+        stack, release = default_stack().engine, None
+    known = adapter_times(stack)
     return next(iter(known.values())) if release is None else known[known_for(release, known)]
 
 
@@ -94,8 +109,8 @@ def targets_of(spec: ModelSpec, tensor: int = 1) -> list[list[Target]]:
     plain = isinstance(spec.attention, Attention) and spec.local_attention is None and spec.linear_attention is None
     if not plain or spec.experts is not None or not spec.gated_mlp:
         raise ValueError(
-            f"adapters are modelled for dense models with grouped-query attention alone, and {spec.name} is another; leave adapters "
-            "out"
+            f"adapters are modelled for dense models with grouped-query attention alone, and {spec.name} is another; leave "
+            "adapters out"
         )
     attention = spec.attention
     assert isinstance(attention, Attention)

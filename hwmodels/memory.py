@@ -500,7 +500,6 @@ def memory_plan(
     reserve_bytes: float = 0.0,
     block_tokens: int | None = None,
     draft: Deployed | None = None,
-    adapters: AdapterCost | None = None,
     context_tokens: int | None = None,
 ) -> MemoryPlan:
     """The division of the memory of *deployment*'s devices under *rules*, with what is said here in place of their defaults.
@@ -508,7 +507,7 @@ def memory_plan(
     *context_tokens* is the mean context of a sequence, which blocks are counted at where layers do not all keep every token
     (`hwmodels.cache`); None: the longest the model takes, as vLLM's log counts.
 
-    *largest* is the batch of the profile run. Slots of *adapters* lie beside the weights. A *draft* lies on the devices of the first stage, weights and cache. Without
+    *largest* is the batch of the profile run. A *draft* lies on the devices of the first stage, weights and cache. Without
     *rules* weights and cache share 0.9 of the memory as it is sold, and nothing else is counted.
     ValueError for a share outside (0, 1] and the like.
     """
@@ -568,9 +567,6 @@ def memory_plan(
                 communicator_bytes=used.communicator_bytes,
                 reserve_bytes=reserve_bytes,
                 draft_bytes=draft_weights,
-                adapter_bytes=0.0
-                if adapters is None
-                else adapters.memory_bytes(layers, first=i == 0, last=i == parallel.pipeline - 1),
                 cache_share=used.cache_share,
                 block_bytes=block_bytes + draft_token * block_tokens,
                 logged_block_bytes=logged_block_bytes,
@@ -586,6 +582,17 @@ def memory_plan(
         notes=() if alike else (note(spec, context_tokens, in_pages=in_pages),),
         layer_groups=layer_groups,
     )
+
+
+def with_slots(plan: MemoryPlan, adapters: AdapterCost) -> MemoryPlan:
+    """*plan* with the slots of LoRA *adapters* beside the weights, which the cache lacks."""
+    each = adapters.parallel.stage_layers(adapters.spec.n_layers)
+    last = len(each) - 1
+    stages = tuple(
+        replace(stage, adapter_bytes=adapters.memory_bytes(layers, first=i == 0, last=i == last))
+        for i, (stage, layers) in enumerate(zip(plan.stages, each, strict=True))
+    )
+    return replace(plan, stages=stages)
 
 
 _PARTS = (

@@ -14,10 +14,7 @@ from functools import cached_property
 from typing import overload
 
 from policies.schedulers import checked_as_given, setting_at_least
-from policies.view import AdaptersSeen, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
-
-BASE = -1
-"""The number of the base model among adapters."""
+from policies.view import BASE_MODEL, AdaptersSeen, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
 
 
 class Admissible(Sequence[WaitingSeq]):
@@ -37,7 +34,7 @@ class Admissible(Sequence[WaitingSeq]):
             if left == 0:
                 return
             adapter = of[seq.id]
-            if adapter not in taken and (adapter != BASE or counts_base):
+            if adapter not in taken and (adapter != BASE_MODEL or counts_base):
                 if len(taken) >= most:
                     continue
                 taken.add(adapter)
@@ -51,7 +48,7 @@ class Admissible(Sequence[WaitingSeq]):
         if len(taken) < self._rule.max_loras:
             return -1
         waiting = self._seen.waiting
-        base = 0 if self._rule.counts_base else waiting.get(BASE, 0)
+        base = 0 if self._rule.counts_base else waiting.get(BASE_MODEL, 0)
         return base + sum([waiting.get(adapter, 0) for adapter in taken]) - n_shown
 
     def __len__(self) -> int:
@@ -101,8 +98,8 @@ class MaxLoras:
         taken = seen.running(leaving=self.counts_leaving)
         asked = taken.union(seen.waiting)
         if not self.counts_base:
-            taken.discard(BASE)
-            asked.discard(BASE)
+            taken.discard(BASE_MODEL)
+            asked.discard(BASE_MODEL)
         if len(asked) <= self.max_loras:
             return self._plan_inner(view)
         shown = Admissible(view.waiting, seen, taken, self)

@@ -17,6 +17,9 @@ UNTIL_CHANGE: Final = 1 << 40
 ALWAYS_NS: Final = 1 << 62
 """`Plan.until_ns` of a policy whose answer does not depend on the time."""
 
+BASE_MODEL: Final = -1
+"""The base model's number among LoRA adapters."""
+
 
 class WaitingSeq(NamedTuple):
     """A request in the queue. *tokens* still have to be computed: the prompt, and after a preemption what was emitted."""
@@ -358,7 +361,7 @@ class Scheduler(Protocol):
 
     A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
     below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `asks_beginnings`, `evicts`,
-    `preempted_last`, `reserves`, `counts_steps`, `pads_to`, `seats`, `rules`. A wrapper has those of its `inner` unless it
+    `preempted_last`, `reserves`, `counts_steps`, `orders_queue`, `pads_to`, `seats`, `rules`. A wrapper has those of its `inner` unless it
     has its own. A method `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what
     helps; such a run is refused.
     """
@@ -445,6 +448,12 @@ def counts_steps(scheduler: object) -> bool:
     """Whether plans of *scheduler*, or of one that it wraps, depend on the number of the step that ranks take together
     (`ReplicaView.step`): by an attribute `counts_steps`."""
     return bool(asked(scheduler, "counts_steps"))
+
+
+def orders_queue(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, admits waiting requests in another order than that of the queue, or goes on behind
+    one that does not fit: by an attribute `orders_queue`."""
+    return bool(asked(scheduler, "orders_queue"))
 
 
 def rule_of(scheduler: object, name: str) -> bool | None:

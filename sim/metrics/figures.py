@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.decoding import statistics_of_counts
+from sim.metrics.adapters import adapter_figures
 from sim.metrics.classes import fairness, limits_of, within
 from sim.metrics.columns import STATUS_NAMES, Columns
 from sim.metrics.fleet import fleet_figures, replica_s, serving_s, stage_s
-from sim.metrics.adapters import adapter_figures
 from sim.metrics.handover import encode_figures, handover_figures
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures

@@ -232,7 +232,10 @@ def _encode(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 def _adapters(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not found or found["running_mean"] is None:
         return []
-    waiting, loads = found["waiting_for_slot_mean"], [f"{found['slot_loads']:,} to slots in {seconds_text(found['slot_load_s'])}"]
+    waiting, loads = (
+        found["waiting_for_slot_mean"],
+        [f"{found['slot_loads']:,} to slots in {seconds_text(found['slot_load_s'])}"],
+    )
     if found["disk_loads"]:
         loads.insert(0, f"{found['disk_loads']:,} from disk in {seconds_text(found['disk_load_s'])}")
     text = f"{found['running_mean']:.3g} of {found['max_loras']} slots in an iteration on average, {found['running_max']} at most"

@@ -48,8 +48,8 @@ class AdapterSettings(Section):
     max_cpu_loras: _Count | None = None
     """Adapters that host memory keeps; where it is left out, as many as there are slots."""
     loaded_at_start: bool = True
-    """Servers have loaded every adapter once before the first request, as for `--lora-modules`; those that have no room any more are
-    read from disk when they are asked for."""
+    """Servers have loaded every adapter once before the first request, as for `--lora-modules`; those that have no room any more
+    are read from disk when they are asked for."""
     placement: Literal["everywhere", "apart"] = "everywhere"
     """`apart`: each adapter has one machine, in turn, that gets all of its requests; `everywhere`: the router says which."""
 

@@ -1,6 +1,7 @@
 """LoRA adapters of a model on a machine: which sequences ask for them, and which are in slots and in host memory.
 
-An iteration starts when all of its adapters are in slots; loads are part of it, as in vLLM (lora/worker_manager.py, `_apply_adapters`).
+An iteration starts when all of its adapters are in slots; loads are part of it, as in vLLM (lora/worker_manager.py,
+`_apply_adapters`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from policies.adapters import BASE
+from policies.view import BASE_MODEL
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.prices import AdapterPrices
 from sim.engine.record.columns import AdapterColumns
@@ -86,7 +87,7 @@ class Adapters:
         wanted = {of[id_] for id_, _ in run}
         if n:
             wanted.update([of[id_] for id_ in batch.decoding])
-        wanted.discard(BASE)
+        wanted.discard(BASE_MODEL)
         load_ticks = 0
         if wanted != self._batch:
             # The scheduler's set has no order; that of the numbers stands in.
@@ -122,11 +123,11 @@ class Adapters:
         if not queue:
             return 0
         running = {self.of[id_] for id_ in batch.admitted}
-        running.discard(BASE)
+        running.discard(BASE_MODEL)
         if len(running) < self._spec.max_loras:
             return 0
         counts = queue.counts
-        return len(queue) - counts.get(BASE, 0) - sum([counts.get(adapter, 0) for adapter in running])
+        return len(queue) - counts.get(BASE_MODEL, 0) - sum([counts.get(adapter, 0) for adapter in running])
 
     def ran(self, start_ticks: int, end_ticks: int) -> None:
         """The iterations begun last have lasted from *start_ticks* to *end_ticks*."""

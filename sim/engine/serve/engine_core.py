@@ -122,9 +122,9 @@ class EngineCore:
         if spec.tiers and (sequences.kv.caches or spec.swaps):
             self.loading = self._loading_of(machine, common.stores)
         self.iterations = iterations = Iterations(
-            spec, sequences, recorder, prices, stages, alone=alone, is_rank=is_rank, fast_forward=common.fast_forward,
-            adapters=self.adapters,
+            spec, sequences, recorder, prices, stages, alone=alone, is_rank=is_rank, fast_forward=common.fast_forward
         )
+        iterations.adapters = self.adapters
         self.planner = Planner(spec, sequences, self.loading, alone=alone, is_rank=is_rank)
         by_step = is_rank or not alone
         self._steps_singly = by_step or bool(iterations.pads_to)
@@ -132,6 +132,7 @@ class EngineCore:
         self._holds = by_step and common.fast_forward and not iterations.pads_to
         """A micro-batch holds plans of decodes alone, and carries them out one iteration after the other."""
         self._hears = self._what_it_hears()
+        self._notes = self._what_it_notes()
         self.batches: list[MicroBatch] = []
         sequences.prefix_lookup.batches = self.batches
         for _ in range(self._max_batches if self._max_batches <= _MADE_AT_ONCE else 1):
@@ -357,10 +358,8 @@ class EngineCore:
             self._ahead.made |= done > 1
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences, end_ns = self.sequences, end_ticks >> TICK_BITS
-        if self.adapters is not None:
-            self.adapters.ran(span.start_ticks, end_ticks)
-        if self.loading is not None:
-            self._write_prompts(self.loading.tiers, batch, end_ns)
+        for note in self._notes:
+            note(batch, span.start_ticks, end_ticks)
         if done > 1:
             take_for_rounds(self._kv, batch, done)
         batch.span = None
@@ -378,9 +377,24 @@ class EngineCore:
         if self._frees_at_the_end and self._finding.ended:
             self._finding.free_the_ended()
 
-    def _write_prompts(self, tiers: Tiers, batch: MicroBatch, end_ns: int) -> None:
+    def _what_it_notes(self) -> tuple[Callable[[MicroBatch, int, int], None], ...]:
+        """The steps at the end of iterations that this engine core needs, in order; none without adapters and tiers."""
+        steps = list[Callable[[MicroBatch, int, int], None]]()
+        if self.adapters is not None:
+            steps.append(self._note_adapters)
+        if self.loading is not None:
+            steps.append(self._write_prompts)
+        return tuple(steps)
+
+    def _note_adapters(self, batch: MicroBatch, start_ticks: int, end_ticks: int) -> None:
+        assert self.adapters is not None
+        self.adapters.ran(start_ticks, end_ticks)
+
+    def _write_prompts(self, batch: MicroBatch, start_ticks: int, end_ticks: int) -> None:
         """Tell the tiers which prompt blocks a step has computed. A tree tells them itself what is put into it."""
-        tiers.now_ns = end_ns
+        assert self.loading is not None
+        tiers = self.loading.tiers
+        tiers.now_ns = end_ticks >> TICK_BITS
         for id_, _ in () if self._late else batch.run:
             computed = min(batch.partial[id_].cached_tokens, self.state.prompt[id_])
             tiers.computed(id_, computed // self._kv.block_tokens)

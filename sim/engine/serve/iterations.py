@@ -15,8 +15,8 @@ from sim.engine.batch.span import Step
 from sim.engine.batch.stages import Stages
 from sim.engine.kv.pool import OutOfBlocks
 from sim.engine.record.columns import Recorder, Standing, Tally
-from sim.engine.serve.sequences import Sequences
 from sim.engine.serve.adapters import Adapters
+from sim.engine.serve.sequences import Sequences
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.time.clock import TICK_BITS
 from sim.engine.time.errors import PolicyError
@@ -52,10 +52,11 @@ class Iterations:
 
     def __init__(
         self, spec: ReplicaSpec, sequences: Sequences, recorder: Recorder, prices: Prices, stages: Stages, *,
-        alone: bool, is_rank: bool, fast_forward: bool, adapters: Adapters | None = None,
+        alone: bool, is_rank: bool, fast_forward: bool,
     ) -> None:  # fmt: skip
         self.prices = prices
-        self._adapters = adapters
+        self.adapters: Adapters | None = None
+        """Set where requests may ask for adapters."""
         self.pads_to = pads_to(spec.scheduler)
         self.window: Window = spec.cost.window_tokens
         self._scheduler = spec.scheduler
@@ -122,8 +123,8 @@ class Iterations:
         )  # fmt: skip
         if ended or work.wasted:
             totals = self._with_wasted(totals, decoding.query_tokens, ended)
-        if self._adapters is not None:
-            self._adapters.begin(batch, run, n, totals.rows, ticks)
+        if self.adapters is not None:
+            self.adapters.begin(batch, run, n, totals.rows, ticks)
         batch.run = run
         batch.completing = completing
         batch.decodes = n > 0
@@ -343,10 +344,10 @@ class Iterations:
         batch.decodes = True
         batch.through_arrivals = plan.through_arrivals
         hold = plan.hold if self._fast_forward else 1
-        if self._adapters is not None:
+        if self.adapters is not None:
             n = decoding.n
             # A load is part of one iteration.
-            hold = 1 if self._adapters.begin(batch, NO_PROMPTS, n, n * decoding.query_tokens, ticks) else hold
+            hold = 1 if self.adapters.begin(batch, NO_PROMPTS, n, n * decoding.query_tokens, ticks) else hold
         span = batch.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
         span.open(self._recorder, self.standing(batch))
         return span.end(span.n)

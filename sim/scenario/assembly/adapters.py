@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.adapters import AdapterCost, least_slot_rank, times_of
 from hwmodels.deployment import Deployment
 from policies.adapters import MaxLoras
+from policies.classes import Preempt
 from policies.driving import driving
-from policies.view import rule_of
+from policies.view import orders_queue, rule_of
 from sim.engine.spec.adapters import AdapterSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -51,13 +53,8 @@ def adapter_cost_of(scenario: Scenario, deployment: Deployment) -> AdapterCost |
         parallel=deployment.parallel,
         max_loras=settings.max_loras,
         max_lora_rank=settings.max_lora_rank or least_slot_rank(max(settings.ranks)),
-        times=times_of(_release(scenario)),
+        times=times_of(scenario.stack_name, scenario.serving_release),
     )
-
-
-def _release(scenario: Scenario) -> str | None:
-    """The release of vLLM that is served; None: the newest, and for other stacks."""
-    return scenario.serving_release if scenario.stack_name == "vllm" else None
 
 
 def adapters_of(
@@ -71,7 +68,10 @@ def adapters_of(
     with told_by(scenario, "adapters"):
         parallel = deployment.parallel
         for what, there in (
-            ("a pipeline (parallel.pipeline, micro_batches)", parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1),
+            (
+                "a pipeline (parallel.pipeline, micro_batches)",
+                parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1,
+            ),
             ("ranks (parallel.data)", parallel.data > 1),
             ("models that share a machine", shared),
             ("speculation (decoding)", speculates),
@@ -92,36 +92,40 @@ def adapters_of(
 
 
 def within_slots(scenario: Scenario, scheduler: Any) -> Any:
-    """*scheduler* with the limit of adapters in a batch around it; ScenarioError for one whose rule is not known."""
+    """*scheduler* with the limit of adapters in a batch around the innermost; ScenarioError for one whose rule is not known."""
     settings = scenario.adapters
     if settings is None:
         return scheduler
-    inner = list(named.layers(scheduler))[-1]
-    name = scenario.scheduler.policy
+    *outer, inner = named.layers(scheduler)
     why = None
     if driving(inner):
-        why = f"{name} runs an installed scheduler, which is not told of adapters; take policy vllm"
-    elif getattr(inner, "scheduling_policy", "fcfs") != "fcfs":
-        why = "slots are modelled for queues in order of arrival; give scheduling_policy: fcfs"
-    elif type(inner).__module__.partition(".")[2].partition(".")[0] in ("sglang", "trtllm"):
-        why = f"the rule of slots is vLLM's, and {name} has another, which is not modelled; take policy vllm"
+        why = "an installed scheduler is not told of adapters; take one of the simulator's own"
+    elif orders_queue(inner):
+        why = (
+            f"slots are modelled for schedulers that admit in the order of arrival, and {scenario.scheduler.policy} has another; "
+            "take one that does, or wrap it in policy order"
+        )
+    elif any(isinstance(each, Preempt) for each in outer):
+        why = "policy preempt makes room for the first of the queue, which may wait for a slot; take policy order"
     if why is not None:
         raise ScenarioError(f"{scenario.source}: adapters: {why}")
-    return MaxLoras(
-        scheduler, max_loras=settings.max_loras, counts_leaving=bool(rule_of(scheduler, "goes_on"))
-    )
+    leaving = bool(rule_of(inner, "goes_on"))
+    limited: Any = MaxLoras(inner, max_loras=settings.max_loras, counts_leaving=leaving)
+    for each in reversed(outer):
+        limited = replace(each, inner=limited)
+    return limited
 
 
 def about_adapters(scenario: Scenario, workload: Workload) -> Iterator[str]:
     """Notes where the trace has adapters that nothing serves, and on what times of adapters were measured with."""
     if scenario.adapters is None:
         if workload.adapter is not None:
-            yield "The trace says which adapters requests ask for, and there is no section adapters: all are served by the model itself."
+            yield "The trace has adapters and the scenario has no section adapters: the model itself serves all requests."
         return
-    times = times_of(_release(scenario))
+    times, stack = times_of(scenario.stack_name, scenario.serving_release), scenario.stack_name
     yield (
-        f"What adapters add to iterations and what loads take is that of vLLM {'0.8.5' if times.release != '0.5' else '0.5.0'} on one "
-        "GPU of 64 GB, by the shapes of the model's layers."
+        f"What adapters add to iterations, and what loads take, was measured with {times.measured} on one GPU of 64 GB, and follows "
+        "the shapes of the model's layers."
     )
-    if scenario.stack_name != "vllm":
-        yield f"Slots and times of adapters are vLLM's, and serving_stack is {scenario.stack_name}."
+    if stack != times.stack:
+        yield f"Slots and times of adapters are those of {times.stack}, and serving_stack is {stack}."

@@ -17,6 +17,7 @@ from hwmodels.memory import (
     share_machine,
     stack_memories,
     stack_memory,
+    with_slots,
 )
 from hwmodels.overheads import at_or_before, is_before
 from hwmodels.stack_files import load_stack_file
@@ -93,9 +94,10 @@ def account_of(
         reserve_bytes=memory.reserve_bytes,
         block_tokens=memory.block_tokens,
         draft=draft,
-        adapters=adapter_cost_of(scenario, deployment),
         context_tokens=None if workload is None else mean_context(workload),
     )
+    slots = adapter_cost_of(scenario, deployment)
+    plan = plan if slots is None else with_slots(plan, slots)
     notes = (*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules))
     return replace(plan, override=memory.kv_blocks, notes=notes)
 
