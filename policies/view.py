@@ -361,9 +361,9 @@ class Scheduler(Protocol):
 
     A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
     below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `asks_beginnings`, `evicts`,
-    `preempted_last`, `reserves`, `counts_steps`, `orders_queue`, `pads_to`, `seats`, `rules`. A wrapper has those of its `inner` unless it
-    has its own. A method `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what
-    helps; such a run is refused.
+    `preempted_last`, `reserves`, `counts_steps`, `orders_queue`, `pads_to`, `seats`, `rules`. A wrapper has those of its `inner`
+    unless it has its own. A method `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned,
+    and what helps; such a run is refused.
     """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...

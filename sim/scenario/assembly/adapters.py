@@ -102,8 +102,8 @@ def within_slots(scenario: Scenario, scheduler: Any) -> Any:
         why = "an installed scheduler is not told of adapters; take one of the simulator's own"
     elif orders_queue(inner):
         why = (
-            f"slots are modelled for schedulers that admit in the order of arrival, and {scenario.scheduler.policy} has another; "
-            "take one that does, or wrap it in policy order"
+            f"slots are modelled for schedulers that admit in the order of arrival, and {scenario.scheduler.policy} has "
+            "another; take one that does, or wrap it in policy order"
         )
     elif any(isinstance(each, Preempt) for each in outer):
         why = "policy preempt makes room for the first of the queue, which may wait for a slot; take policy order"
@@ -124,8 +124,8 @@ def about_adapters(scenario: Scenario, workload: Workload) -> Iterator[str]:
         return
     times, stack = times_of(scenario.stack_name, scenario.serving_release), scenario.stack_name
     yield (
-        f"What adapters add to iterations, and what loads take, was measured with {times.measured} on one GPU of 64 GB, and follows "
-        "the shapes of the model's layers."
+        f"What adapters add to iterations, and what loads take, was measured with {times.measured} on one GPU of 64 GB, and "
+        "follows the shapes of the model's layers."
     )
     if stack != times.stack:
         yield f"Slots and times of adapters are those of {times.stack}, and serving_stack is {stack}."
