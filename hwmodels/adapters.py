@@ -98,7 +98,7 @@ def times_of(stack: str, release: str | None = None) -> AdapterTimes:
     """The times of the newest release of *stack* that is not after *release*, or else of the oldest; None: of the newest. Those of
     the default stack's newest for a stack of which none are known."""
     if file_of(stack, FILE) is None:
-        stack, release = default_stack().engine, None
+        stack, release = default_stack().name, None
     known = adapter_times(stack)
     return next(iter(known.values())) if release is None else known[known_for(release, known)]
 

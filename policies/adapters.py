@@ -28,28 +28,18 @@ class Admissible(Sequence[WaitingSeq]):
 
     def __iter__(self) -> Iterator[WaitingSeq]:
         taken, of, most, counts_base = set(self._taken), self._seen.of, self._rule.max_loras, self._rule.counts_base
-        n_shown = 0
-        left = self._left(taken, 0)
-        for seq in self._queue:
-            if left == 0:
-                return
-            adapter = of[seq.id]
-            if adapter not in taken and (adapter != BASE_MODEL or counts_base):
+        latest: WaitingSeq | None = None
+        if len(taken) < most:
+            for latest in self._queue:
+                adapter = of[latest.id]
+                if adapter != BASE_MODEL or counts_base:
+                    taken.add(adapter)
+                yield latest
                 if len(taken) >= most:
-                    continue
-                taken.add(adapter)
-                left = self._left(taken, n_shown)
-            n_shown += 1
-            left -= 1
-            yield seq
-
-    def _left(self, taken: set[int], n_shown: int) -> int:
-        """Requests in the queue that are still to be shown, where all slots are taken; otherwise a negative number."""
-        if len(taken) < self._rule.max_loras:
-            return -1
-        waiting = self._seen.waiting
-        base = 0 if self._rule.counts_base else waiting.get(BASE_MODEL, 0)
-        return base + sum([waiting.get(adapter, 0) for adapter in taken]) - n_shown
+                    break
+            else:
+                return
+        yield from self._seen.among(self._queue, taken if counts_base else taken | {BASE_MODEL}, latest)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -7,7 +7,7 @@ and there is nothing to compute before it decodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
 
@@ -192,6 +192,13 @@ class AdaptersSeen(Protocol):
     @property
     def waiting(self) -> Mapping[int, int]:
         """Requests in the queue, by adapter; those that have none are not named."""
+        ...
+
+    def among(
+        self, waiting: Sequence[WaitingSeq], adapters: set[int], behind: WaitingSeq | None, /
+    ) -> Iterator[WaitingSeq]:
+        """Those of *waiting*, a view's queue or what a policy has made of it, that ask for these *adapters*, of those that come
+        *behind* one of them; None: of all."""
         ...
 
     def running(self, *, leaving: bool) -> set[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from workloads.columns import first_row
 from workloads.streams import Stream, check_count, stream
-from workloads.workload import W
+from workloads.workload import W, Workload
 
 
 def draw_adapters(trace: W, shares: Sequence[float], seed: int, *, base_share: float = 0.0) -> W:
@@ -33,7 +33,7 @@ def draw_adapters(trace: W, shares: Sequence[float], seed: int, *, base_share: f
     return replace(trace, adapter=drawn.astype(np.int64))
 
 
-def check_adapters(trace: W, count: int) -> None:
+def check_adapters(trace: Workload, count: int) -> None:
     """ValueError for a request that asks for another adapter than the *count* that there are."""
     check_count(count, "count")
     if trace.adapter is not None and (row := first_row(trace.adapter >= count)) is not None:

@@ -6,12 +6,11 @@ An iteration starts when all of its adapters are in slots; loads are part of it,
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from policies.view import BASE_MODEL
-from sim.engine.batch.micro_batch import MicroBatch
+from policies.view import BASE_MODEL, WaitingSeq
+from sim.engine.batch.micro_batch import MicroBatch, QueueView
 from sim.engine.batch.prices import AdapterPrices
 from sim.engine.record.columns import AdapterColumns
 from sim.engine.serve.adapter_queue import AdapterQueue
@@ -33,10 +32,21 @@ class _Use:
 class SeenAdapters:
     """A `policies.view.AdaptersSeen` of a micro-batch."""
 
-    def __init__(self, of: array[int], waiting: Mapping[int, int], batch: MicroBatch) -> None:
-        self.of = of
-        self.waiting = waiting
+    def __init__(self, queue: AdapterQueue, batch: MicroBatch) -> None:
+        self.of = queue.of
+        self.waiting: Mapping[int, int] = queue.counts
+        self._queue = queue
         self._batch = batch
+
+    def among(
+        self, waiting: Sequence[WaitingSeq], adapters: set[int], behind: WaitingSeq | None, /
+    ) -> Iterator[WaitingSeq]:
+        if isinstance(waiting, QueueView):
+            return waiting.within(self._queue.among(adapters, -1 if behind is None else behind.id))
+        rest = iter(waiting)
+        if behind is not None:
+            next(seq for seq in rest if seq.id == behind.id)
+        return (seq for seq in rest if self.of[seq.id] in adapters)
 
     def running(self, *, leaving: bool) -> set[int]:
         batch, of = self._batch, self.of
@@ -58,7 +68,7 @@ class Adapters:
         self._slots: dict[int, None] = {}
         self._use = _Use()
         self._n_running = self._n_waiting = 0
-        self._batch: frozenset[int] | None = None
+        self._batch: set[int] | None = None
         """Adapters of the latest iteration, all in slots and used last; None: others have been used since."""
         self.reset()
 
@@ -74,7 +84,7 @@ class Adapters:
 
     def seen(self, batch: MicroBatch) -> SeenAdapters:
         """What schedulers see of it."""
-        return SeenAdapters(self.of, self._queue.counts, batch)
+        return SeenAdapters(self._queue, batch)
 
     def resident(self) -> set[int]:
         """Adapters in slots of the device."""
@@ -93,7 +103,7 @@ class Adapters:
             # The scheduler's set has no order; that of the numbers stands in.
             for adapter in sorted(wanted):
                 load_ticks += self._bring(adapter, ticks + load_ticks)
-            self._batch = frozenset(wanted)
+            self._batch = wanted
         self._prices.extra_ticks = load_ticks + to_ticks(self._spec.step_s(rows, len(wanted)))
         self._n_running = len(wanted)
         self._n_waiting = self._without_slot(batch)

@@ -306,6 +306,8 @@ class Sequences:
         queue = self.queue
         if queue and queue[0].id == id_:
             seq = queue.popleft()
+        elif self.waiting_by_adapter is not None:
+            seq = self.waiting_by_adapter.take(id_)
         else:
             found = next((each for each in queue if each.id == id_), None)
             if found is None:
