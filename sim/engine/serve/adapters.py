@@ -6,6 +6,7 @@ An iteration starts when all of its adapters are in slots; loads are part of it,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -89,6 +90,19 @@ class Adapters:
     def resident(self) -> set[int]:
         """Adapters in slots of the device."""
         return set(self._slots)
+
+    def fault(self, batches: Sequence[MicroBatch]) -> str | None:
+        """The way in which slots and queue are not as they should be, if any."""
+        for batch in batches:
+            running = {self.of[id_] for id_, _ in batch.run}
+            running.update([self.of[id_] for id_ in batch.decoding] if batch.decodes else [])
+            missing = running - {BASE_MODEL} - set(self._slots)
+            if batch.span is not None and missing:
+                return f"adapter {min(missing)} runs without a slot"
+        if len(self._slots) > self._spec.max_loras or len(self._host) > self._spec.max_cpu_loras:
+            return f"{len(self._slots)} adapters in slots, {len(self._host)} in host memory"
+        counts = Counter(self.of[seq.id] for seq in self._queue)
+        return None if counts == self._queue.counts else f"{counts} wait, and {self._queue.counts} are counted"
 
     def begin(self, batch: MicroBatch, run: tuple[tuple[int, int], ...], n: int, rows: int, ticks: int) -> bool:
         """Bring the adapters of the iteration that starts at *ticks* to slots, and have it priced with them; whether any was

@@ -57,27 +57,17 @@ def adapter_cost_of(scenario: Scenario, deployment: Deployment) -> AdapterCost |
     )
 
 
-def adapters_of(
-    scenario: Scenario, deployment: Deployment, workload: Workload, *, shared: bool, speculates: bool
-) -> AdapterSpec | None:
+def adapters_of(scenario: Scenario, deployment: Deployment, workload: Workload, *, shared: bool) -> AdapterSpec | None:
     """The adapters that an engine core serves; None without any. *shared*: its machine serves other models, too. ScenarioError for
     what is not modelled beside them."""
     settings = scenario.adapters
     if settings is None or workload.adapter is None:
         return None
     with told_by(scenario, "adapters"):
-        parallel = deployment.parallel
-        for what, there in (
-            (
-                "a pipeline (parallel.pipeline, micro_batches)",
-                parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1,
-            ),
-            ("ranks (parallel.data)", parallel.data > 1),
-            ("models that share a machine", shared),
-            ("speculation (decoding)", speculates),
-        ):
-            if there:
-                raise ScenarioError(f"adapters beside {what} are not modelled; leave out one of the two")
+        if shared:
+            raise ScenarioError(
+                "adapters of models that share a machine are not modelled; give each model machines of its own"
+            )
         cost = adapter_cost_of(scenario, deployment)
         assert cost is not None
         return AdapterSpec(

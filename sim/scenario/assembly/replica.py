@@ -141,7 +141,7 @@ def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, models: int
         **cache_of(scenario, workload, plan.block_tokens, deployment.model),
         **tiers_of(scenario, deployment, plan, models=models),
         **slots,
-        adapters=adapters_of(scenario, deployment, workload, shared=models > 1, speculates=decoding is not None),
+        adapters=adapters_of(scenario, deployment, workload, shared=models > 1),
     )
     if decoding is not None:
         spec = replace(
