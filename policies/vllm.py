@@ -5,9 +5,9 @@ The rules are those of `vllm/v1/core/sched/scheduler.py` (`Scheduler.schedule`) 
 `vllm/config/scheduler.py` and `vllm/engine/arg_utils.py` (`EngineArgs.get_batch_defaults`). `tests/oracle` lays these decisions
 beside those of the releases.
 
-Left out, and not needed for text: encoder inputs, LoRA limits, Mamba alignment, structured output, and the cadence of prompts that
-0.33 has without ranks. A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
-verifies some of them; prompts of one token are not padded to a round of speculation.
+LoRA limits are in `policies.adapters`. Left out, and not needed for text: encoder inputs, Mamba alignment, structured output, and
+the cadence of prompts that 0.33 has without ranks. A budget that ends within a sequence's drafted tokens leaves the sequence out,
+where vLLM verifies some of them; prompts of one token are not padded to a round of speculation.
 """
 
 from __future__ import annotations
@@ -98,6 +98,11 @@ class Vllm:
         "max_long_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
         "token_budget": "it is max_num_batched_tokens here; token_budget is sarathi's",
     }
+
+    @property
+    def orders_queue(self) -> bool:
+        """See `policies.view.orders_queue`."""
+        return self.scheduling_policy != "fcfs"
 
     def __post_init__(self) -> None:
         self._check_release()

@@ -31,6 +31,7 @@ class Stream(IntEnum):
     ARRIVAL_STATES = 106
     PROMPTS = 107
     TURNS = 108
+    ADAPTERS = 119
     CLASSES = 120
     PREDICTIONS = 121
     MISSING_OUTPUTS = 122

@@ -63,6 +63,7 @@ class Workload(ABC):
         "tenant_index": 0,
         "predicted_tokens": 0,
         "encoder_tokens": 0,
+        "adapter": -1,
     }
     """The columns with one value a request, and the least value of each; a kind with further columns adds them."""
 
@@ -96,6 +97,8 @@ class Workload(ABC):
     """Output tokens that a predictor expects of each request; schedulers see it. None: there is no predictor."""
     encoder_tokens: IntArray | None = None
     """Tokens of images and the like that are encoded before the prompt is computed; 0: nothing is. None: nobody says."""
+    adapter: IntArray | None = None
+    """LoRA adapter that each request asks for, numbered from 0; -1: the base model. None: nobody says."""
     prefix_blocks: IntArray | None = None
     """Block ids of all requests end to end; equal ids after equal ids are equal tokens, as far as two requests have them. Where a
     request has more of them than its prompt needs, they name the tokens that it emits as well, which a later prompt may contain;

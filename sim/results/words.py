@@ -229,6 +229,20 @@ def _encode(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ]
 
 
+def _adapters(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found or found["running_mean"] is None:
+        return []
+    waiting, loads = (
+        found["waiting_for_slot_mean"],
+        [f"{found['slot_loads']:,} to slots in {seconds_text(found['slot_load_s'])}"],
+    )
+    if found["disk_loads"]:
+        loads.insert(0, f"{found['disk_loads']:,} from disk in {seconds_text(found['disk_load_s'])}")
+    text = f"{found['running_mean']:.3g} of {found['max_loras']} slots in an iteration on average, {found['running_max']} at most"
+    text += f"; {waiting:,.3g} requests waiting for a slot" if waiting else ""
+    return [("Adapters", text), ("Adapter loads", ", ".join(loads))]
+
+
 def _handover(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if found is None:
         return []
@@ -410,6 +424,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_fleet(summary.get("fleet")),
         *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),
+        *_adapters(summary.get("adapters")),
         *_encode(summary.get("encode")),
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),

@@ -23,6 +23,7 @@ from hwmodels.graphs import GraphSettings
 from hwmodels.precision import PRECISIONS
 from hwmodels.stacks import default_scheduler, default_stack, stacks
 from policies.ranks import PromptBalance
+from sim.scenario.adapters import AdapterSettings
 from sim.scenario.chosen import Distribution, Eviction, Own, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.encoding import EncodeSettings
@@ -638,6 +639,9 @@ class Settings(Section):
     """The hand-over from pools that prefill to pools that decode: which emits the first token, when room is taken, what stays."""
     encode: EncodeSettings | None = None
     """Machines that encode what comes with prompts, before these are computed; where it is left out, nothing is encoded."""
+    adapters: AdapterSettings | None = None
+    """LoRA adapters that requests ask for, and the slots that servers have for them; where it is left out, all ask for the model
+    itself."""
     autoscale: Autoscale | None = None
     """Machines come and go; where it is left out, all of them are there from beginning to end."""
     failures: Failures | None = None

@@ -21,6 +21,9 @@ _new: Final = tuple[object, ...].__new__
 class RequestState:
     """One entry a request in each column. Columns grow together: those made by `column`, or given to `keep`."""
 
+    adapter: array[int] | None = None
+    """The LoRA adapter that each request asks for, -1: the base model; None: none asks for one."""
+
     def __init__(
         self, prompt: array[int], output: array[int], arrival: array[int], *, pipelined: bool = False,
         max_tokens: array[int] | None = None, contents_in: ContentsIn | None = None,

@@ -15,6 +15,7 @@ from sim.engine.batch.span import Step
 from sim.engine.batch.stages import Stages
 from sim.engine.kv.pool import OutOfBlocks
 from sim.engine.record.columns import Recorder, Standing, Tally
+from sim.engine.serve.adapters import Adapters
 from sim.engine.serve.sequences import Sequences
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.time.clock import TICK_BITS
@@ -54,6 +55,8 @@ class Iterations:
         alone: bool, is_rank: bool, fast_forward: bool,
     ) -> None:  # fmt: skip
         self.prices = prices
+        self.adapters: Adapters | None = None
+        """Set where requests may ask for adapters."""
         self.pads_to = pads_to(spec.scheduler)
         self.window: Window = spec.cost.window_tokens
         self._scheduler = spec.scheduler
@@ -120,6 +123,8 @@ class Iterations:
         )  # fmt: skip
         if ended or work.wasted:
             totals = self._with_wasted(totals, decoding.query_tokens, ended)
+        if self.adapters is not None:
+            self.adapters.begin(batch, run, n, totals.rows, ticks)
         batch.run = run
         batch.completing = completing
         batch.decodes = n > 0
@@ -339,6 +344,10 @@ class Iterations:
         batch.decodes = True
         batch.through_arrivals = plan.through_arrivals
         hold = plan.hold if self._fast_forward else 1
+        if self.adapters is not None:
+            n = decoding.n
+            # A load is part of one iteration.
+            hold = 1 if self.adapters.begin(batch, NO_PROMPTS, n, n * decoding.query_tokens, ticks) else hold
         span = batch.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
         span.open(self._recorder, self.standing(batch))
         return span.end(span.n)

@@ -34,6 +34,7 @@ INVARIANTS = {
     "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
     "INV-12": "where nothing is to happen any more, no blocks are held for machines that there are, and nobody is between two",
     "INV-13": "a machine that hands over decodes no sequence",
+    "INV-14": "adapters of an iteration in flight are in slots, no more of them than there are; the queue counts those that wait",
 }
 
 
@@ -193,6 +194,9 @@ class Watch:
     def _check_queue(self, core: EngineCore, seen: set[int]) -> None:
         """Waiting requests wait once, and those with KV hold its blocks."""
         connector = core.sequences.connector
+        fault = None if core.adapters is None else core.adapters.fault(core.batches)
+        if fault is not None:
+            self._fail("INV-14", fault)
         for seq in core.sequences.queue:
             self._once(seq.id, seen)
             for books, blocks in ((connector.machines, seq.kept_blocks), (connector.tiers, seq.shared_blocks)):

@@ -15,6 +15,7 @@ from policies.view import ALWAYS_NS, PlanFunction, Scheduler
 from sim.engine.batch.decoding import Decoding
 from sim.engine.batch.prices import StageTable
 from sim.engine.record.streaming import Stream
+from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.encoding import EncodeSpec
 from sim.engine.spec.lifecycle import FleetSpec
 from sim.engine.spec.roles import HandoverSpec, Part
@@ -83,6 +84,8 @@ class ReplicaSpec:
     """Preempted sequences are moved to the `host` tier and back, and not computed again."""
     block_bytes: int = 0
     """Bytes of a KV block on all devices together, for the links of tiers."""
+    adapters: AdapterSpec | None = None
+    """LoRA adapters that its requests may ask for (`Workload.adapter`); None: there are none."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):
@@ -141,6 +144,7 @@ class MachineSpec:
             raise ValueError("hosted needs at least one ReplicaSpec; got none")
         self._check_ranks()
         self._check_driven()
+        self._check_adapters()
         models = [spec.model for spec in self.hosted]
         if len(self.hosted) > 1 and (None in models or len(set(models)) < len(models)):
             raise ValueError(f"models that a machine hosts are different ones; got {models!r}")
@@ -149,6 +153,20 @@ class MachineSpec:
                 "models that a machine hosts run on the same stages; got pipelines of "
                 f"{', '.join(str(spec.cost.n_stages) for spec in self.hosted)} stages"
             )
+
+    def _check_adapters(self) -> None:
+        """ValueError where iterations with adapters are not modelled."""
+        for spec in self.hosted:
+            if spec.adapters is None:
+                continue
+            batches = self.ranks > 1 or spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1
+            for what, there in (
+                ("ranks, a pipeline or several micro-batches", batches),
+                ("an installed scheduler", driving(spec.scheduler)),
+                ("a table of single-pass latencies", isinstance(spec.cost, StageTable)),
+            ):
+                if there:
+                    raise ValueError(f"adapters beside {what} are not modelled; leave out one of the two")
 
     def _check_driven(self) -> None:
         """ValueError for what cannot be had of a scheduler that drives itself."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
 from sim.errors import ScenarioError
+from sim.scenario.assembly.adapters import with_adapters
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.context import beyond_own_context, limits_of, within_context
 from sim.scenario.assembly.deployment import deployment_of
@@ -58,6 +59,7 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
     check_models(scenario, pools)
     check_asked(scenario, pools)
     workload = classed(scenario, workload_of(scenario)) if workload is None else workload
+    workload = with_adapters(scenario, workload)
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)
     else:

@@ -11,6 +11,7 @@ from hwmodels.memory import MemoryPlan
 from sim.engine import ReplicaSpec
 from sim.engine.record.columns import IntArray
 from sim.errors import ScenarioError
+from sim.scenario.assembly.adapters import adapters_of, within_slots
 from sim.scenario.assembly.asked import numbers_of, of_model
 from sim.scenario.assembly.auto import chosen_by_auto
 from sim.scenario.assembly.context import check_longest
@@ -74,6 +75,7 @@ def _part(pool: PoolOf, i: int, workload: Workload, row: int | None) -> _Part:
     asked = of_model(workload, numbers)
     chosen = chosen_by_auto(scenario, deployment, asked)
     scheduler = preempting(scenario, scheduler_of(scenario, deployment, chosen, shared=shared))
+    scheduler = within_slots(scenario, scheduler)
     with told_by(scenario):
         drafting = drafting_for(scenario.decoding, target=deployment, find=scenario.find)
     return _Part(
@@ -139,6 +141,7 @@ def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, models: int
         **cache_of(scenario, workload, plan.block_tokens, deployment.model),
         **tiers_of(scenario, deployment, plan, models=models),
         **slots,
+        adapters=adapters_of(scenario, deployment, workload, shared=models > 1),
     )
     if decoding is not None:
         spec = replace(
