@@ -214,7 +214,20 @@ HOST = KernelForm(
 FAMILIES: Mapping[str, KernelForm[Any]] = {
     form.family: form
     for form in (
-        *(GEMM, PREFILL, DECODE, MIXED, ENCODER, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, STEPPED, EXCHANGE, ELEMENTWISE),
+        *(
+            GEMM,
+            PREFILL,
+            DECODE,
+            MIXED,
+            ENCODER,
+            MOE,
+            MLA_PREFILL,
+            MLA_DECODE,
+            COLLECTIVE,
+            STEPPED,
+            EXCHANGE,
+            ELEMENTWISE,
+        ),
         *(MLA_BMM, MLA_MODULE, LINEAR_PREFILL, LINEAR_DECODE, COMPRESSED_PREFILL, COMPRESSED_DECODE),
         *(TPU_GEMM, TPU_PREFILL, TPU_DECODE, CPU_GEMM, CPU_PREFILL, CPU_DECODE, HOST),
     )

@@ -26,6 +26,7 @@ from sim.engine.kv.caching_pool import CachingPool
 from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, RoundCounts, sum_rounds
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
+from sim.engine.serve.images import Images
 from sim.engine.serve.iterations import NO_PROMPTS, Iterations
 from sim.engine.serve.kv_connector import Outside
 from sim.engine.serve.loading import Loading
@@ -127,6 +128,8 @@ class EngineCore:
         """A micro-batch holds plans of decodes alone, and carries them out one iteration after the other."""
         self._hears = self._what_it_hears()
         self.batches: list[MicroBatch] = []
+        self.images = None if spec.images is None else Images(spec.images, state, self.batches)
+        iterations.images = self.images
         sequences.prefix_lookup.batches = self.batches
         for _ in range(self._max_batches if self._max_batches <= _MADE_AT_ONCE else 1):
             self.add_batch()
@@ -164,6 +167,7 @@ class EngineCore:
             draft_slots=spec.draft_slots,
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
             terms=state.terms,
+            images=self.images,
             cache=kv if kv.caches and (looks_for_itself(spec.scheduler) or asks_beginnings(spec.scheduler)) else None,
         )
         self.batches.append(batch)
@@ -404,6 +408,8 @@ class EngineCore:
 
     def hand_back(self) -> list[int]:
         """Give up everything; see `sim.engine.serve.sequences.hand_back`."""
+        if self.images is not None:
+            self.images.reset()
         return give_all_back(self.sequences, self.batches)
 
     # KV from elsewhere.

@@ -34,6 +34,7 @@ INVARIANTS = {
     "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
     "INV-12": "where nothing is to happen any more, no blocks are held for machines that there are, and nobody is between two",
     "INV-13": "a machine that hands over decodes no sequence",
+    "INV-14": "encodings of images are no more than the encoder's cache has room for",
 }
 
 
@@ -176,6 +177,8 @@ class Watch:
             for id_ in core.batches[0].admitted:
                 self._once(id_, seen)
             return
+        if core.images is not None and core.images.cache.held > core.images.cache.size:
+            self._fail("INV-14", f"machine {machine.index} keeps {core.images.cache.held} embeddings")
         held = sum(self._check_batch(machine, core, batch, seen) for batch in core.batches)
         held += self._check_connector(machine, core, seen)
         kv = sequences.kv
