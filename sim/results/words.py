@@ -229,6 +229,14 @@ def _encode(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ]
 
 
+def _images(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found or found["hit_rate"] is None:
+        return []
+    taken = f", {seconds_text(found['encode_s']['mean'])} in the steps of a request" if found["encoded"] else ""
+    told = f"{found['encoded']:,} encoded, {found['hits']:,} found encoded ({found['hit_rate']:.1%}){taken}"
+    return [("Images", told)]
+
+
 def _handover(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if found is None:
         return []
@@ -402,6 +410,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),
         *_encode(summary.get("encode")),
+        *_images(summary.get("images")),
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
         *_rollout(summary.get("rollout")),
