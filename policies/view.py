@@ -207,6 +207,54 @@ class AdaptersSeen(Protocol):
         ...
 
 
+class PlannedImages(Protocol):
+    """The images that a plan encodes, one sequence after the other."""
+
+    def fits(self, id_: int, cached: int, tokens: int, /) -> int:
+        """Of *tokens* prompt tokens behind *cached* ones, as many as can be computed: those ahead of the first image that is not
+        encoded and cannot be."""
+        ...
+
+    def take(self, id_: int, /) -> object:
+        """The sequence asked about last is planned."""
+        ...
+
+    def computes(self, id_: int, cached: int, tokens: int, /) -> int:
+        """Of *tokens* prompt tokens as many as `fits` says, which are planned."""
+        ...
+
+    def undo(self, id_: int, /) -> None:
+        """A sequence is preempted."""
+        ...
+
+
+class _NoImages:
+    """Prompts without images."""
+
+    def fits(self, id_: int, cached: int, tokens: int, /) -> int:
+        return tokens
+
+    def take(self, id_: int, /) -> None:
+        return
+
+    def computes(self, id_: int, cached: int, tokens: int, /) -> int:
+        return tokens
+
+    def undo(self, id_: int, /) -> None:
+        return
+
+
+NO_IMAGES: Final = _NoImages()
+
+
+class EncodedImages(Protocol):
+    """The images of a model's requests, for a scheduler that `encodes`."""
+
+    def planned(self) -> PlannedImages:
+        """For a plan, from nothing planned on."""
+        ...
+
+
 @dataclass(slots=True)
 class ReplicaView:
     """A machine's model at the moment it may start an iteration. Policies read it, and keep nothing of it for later.
@@ -274,6 +322,8 @@ class ReplicaView:
     `cached_tokens`, but for a scheduler that `admits_in_turn` or `looks_itself`, which looks it up here."""
     adapters: AdaptersSeen | None = None
     """None where no request asks for an adapter."""
+    images: EncodedImages | None = None
+    """None where no images are encoded in iterations."""
 
     @property
     def n_running(self) -> int:
@@ -449,6 +499,12 @@ def reserves(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, keeps memory for what clients allow (`ReplicaView.max_tokens`): by an attribute
     `reserves`."""
     return bool(asked(scheduler, "reserves"))
+
+
+def encodes(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, plans which images are encoded in an iteration (`ReplicaView.images`): by an
+    attribute `encodes`."""
+    return bool(asked(scheduler, "encodes"))
 
 
 def counts_steps(scheduler: object) -> bool:

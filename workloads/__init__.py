@@ -16,6 +16,7 @@ from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
 from workloads.generators import azure_conversation_like, closed_loop, synthesize
+from workloads.images import DrawnImages
 from workloads.join import concat, merge
 from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
 from workloads.loops import ClosedLoop
@@ -39,6 +40,7 @@ __all__ = [
     "ClosedLoop",
     "Conversations",
     "Deterministic",
+    "DrawnImages",
     "Empirical",
     "Fixed",
     "Follows",

@@ -36,6 +36,7 @@ class Stream(IntEnum):
     PREDICTIONS = 121
     MISSING_OUTPUTS = 122
     INFORMATIVE = 123
+    IMAGES = 130
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

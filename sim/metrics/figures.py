@@ -193,7 +193,8 @@ def _peak_seconds(meta: Mapping[str, Any], begin: int, end: int) -> tuple[float,
     """FLOPs and bytes that the GPUs of machines could have done between two instants while they could serve; 0 where unknown."""
     serving, span_s = serving_s(meta, begin, end), (end - begin) * 1e-9
     if serving is not None and "machine_peaks" in meta:
-        flops, n_bytes = (serving @ np.array(meta["machine_peaks"])).tolist()
+        peaks = np.array(meta["machine_peaks"])  # machines that only encode come behind, and have none
+        flops, n_bytes = (serving[: len(peaks)] @ peaks).tolist()
         return flops, n_bytes
     return span_s * (meta.get("peak_flops_per_s") or 0.0), span_s * (meta.get("peak_bytes_per_s") or 0.0)
 

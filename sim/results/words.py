@@ -243,6 +243,14 @@ def _adapters(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [("Adapters", text), ("Adapter loads", ", ".join(loads))]
 
 
+def _images(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found or found["hit_rate"] is None:
+        return []
+    taken = f", {seconds_text(found['encode_s']['mean'])} in the steps of a request" if found["encoded"] else ""
+    told = f"{found['encoded']:,} encoded, {found['hits']:,} found encoded ({found['hit_rate']:.1%}){taken}"
+    return [("Images", told)]
+
+
 def _handover(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if found is None:
         return []
@@ -426,6 +434,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_prefix_cache(summary.get("prefix_cache")),
         *_adapters(summary.get("adapters")),
         *_encode(summary.get("encode")),
+        *_images(summary.get("images")),
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
         *_rollout(summary.get("rollout")),

@@ -160,6 +160,17 @@ class Predictor(Section):
     """Standard deviation of the logarithm of guess over truth: 0 knows all, 0.7 is wrong by a factor of two one time in three."""
 
 
+class RequestImages(Section):
+    """Images that are drawn for each request. Their tokens come on top of `prompt_tokens`, ahead of the text."""
+
+    per_request: Distribution = Distribution(distribution="fixed", tokens=1)
+    width: Distribution
+    """Pixels of each image."""
+    height: Distribution
+    distinct: Annotated[int, Field(ge=1)] | None = None
+    """Different images that there are, each asked for equally often; where it is left out, all are different."""
+
+
 def _as_text(value: Any) -> Any:
     """A date of YAML as it would be written in quotes."""
     return value.isoformat() if isinstance(value, date) else value
@@ -302,6 +313,8 @@ class Workload(Section):
     """Keep the first requests only."""
     predictor: Predictor | None = None
     """Guesses of output lengths, drawn around the truth; where it is left out, the trace's column `predicted_tokens`, if any."""
+    images: RequestImages | None = None
+    """Images in prompts; where it is left out, the trace's column `images`, if any."""
     models: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Models that the requests ask for, drawn at random in proportion to these shares; in place of what a trace asks for."""
 

@@ -243,7 +243,7 @@ def draw(rng: Random) -> Mapping:
     if not {"pools", "placement"} & set(found) and rng.random() < 0.1:
         found["memory"]["max_model_len"] = max(64, int(load.longest * rng.choice([0.6, 0.9, 1.5])))
     late = {"event_delay_s", "poll_s"} & set(str(found.get("router")).split("'"))
-    if not (late or around.fleet_changes or "failures" in found) and (own := Random(str(found))).random() < 0.2:
+    if not late and (own := Random(str(found))).random() < 0.2:
         found["encode"] = _encoders(own, load)
     return found
 

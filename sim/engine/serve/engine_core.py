@@ -27,6 +27,7 @@ from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, RoundC
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.adapters import Adapters
+from sim.engine.serve.images import Images
 from sim.engine.serve.iterations import NO_PROMPTS, Iterations
 from sim.engine.serve.kv_connector import Outside
 from sim.engine.serve.loading import Loading
@@ -134,6 +135,8 @@ class EngineCore:
         self._hears = self._what_it_hears()
         self._notes = self._what_it_notes()
         self.batches: list[MicroBatch] = []
+        self.images = None if spec.images is None else Images(spec.images, state, self.batches)
+        iterations.images = self.images
         sequences.prefix_lookup.batches = self.batches
         for _ in range(self._max_batches if self._max_batches <= _MADE_AT_ONCE else 1):
             self.add_batch()
@@ -172,6 +175,7 @@ class EngineCore:
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
             terms=state.terms,
             adapters=None if self.adapters is None else self.adapters.seen(batch),
+            images=self.images,
             cache=kv if kv.caches and (looks_for_itself(spec.scheduler) or asks_beginnings(spec.scheduler)) else None,
         )
         self.batches.append(batch)
@@ -429,6 +433,8 @@ class EngineCore:
         """Give up everything; see `sim.engine.serve.sequences.hand_back`."""
         if self.adapters is not None:
             self.adapters.reset()
+        if self.images is not None:
+            self.images.reset()
         return give_all_back(self.sequences, self.batches)
 
     # KV from elsewhere.

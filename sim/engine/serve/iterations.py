@@ -16,6 +16,7 @@ from sim.engine.batch.stages import Stages
 from sim.engine.kv.pool import OutOfBlocks
 from sim.engine.record.columns import Recorder, Standing, Tally
 from sim.engine.serve.adapters import Adapters
+from sim.engine.serve.images import Images
 from sim.engine.serve.sequences import Sequences
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.time.clock import TICK_BITS
@@ -31,7 +32,7 @@ NOBODY: Final[Mapping[int, Ended]] = {}
 class Work(Tally):
     """Totals of an iteration that is being started."""
 
-    __slots__ = ("blocks", "completing", "kv_tokens", "pairs", "pairs_window", "rows")
+    __slots__ = ("blocks", "completing", "encode_ticks", "kv_tokens", "pairs", "pairs_window", "rows")
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +44,8 @@ class Work(Tally):
         """KV tokens that the prompt tokens attend to."""
         self.completing: list[int] = []
         """Requests whose prompts are complete after this iteration."""
+        self.encode_ticks = 0
+        """The time of encoding images, beside the model's."""
         self.blocks = 0
         """KV blocks that are still to be taken."""
 
@@ -83,6 +86,8 @@ class Iterations:
         )
         """Prices and starts an iteration that is not on the only stage of a machine."""
         self._work = Work()
+        self.images: Images | None = None
+        """What is encoded beside prompts."""
 
     # An iteration of its own.
 
@@ -129,10 +134,13 @@ class Iterations:
         batch.completing = completing
         batch.decodes = n > 0
         batch.through_arrivals = True
+        if self.images is not None:
+            work.encode_ticks = self.images.encode(batch, run)
         if self._price is not None:
             return self._price(batch, totals, growth, ticks)
         kv = self._kv
         duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, work.draft_steps)
+        duration += work.encode_ticks
         batch.span = Step(ticks, ticks + duration, growth)
         standing = (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
         self._recorder.add_iteration(ticks, duration, totals, work, standing)
@@ -177,6 +185,7 @@ class Iterations:
         """Send it through the machine's stages; the tick at which it has left the last."""
         priced = totals if not self.pads_to else self._padded(batch, totals)
         durations, handover = self.prices.stages(priced, self._work.draft_steps)
+        durations[0] += self._work.encode_ticks
         end, bubbles = self._stages.send(
             ticks, durations, handover, bool(batch.run), self._n_sent, self._recorder.stages.add
         )

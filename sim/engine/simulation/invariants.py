@@ -35,6 +35,7 @@ INVARIANTS = {
     "INV-12": "where nothing is to happen any more, no blocks are held for machines that there are, and nobody is between two",
     "INV-13": "a machine that hands over decodes no sequence",
     "INV-14": "adapters of an iteration in flight are in slots, no more of them than there are; the queue counts those that wait",
+    "INV-15": "encodings of images are no more than the encoder's cache has room for",
 }
 
 
@@ -177,6 +178,8 @@ class Watch:
             for id_ in core.batches[0].admitted:
                 self._once(id_, seen)
             return
+        if core.images is not None and core.images.cache.held > core.images.cache.size:
+            self._fail("INV-15", f"machine {machine.index} keeps {core.images.cache.held} embeddings")
         held = sum(self._check_batch(machine, core, batch, seen) for batch in core.batches)
         held += self._check_connector(machine, core, seen)
         kv = sequences.kv
