@@ -35,6 +35,7 @@ class Stream(IntEnum):
     PREDICTIONS = 121
     MISSING_OUTPUTS = 122
     INFORMATIVE = 123
+    GRAMMARS = 125
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

@@ -221,6 +221,9 @@ class Stack:
     published: Published | None = None
     stream_by: Literal["tokens", "iterations"] = "tokens"
     """Tokens that are sent together (`stream_interval`) are counted in these."""
+    compiled_go_first: bool = False
+    """A request whose grammar has been compiled is looked at before those that wait for nothing else; otherwise it comes to the
+    end of the queue."""
     rank_router: str | None = None
     """The router among the ranks of a machine, one of `routers`; None: in turn."""
     routers: Mapping[str, str] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from sim.scenario.decoding import DecodingSettings
 from sim.scenario.encoding import EncodeSettings
 from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
+from sim.scenario.structured_output import StructuredOutput
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
 from workloads import FORMATS, Rollout, ServeGen, SharedPrefix
@@ -638,6 +639,8 @@ class Settings(Section):
     """The hand-over from pools that prefill to pools that decode: which emits the first token, when room is taken, what stays."""
     encode: EncodeSettings | None = None
     """Machines that encode what comes with prompts, before these are computed; where it is left out, nothing is encoded."""
+    structured_output: StructuredOutput | None = None
+    """Answers that keep to a grammar; where it is left out, none does."""
     autoscale: Autoscale | None = None
     """Machines come and go; where it is left out, all of them are there from beginning to end."""
     failures: Failures | None = None

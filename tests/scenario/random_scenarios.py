@@ -245,6 +245,11 @@ def draw(rng: Random) -> Mapping:
     late = {"event_delay_s", "poll_s"} & set(str(found.get("router")).split("'"))
     if not (late or around.fleet_changes or "failures" in found) and (own := Random(str(found))).random() < 0.2:
         found["encode"] = _encoders(own, load)
+    if "'data'" not in str(found) and (own := Random(f"grammars of {found}")).random() < 0.2:
+        found["structured_output"] = _some(
+            own, 0.4, share=[0, 0.3], grammars=[5, 100], exponent=[1.2], compile_s=[0, 0.3], threads=[1], kept=[2],
+            mask_s=[1e-4], overlapped=[False],
+        )  # fmt: skip
     return found
 
 

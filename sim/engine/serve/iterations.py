@@ -8,6 +8,7 @@ from typing import Final
 from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
 from policies.view import PartialSeq, Plan, WaitingSeq, pads_to, rule_of
+from sim.engine.batch.masks import Masks
 from sim.engine.batch.micro_batch import Ended, MicroBatch, Prepared
 from sim.engine.batch.padding import padded
 from sim.engine.batch.prices import Prices
@@ -54,6 +55,7 @@ class Iterations:
         alone: bool, is_rank: bool, fast_forward: bool,
     ) -> None:  # fmt: skip
         self.prices = prices
+        self._masks = None if spec.grammars is None else Masks(spec.grammars, prices)
         self.pads_to = pads_to(spec.scheduler)
         self.window: Window = spec.cost.window_tokens
         self._scheduler = spec.scheduler
@@ -128,6 +130,8 @@ class Iterations:
             return self._price(batch, totals, growth, ticks)
         kv = self._kv
         duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, work.draft_steps)
+        if self._masks is not None:
+            duration += self._masks.added(duration, self._mask_rows(self._masks, batch))
         batch.span = Step(ticks, ticks + duration, growth)
         standing = (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
         self._recorder.add_iteration(ticks, duration, totals, work, standing)
@@ -172,6 +176,9 @@ class Iterations:
         """Send it through the machine's stages; the tick at which it has left the last."""
         priced = totals if not self.pads_to else self._padded(batch, totals)
         durations, handover = self.prices.stages(priced, self._work.draft_steps)
+        if self._masks is not None:
+            # Tokens are sampled on the last stage, and their masks are filled while the others compute.
+            durations[-1] += self._masks.added(sum(durations), self._mask_rows(self._masks, batch))
         end, bubbles = self._stages.send(
             ticks, durations, handover, bool(batch.run), self._n_sent, self._recorder.stages.add
         )
@@ -194,6 +201,11 @@ class Iterations:
                         self._bubbles[kind][id_] += bubble_ns
         batch.span = Step(ticks, end, growth)
         self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(batch))
+
+    def _mask_rows(self, masks: Masks, batch: MicroBatch) -> int:
+        """Masks of the iteration that *batch* is about to start."""
+        decoding = batch.decoding if batch.decodes else ()
+        return masks.rows(decoding, batch.decoding.query_tokens, batch.completing)
 
     def _price_later(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
         """Leave it to `launch`: how long a rank takes is known when all ranks have planned."""
@@ -339,6 +351,9 @@ class Iterations:
         batch.decodes = True
         batch.through_arrivals = plan.through_arrivals
         hold = plan.hold if self._fast_forward else 1
-        span = batch.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
+        prices = self.prices
+        if self._masks is not None:
+            prices = self._masks.prices(self._mask_rows(self._masks, batch))
+        span = batch.span = decoding.span(ticks, hold, plan.until_ns, free, growth, prices)
         span.open(self._recorder, self.standing(batch))
         return span.end(span.n)

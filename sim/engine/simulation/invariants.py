@@ -48,7 +48,9 @@ def _tokens_of(core: EngineCore | None, id_: int, *, kept: bool) -> int:
 
 def core_ids(core: EngineCore) -> set[int]:
     """Requests that wait or run there."""
-    return {seq.id for seq in core.sequences.queue}.union(*(batch.admitted for batch in core.batches))
+    grammars = core.sequences.grammars
+    compiling = () if grammars is None else grammars.ids()
+    return {seq.id for seq in core.sequences.queue}.union(compiling, *(batch.admitted for batch in core.batches))
 
 
 class Watch:
@@ -192,7 +194,9 @@ class Watch:
 
     def _check_queue(self, core: EngineCore, seen: set[int]) -> None:
         """Waiting requests wait once, and those with KV hold its blocks."""
-        connector = core.sequences.connector
+        connector, grammars = core.sequences.connector, core.sequences.grammars
+        for id_ in () if grammars is None else grammars.ids():
+            self._once(id_, seen)
         for seq in core.sequences.queue:
             self._once(seq.id, seen)
             for books, blocks in ((connector.machines, seq.kept_blocks), (connector.tiers, seq.shared_blocks)):
