@@ -167,6 +167,8 @@ class GpuKernels(StackKernels):
 
     def _ask_collectives(self, ask: Callable[..., None], stage: StageWork) -> None:
         pairs = [(each.kind, each.n) for each in stage.collectives]
+        if stage.shared_kv is not None:
+            pairs += [(each.kind, each.n) for each in stage.shared_kv.of_decodes]
         exchange = stage.exchange
         if exchange is not None and (exchange.mode or "").startswith("deepep"):
             for way in ("dispatch", "combine"):

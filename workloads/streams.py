@@ -37,6 +37,7 @@ class Stream(IntEnum):
     MISSING_OUTPUTS = 122
     INFORMATIVE = 123
     IMAGES = 130
+    GRAMMARS = 125
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

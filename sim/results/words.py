@@ -251,6 +251,16 @@ def _images(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [("Images", told)]
 
 
+def _structured(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    waits = found["compile_wait_s"]
+    told = (
+        f", {seconds_text(waits['mean'])} on average, at most {seconds_text(waits['max'])}" if found["waited"] else ""
+    )
+    return [("Grammars", f"{found['waited']:,} requests waited for theirs to be compiled{told}")]
+
+
 def _handover(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if found is None:
         return []
@@ -435,6 +445,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_adapters(summary.get("adapters")),
         *_encode(summary.get("encode")),
         *_images(summary.get("images")),
+        *_structured(summary.get("structured_output")),
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
         *_rollout(summary.get("rollout")),

@@ -165,6 +165,7 @@ class _Run:
             "saturated": self._saturated(),
             "speculation": self._speculation(),
             **self._encode(self.requests),
+            **self._grammars(self.requests),
             **self._handover(self.requests),
             **self._tiers(self.requests),
             **self._ranks(None, None),
@@ -412,6 +413,7 @@ class _Run:
             **self._throughput(begin, end, whole=False),
             **self._utilisation(begin, end, whole=False),
             **self._encode(inside),
+            **self._grammars(inside),
             **self._handover(inside),
             **self._tiers(inside),
             **self._ranks(begin, end),
@@ -529,6 +531,12 @@ class _Run:
             for name, begin, end in zip(names, instants[:-1], instants[1:], strict=True)
         }
         return {"encode": {"requests": len(over), "stages": stages}}
+
+    def _grammars(self, requests: pd.DataFrame) -> dict[str, Any]:
+        if "grammar_wait_ns" not in requests:
+            return {}
+        waits = requests[(requests["status"] == "finished") & (requests["grammar_wait_ns"] > 0)]["grammar_wait_ns"]
+        return {"structured_output": {"waited": len(waits), "compile_wait_s": _statistics(waits * 1e-9)}}
 
     def _handover(self, requests: pd.DataFrame) -> dict[str, Any]:
         if "landed_ns" not in requests:

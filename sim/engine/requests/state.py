@@ -65,8 +65,9 @@ class RequestState:
         """Tokens found in the prefix cache when first admitted, and after preemptions."""
         self.tier_hits: dict[str, array[int]] = {}
         """Tokens loaded for a first admission, by kind of tier, and (`swap`) those copied back after a preemption."""
-        self.load_ns = array("q")
-        """ns held for loads; during a load, less the instant of its start."""
+        self.load_ns, self.grammar_wait_ns = array("q"), array("q")
+        """ns held for loads, during a load less the instant of its start; and ns of waiting for a grammar to be compiled. Empty
+        where there are no tiers, or no grammars."""
         self.status = bytearray([UNFINISHED]) * len(prompt)
         self._columns.append((self.status, UNFINISHED))
         self.given_back: dict[int, int] = {}

@@ -23,7 +23,7 @@ from sim.engine.batch.stages import Stages
 from sim.engine.batch.version import HeldPlan
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.caching_pool import CachingPool
-from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, RoundCounts, sum_rounds
+from sim.engine.record.columns import ABORTED, IntArray, Recorder, ReplicaColumns, RoundCounts, sum_rounds
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.adapters import Adapters
@@ -308,6 +308,8 @@ class EngineCore:
             steps.append(self._land_loads)
         if sequences.given_up:
             steps.append(self._let_go)
+        if sequences.grammars is not None and sequences.grammars.goes_first:
+            steps.append(self._take_compiled)
         if self._ahead is not None and sequences.kv.caches:
             steps.append(self._free_the_ended)
         if sequences.connector.takes_part:
@@ -318,6 +320,10 @@ class EngineCore:
 
     def give_up(self, id_: int, now_ns: int) -> None:
         """The client of a request that is here has gone."""
+        grammars = self.sequences.grammars
+        if grammars is not None and grammars.give_up(id_):
+            self.state.status[id_] = ABORTED
+            return
         first = not self.sequences.given_up
         self.sequences.give_up(id_, now_ns)
         if first:
@@ -333,6 +339,9 @@ class EngineCore:
             let_go(self.sequences, batch)
         else:
             self._hears = self._what_it_hears()
+
+    def _take_compiled(self, batch: MicroBatch, ticks: int) -> None:
+        self.sequences.take_compiled(ALWAYS_NS if self._ahead is None else self._ahead.seen_ns)
 
     def _free_the_ended(self, batch: MicroBatch, ticks: int) -> None:
         assert self._ahead is not None
@@ -466,6 +475,22 @@ class EngineCore:
 
     def _ring_at(self, clock: Clock, callback: Callable[[EngineCore], None], at_ns: int) -> None:
         Alarm(clock, ARRIVALS, lambda _event: callback(self)).set(at_ns)
+
+    def ring_when_compiled(self, clock: Clock, callback: Callable[[EngineCore, int, int], None]) -> None:
+        """Have *callback* called with a request, and its tokens with KV, whenever the grammar that it waits for is done."""
+        grammars = self.sequences.grammars
+        if grammars is None:
+            return
+
+        def ring(id_: int, at_ns: int) -> None:
+            Alarm(clock, ARRIVALS, lambda _event: done(id_)).set(at_ns)
+
+        def done(id_: int) -> None:
+            kv_tokens = grammars.done(id_, clock.now_ns)
+            if kv_tokens >= 0:
+                callback(self, id_, kv_tokens)
+
+        grammars.rings_at = ring
 
     @property
     def n_loading(self) -> int:

@@ -163,6 +163,8 @@ def _state_of(experiment: Experiment, workload: Workload, contents_in: ContentsI
     state.adapter = _kept(state, workload.adapter)
     state.deadline = _kept(state, workload.deadline_ns)
     state.terms = terms_of(workload)
+    if any(core.grammars is not None for spec in experiment.machines for core in spec.hosted):
+        state.grammar_wait_ns = state.column("q")
     if experiment.fleet is not None and experiment.handover is not None:
         state.carried = state.column("q")
     return state

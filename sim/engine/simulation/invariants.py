@@ -50,7 +50,9 @@ def _tokens_of(core: EngineCore | None, id_: int, *, kept: bool) -> int:
 
 def core_ids(core: EngineCore) -> set[int]:
     """Requests that wait or run there."""
-    return {seq.id for seq in core.sequences.queue}.union(*(batch.admitted for batch in core.batches))
+    grammars = core.sequences.grammars
+    compiling = () if grammars is None else grammars.ids()
+    return {seq.id for seq in core.sequences.queue}.union(compiling, *(batch.admitted for batch in core.batches))
 
 
 class Watch:
@@ -196,10 +198,12 @@ class Watch:
 
     def _check_queue(self, core: EngineCore, seen: set[int]) -> None:
         """Waiting requests wait once, and those with KV hold its blocks."""
-        connector = core.sequences.connector
         fault = None if core.adapters is None else core.adapters.fault(core.batches)
         if fault is not None:
             self._fail("INV-14", fault)
+        connector, grammars = core.sequences.connector, core.sequences.grammars
+        for id_ in () if grammars is None else grammars.ids():
+            self._once(id_, seen)
         for seq in core.sequences.queue:
             self._once(seq.id, seen)
             for books, blocks in ((connector.machines, seq.kept_blocks), (connector.tiers, seq.shared_blocks)):

@@ -23,6 +23,7 @@ from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.ranks import check_asked, machine_of
 from sim.scenario.assembly.replica import Encodes, build_pool
 from sim.scenario.assembly.scheduler import policy_of
+from sim.scenario.assembly.shared_context import check_shared_context
 from sim.scenario.assembly.tiers import check_stores
 from sim.scenario.classes import check_classes, classed
 from sim.scenario.explain import told_by
@@ -56,6 +57,8 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
     """
     pools = [_deployed(pool) for pool in pools_of(scenario)]
+    for pool in pools:
+        check_shared_context(pool)
     limits = limits_of(scenario, pools)
     check_models(scenario, pools)
     check_asked(scenario, pools)

@@ -23,6 +23,7 @@ from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import cache_of
 from sim.scenario.assembly.refusals import never_gets_on
 from sim.scenario.assembly.scheduler import preempting, scheduler_of
+from sim.scenario.assembly.structured_output import grammars_of
 from sim.scenario.assembly.tiers import check_room, tiers_of
 from sim.scenario.encoding import EncodeSettings
 from sim.scenario.explain import told_by
@@ -77,7 +78,7 @@ def build_pool(pool: PoolOf, workload: Workload, rows: Mapping[str, int], encode
     """
     parts = [_part(pool, i, workload, rows.get(name), encodes) for i, name in enumerate(pool.serves)]
     return [
-        _build_hosted(part, plan, row=rows.get(name), models=len(parts))
+        _build_hosted(part, plan, workload, row=rows.get(name), models=len(parts))
         for part, plan, name in zip(parts, _plans(pool, parts), pool.serves, strict=True)
     ]
 
@@ -121,7 +122,8 @@ def _plans(pool: PoolOf, parts: list[_Part]) -> list[MemoryPlan]:
         return [plan]
 
 
-def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, models: int) -> Hosted:
+def _build_hosted(part: _Part, plan: MemoryPlan, asked: Workload, *, row: int | None, models: int) -> Hosted:
+    """*asked*: the workload of all models together."""
     scenario, deployment, workload, scheduler = part.scenario, part.deployment, part.workload, part.scheduler
     with told_by(scenario):
         decoding = build_decoding(
@@ -152,6 +154,7 @@ def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, models: int
         micro_batches=scenario.micro_batches,
         max_model_len=deployment.model.max_positions,
         model=row,
+        grammars=grammars_of(scenario, deployment, asked, scheduler),
         **cache_of(scenario, workload, plan.block_tokens, deployment.model),
         **tiers_of(scenario, deployment, plan, models=models),
         **slots,
