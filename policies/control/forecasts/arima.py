@@ -41,7 +41,7 @@ class Arima(Forecast):
         super().__post_init__()
         if importlib.util.find_spec("statsmodels") is None:
             raise ValueError(
-                "arima needs statsmodels: pip install 'rooftrace[forecast]'; kalman and holt_winters do not"
+                "arima needs statsmodels: pip install -e '.[forecast]'; kalman and holt_winters do not"
             )
         if min(self.order) < 0:
             raise ValueError(f"order has three numbers of at least 0; got {self.order!r}")
