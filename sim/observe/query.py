@@ -42,6 +42,18 @@ def instant_of(text: str, option: str, *, now_s: float | None = None) -> float:
     )
 
 
+def duration_of(text: str, option: str) -> float:
+    """Seconds of *text*: a number of them, or one of minutes, hours or days (15m, 1h, 2d)."""
+    word = text.strip()
+    try:
+        seconds = float(word[:-1]) * _SPANS[word[-1]] if word[-1:] in _SPANS else float(word)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e10:
+        raise RooftraceError(f"{option} {text!r}: expected a time above 0, such as 900, 15m or 1h")
+    return seconds
+
+
 def query_range(url: str, *, since_s: float, until_s: float, step_s: float, matching: Matching) -> list[Series]:
     """The samples of every known name between two instants, one each *step_s*; RooftraceError where the server gives none."""
     if not until_s > since_s:

@@ -39,6 +39,15 @@ class LengthsOverTime:
     """Shape [n, edges + 1], the open bucket last."""
 
     @property
+    def overall(self) -> float | None:
+        """The mean over all intervals; None where it is not known."""
+        known = np.isfinite(self.mean_tokens)
+        if not known.any():
+            return None
+        n = self.buckets.sum(axis=1)
+        return float(np.average(self.mean_tokens[known], weights=(n if n.sum() > 0 else np.ones(len(n)))[known]))
+
+    @property
     def precision(self) -> str:
         """What the buckets allow to be known of single lengths, in a sentence."""
         n = self.buckets.sum(axis=0)

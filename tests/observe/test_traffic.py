@@ -80,6 +80,8 @@ def test_prompts_share_what_the_prefix_cache_found():
     assert traffic.prefix_hit.tolist() == [pytest.approx(0.6)]
     blocks, seen = traffic.workload(0), set()
     found = []
+    assert blocks.prefix_blocks is not None
+    assert blocks.prefix_offsets is not None
     for row in range(100):
         ids = blocks.prefix_blocks[blocks.prefix_offsets[row] : blocks.prefix_offsets[row + 1]]
         found.append(np.isin(ids, list(seen)).mean())
