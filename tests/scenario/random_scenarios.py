@@ -869,6 +869,15 @@ class _Around:
                 "remembers_s": 0.5,
                 **_some(rng, 0.5, share=[0.6]),
             },
+            {
+                "policy": rng.choice(["last_value", "kalman", "seasonal_naive", "holt_winters"]),
+                "rate_per_s": 10,
+                "step_s": 20.0,  # a multiple of every interval
+                "before": [0.0, 30.0, 10.0],
+                **_some(
+                    rng, 0.5, horizon_s=[0.5, 60.0], headroom=[0.2], inner=[{"policy": "concurrency", "target": 4}]
+                ),
+            },
             {"policy": "schedule", "at_s": [0, 0.5, 1.2], "machines": [max(least, 1), most, max(least, 1)]},
             {"policy": "schedule", "at_s": [0, 0.4], "machines": [most, max(least, 1)], "every_s": 0.9},
         ]
