@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers [ROW ...] [--repeats N]
 
-Rows: azure, mooncake, ragpulse-40, ragpulse-72, million, fleet, folder; all of them where none is named. Each run is in a process of
-its own, which builds the experiment first; its time is the processor time of `sim.engine.run`, the least of the repeats, and its
+Rows: azure, mooncake, ragpulse-40, ragpulse-72, million, fleet, folder; all of them where none is named. Each run is in a process
+of its own, which builds the experiment first; its time is the processor time of `sim.engine.run`, the least of the repeats, and its
 memory the most that the process held. Published figures are from other machines and of other models of engines: they say how much
 work a trace is thought to be, not who is faster. RAGPulse's public days are repeated to the number of requests that was published,
 squeezed into one day; what occurs once in the trace has another content in each copy, what occurs again is shared by all.
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import sim.engine.serve.iterations
-from sim.engine import run
+from sim.engine import Columns, run
 from sim.engine.spec.experiment import Experiment
 from sim.plots import save_run
 from sim.results import Result
@@ -135,10 +135,15 @@ def cost(make: Callable[[], Experiment], repeats: int, saves: bool = False) -> C
         with tempfile.TemporaryDirectory() as folder:
             # The first import of matplotlib and its fonts are set-up.
             small = replace(experiment, workload=synthetic(10, 5.0))
-            _save(Result(completed(small, run(small)), manifest={"label": "warm"}), Path(folder, "warm"))
-            result = Result(completed(experiment, columns), manifest={"label": "peers"})
+            _save(_result(small, run(small)), Path(folder, "warm"))
+            result = _result(experiment, columns)
             saved_s = _save(result, Path(folder, "results"))
     return Cost(requests=len(experiment.workload), run_s=run_s, peak_gb=peak * 1024e-9, saved_s=saved_s)
+
+
+def _result(experiment: Experiment, columns: Columns) -> Result:
+    manifest = {"label": "peers"}
+    return Result(completed(experiment, columns, manifest), manifest=manifest)
 
 
 def _save(result: Any, folder: Path) -> dict[str, float]:

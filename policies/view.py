@@ -312,6 +312,9 @@ class Plan(NamedTuple):
     """Lookups in the prefix cache that a scheduler which `looks_itself` made for this plan."""
 
 
+DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
+"""A step of all decodes, held until something changes."""
+
 _new: Final = tuple[object, ...].__new__
 
 
@@ -424,6 +427,18 @@ def counts_steps(scheduler: object) -> bool:
     """Whether plans of *scheduler*, or of one that it wraps, depend on the number of the step that ranks take together
     (`ReplicaView.step`): by an attribute `counts_steps`."""
     return bool(asked(scheduler, "counts_steps"))
+
+
+def decodes_below(scheduler: object) -> int:
+    """Where no request waits, no prompt is incomplete and the KV blocks of a step are free, *scheduler* plans `DECODES` as long as
+    the sequences, and the tokens that they submit, are fewer than this: the engine then does not ask it. 0: it is always asked.
+
+    It is an attribute `decodes_below` of the class that has the method `plan`: neither a class derived from it with a plan of its
+    own nor a wrapper takes it over."""
+    for each in type(scheduler).__mro__:
+        if "plan" in vars(each):
+            return getattr(scheduler, "decodes_below", 0) if "decodes_below" in vars(each) else 0
+    return 0
 
 
 def rule_of(scheduler: object, name: str) -> bool | None:

@@ -18,9 +18,18 @@ from functools import cached_property
 from typing import ClassVar, Final, Literal, NamedTuple
 
 from policies.schedulers import admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
-from policies.view import UNTIL_CHANGE, Largest, Plan, PlannedBlocks, ReplicaView, RunningSeq, WaitingSeq, prompts
+from policies.view import (
+    DECODES,
+    UNTIL_CHANGE,
+    Largest,
+    Plan,
+    PlannedBlocks,
+    ReplicaView,
+    RunningSeq,
+    WaitingSeq,
+    prompts,
+)
 
-_DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
@@ -163,6 +172,13 @@ class Vllm:
         """See `policies.view.counts_steps`."""
         return self.prefill_schedule_interval > 1
 
+    @cached_property
+    def decodes_below(self) -> int:
+        """See `policies.view.decodes_below`."""
+        return min(
+            self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_active_seqs or self.max_num_seqs
+        )
+
     def plan(self, view: ReplicaView, /) -> Plan:
         if self.prefill_schedule_interval > 1 and view.step >= 0:
             return self._plan_in_cadence(view)
@@ -197,7 +213,7 @@ class Vllm:
         prefilling = () if puts_off else view.prefilling
         if not prefilling:
             if not view.waiting and n_decoding:
-                return _DECODES_WHOEVER_COMES if seats <= 0 and self.scheduling_policy == "fcfs" else _DECODES
+                return _DECODES_WHOEVER_COMES if seats <= 0 and self.scheduling_policy == "fcfs" else DECODES
             chunks: list[tuple[int, int]] = []
         else:
             limit = self._longest_chunk(view)
@@ -442,9 +458,14 @@ class VllmV0:
         setting_at_least(self, "max_num_seqs", 1)
         setting_is_fraction(self, "watermark")
 
+    @property
+    def decodes_below(self) -> int:
+        """See `policies.view.decodes_below`."""
+        return self.max_num_seqs
+
     def plan(self, view: ReplicaView, /) -> Plan:
         if not view.waiting and not view.prefilling and view.n_decoding:
-            return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_num_seqs else _DECODES
+            return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_num_seqs else DECODES
         chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
         seats = self.max_num_seqs - view.n_running
         free = admissible_blocks(view, self.watermark)
