@@ -1,8 +1,8 @@
 """Compiles the engine with mypyc, from the same sources, where Rooftrace is installed or a wheel is built.
 
 It does so where mypyc makes modules that are known to work (`_lacks`), and goes on with plain Python otherwise, which `rooftrace
-doctor` and the manifest of each run say, with the reason. `ROOFTRACE_COMPILE=0` asks for plain Python, `ROOFTRACE_COMPILE=1` makes it
-an error that something is missing. docs/performance.md says what is gained.
+doctor` and the manifest of each run say, with the reason. `ROOFTRACE_COMPILE=0` asks for plain Python, `ROOFTRACE_COMPILE=1` makes
+it an error that something is missing. docs/performance.md says what is gained.
 """
 
 from __future__ import annotations
