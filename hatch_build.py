@@ -38,13 +38,14 @@ COMPILED = (
     *(
         f"sim/engine/{name}.py"
         for name in (
-            "batch/async_scheduling", "batch/decode_set", "batch/decoding", "batch/micro_batch", "batch/padding", "batch/prices",
-            "batch/pricing", "batch/rank_prices", "batch/span", "batch/speculative_set", "batch/stages", "batch/version",
+            "batch/async_scheduling", "batch/decode_set", "batch/decoding", "batch/masks", "batch/micro_batch", "batch/padding",
+            "batch/prices", "batch/pricing", "batch/rank_prices", "batch/span", "batch/speculative_set",
+            "batch/stages", "batch/version",
             "cache/block_cache", "cache/prefix_lookup", "cache/radix_cache", "kv/block_runs", "kv/caching_pool", "kv/content",
             "kv/page_tree", "kv/pool", "kv/run_twins", "machine/groups", "machine/loads", "machine/machine", "machine/ranks",
             "machine/together", "machine/turns", "machine/driven", "machine/any_machine", "machine/encoder",
             "machine/one_queue",
-            "record/columns", "requests/state", "serve/iterations", "serve/planner",
+            "record/columns", "requests/state", "serve/grammars", "serve/iterations", "serve/planner",
             "serve/sequences", "serve/engine_core", "simulation/cluster", "simulation/online", "time/clock",
         )
     ),

@@ -79,6 +79,7 @@ class TrtLlm:
     """True: an iteration is planned when the one before has ended, not while it runs; see `policies.view.plans_ahead`."""
 
     asks_beginnings: ClassVar[bool] = True
+    orders_queue: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         at_least("max_batch_size", self.max_batch_size, 1)

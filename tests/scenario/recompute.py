@@ -165,6 +165,7 @@ class _Run:
             "saturated": self._saturated(),
             "speculation": self._speculation(),
             **self._encode(self.requests),
+            **self._grammars(self.requests),
             **self._handover(self.requests),
             **self._tiers(self.requests),
             **self._ranks(None, None),
@@ -412,6 +413,7 @@ class _Run:
             **self._throughput(begin, end, whole=False),
             **self._utilisation(begin, end, whole=False),
             **self._encode(inside),
+            **self._grammars(inside),
             **self._handover(inside),
             **self._tiers(inside),
             **self._ranks(begin, end),
@@ -513,6 +515,12 @@ class _Run:
         }
 
     def _encode(self, requests: pd.DataFrame) -> dict[str, Any]:
+        if "encoded_images" in requests:
+            done = requests[requests["status"] == "finished"]
+            encoded, hits = int(done["encoded_images"].sum()), int(done["image_hits"].sum())
+            times = _statistics(done[done["encoded_images"] > 0]["encode_ns"] * 1e-9)
+            share = hits / (hits + encoded) if hits + encoded else None
+            return {"images": {"encoded": encoded, "hits": hits, "hit_rate": share, "encode_s": times}}
         if "encoder" not in requests:
             return {}
         over = requests[(requests["status"] == "finished") & (requests["encoder"] >= 0)]
@@ -523,6 +531,12 @@ class _Run:
             for name, begin, end in zip(names, instants[:-1], instants[1:], strict=True)
         }
         return {"encode": {"requests": len(over), "stages": stages}}
+
+    def _grammars(self, requests: pd.DataFrame) -> dict[str, Any]:
+        if "grammar_wait_ns" not in requests:
+            return {}
+        waits = requests[(requests["status"] == "finished") & (requests["grammar_wait_ns"] > 0)]["grammar_wait_ns"]
+        return {"structured_output": {"waited": len(waits), "compile_wait_s": _statistics(waits * 1e-9)}}
 
     def _handover(self, requests: pd.DataFrame) -> dict[str, Any]:
         if "landed_ns" not in requests:

@@ -39,7 +39,9 @@ class Planner:
         writes_evicted = loading is not None and loading.tiers.takes_evicted
         self._eviction_is_timed = writes_evicted or sequences.kv.lasts_s is not None
         self._shows_more = self._ahead is not None or is_rank or reserves(spec.scheduler)
-        apart = self._connector.takes_part or self._ahead is not None or loading is not None
+        apart = (
+            self._connector.takes_part or self._ahead is not None or loading is not None or spec.grammars is not None
+        )
         self._is_plain = not (apart or sequences.kv.caches)
         """A plan knows or causes all that happens."""
         shown = sequences.prefix_lookup.described if sequences.prefix_lookup.described_to_it else None
