@@ -289,7 +289,9 @@ class Workload(ABC):
             raise ValueError(f"image_offsets and {', '.join(_OF_IMAGES)} go together; got only some of them")
         offsets = int_column(self.image_offsets, "image_offsets")
         object.__setattr__(self, "image_offsets", offsets)
-        columns = [int_column(getattr(self, name), name, minimum=name != "image_content") for name in _OF_IMAGES]
+        columns = [
+            int_column(getattr(self, name), name, minimum=0 if name == "image_content" else 1) for name in _OF_IMAGES
+        ]
         for name, column in zip(_OF_IMAGES, columns, strict=True):
             object.__setattr__(self, name, column)
         lengths = {len(column) for column in columns}

@@ -132,7 +132,9 @@ def _shares(tokens: FloatArray, attended: FloatArray, part: float) -> FloatArray
 
 def machines_of(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> list[tuple[int, Mapping[str, Any]]]:
     """Devices of each machine, and what the manifest says of them; machines that only encode, behind the others, are left out."""
-    indices = [] if fleet is None else [i for i, role in zip(fleet["pools"], fleet["roles"], strict=True) if role != "encode"]
+    indices = (
+        [] if fleet is None else [i for i, role in zip(fleet["pools"], fleet["roles"], strict=True) if role != "encode"]
+    )
     if "pools" in manifest:
         pools = {name: (pool["gpus"] // pool["replicas"], pool["hardware"]) for name, pool in manifest["pools"].items()}
         of_each = [name for name, pool in manifest["pools"].items() for _ in range(pool["replicas"])]

@@ -122,8 +122,16 @@ def test_machines_that_encode_and_those_that_serve_come_and_go_and_fail() -> Non
     assert set(result.requests["encoder"]) == {2, 3}
     assert set(result.requests["status"]) == {"finished"}
     assert result.summary["fleet"]["failures"] == 2
-    with pytest.raises(ScenarioError, match="encode.autoscale.policy: perfect knows when"):
-        build(scenario({**ENCODE, "encoder_tokens": 1, "autoscale": {**SCHEDULE, "policy": {"policy": "perfect", "rate_per_s": 5}}}))
+    with pytest.raises(ScenarioError, match=r"encode\.autoscale\.policy: perfect knows when"):
+        build(
+            scenario(
+                {
+                    **ENCODE,
+                    "encoder_tokens": 1,
+                    "autoscale": {**SCHEDULE, "policy": {"policy": "perfect", "rate_per_s": 5}},
+                }
+            )
+        )
 
 
 def test_a_trace_that_says_what_there_is_to_encode_says_it_alone(tmp_path: Path) -> None:
