@@ -136,8 +136,8 @@ def main() -> None:
         errors.setdefault(name, []).append((speed, gap, beside))
         print(
             f"{name}, {int(row['max_num_seqs'])} seats: {row['output_tokens_per_s']:,.0f} tokens/s measured, "
-            f"{found.tokens_per_s:,.0f} simulated ({speed:+.1%}); gap {row['itl_p50_ms']:.1f} ms, {found.gap_ms:.1f} ({gap:+.1%}); "
-            f"speed over that of text {beside:+.1%}",
+            f"{found.tokens_per_s:,.0f} simulated ({speed:+.1%}); gap {row['itl_p50_ms']:.1f} ms, {found.gap_ms:.1f} ({gap:+.1%})"
+            + ("" if text is None else f"; speed over that of text {beside:+.1%}"),
             flush=True,
         )
     for name, each in [*errors.items(), ("all", [row for rows in errors.values() for row in rows])]:

@@ -285,7 +285,7 @@ class Workload(ABC):
         parts = [getattr(self, name) for name in ("image_offsets", *_OF_IMAGES)]
         if all(part is None for part in parts):
             return
-        if any(part is None for part in parts):
+        if self.image_offsets is None or any(part is None for part in parts):
             raise ValueError(f"image_offsets and {', '.join(_OF_IMAGES)} go together; got only some of them")
         offsets = int_column(self.image_offsets, "image_offsets")
         object.__setattr__(self, "image_offsets", offsets)

@@ -87,7 +87,7 @@ def test_drawn_images_are_as_many_as_asked_and_equal_ones_have_one_size() -> Non
     assert all(sizes[content] == width for each in images_of(found) for width, _, content in each)
     assert found.prompt_tokens.tolist() == [10] * 200
     assert images_of(drawn.on(trace(200), seed=3)) == images_of(found)
-    with pytest.raises(ValueError, match="leave workload.images out"):
+    with pytest.raises(ValueError, match=r"leave workload\.images out"):
         drawn.on(found, seed=3)
     alone = DrawnImages(per_request=Fixed(tokens=2), width=Fixed(tokens=100), height=Fixed(tokens=300)).on(
         trace(), seed=1
