@@ -288,11 +288,13 @@ class Workload(ABC):
         parts = [getattr(self, name) for name in ("image_offsets", *_OF_IMAGES)]
         if all(part is None for part in parts):
             return
-        if any(part is None for part in parts):
+        if self.image_offsets is None or any(part is None for part in parts):
             raise ValueError(f"image_offsets and {', '.join(_OF_IMAGES)} go together; got only some of them")
         offsets = int_column(self.image_offsets, "image_offsets")
         object.__setattr__(self, "image_offsets", offsets)
-        columns = [int_column(getattr(self, name), name, minimum=name != "image_content") for name in _OF_IMAGES]
+        columns = [
+            int_column(getattr(self, name), name, minimum=0 if name == "image_content" else 1) for name in _OF_IMAGES
+        ]
         for name, column in zip(_OF_IMAGES, columns, strict=True):
             object.__setattr__(self, name, column)
         lengths = {len(column) for column in columns}
