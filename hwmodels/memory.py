@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
+from hwmodels.adapters import AdapterCost
 from hwmodels.cache import StageCache, keeps_every_token, mean_block_bytes, note, paged
 from hwmodels.device import Device
 from hwmodels.model import ModelSpec
@@ -147,6 +148,8 @@ class StageMemory:
     reserve_bytes: float
     draft_bytes: float
     """Weights of a draft model."""
+    adapter_bytes: float = 0.0
+    """Slots of LoRA adapters."""
     cache_share: float
     """The share of what is left that the cache gets."""
     block_bytes: float
@@ -160,6 +163,7 @@ class StageMemory:
         return (
             self.weight_bytes
             + self.draft_bytes
+            + self.adapter_bytes
             + self.state_bytes
             + self.activation_bytes
             + self.graph_bytes
@@ -279,6 +283,7 @@ class MemoryPlan:
             "budget_bytes": stage.budget_bytes,
             "weight_bytes": stage.weight_bytes,
             "draft_bytes": stage.draft_bytes,
+            "adapter_bytes": stage.adapter_bytes,
             "state_bytes": stage.state_bytes,
             "activation_bytes": stage.activation_bytes,
             "graph_bytes": stage.graph_bytes,
@@ -584,9 +589,21 @@ def memory_plan(
     )
 
 
+def with_slots(plan: MemoryPlan, adapters: AdapterCost) -> MemoryPlan:
+    """*plan* with the slots of LoRA *adapters* beside the weights, which the cache lacks."""
+    each = adapters.parallel.stage_layers(adapters.spec.n_layers)
+    last = len(each) - 1
+    stages = tuple(
+        replace(stage, adapter_bytes=adapters.memory_bytes(layers, first=i == 0, last=i == last))
+        for i, (stage, layers) in enumerate(zip(plan.stages, each, strict=True))
+    )
+    return replace(plan, stages=stages)
+
+
 _PARTS = (
     ("weights", "weight_bytes"),
     ("draft", "draft_bytes"),
+    ("adapters", "adapter_bytes"),
     ("states", "state_bytes"),
     ("activations", "activation_bytes"),
     ("CUDA graphs", "graph_bytes"),
@@ -609,7 +626,7 @@ def cache_text(facts: Mapping[str, Any]) -> str:
 
 def parts_text(facts: Mapping[str, Any]) -> str:
     """The other parts that take memory on the GPU that decides, in GiB, from `MemoryPlan.facts`."""
-    parts = ", ".join(f"{name} {facts[key] / GIB:.2f}" for name, key in _PARTS if facts[key])
+    parts = ", ".join(f"{name} {facts[key] / GIB:.2f}" for name, key in _PARTS if facts.get(key))
     return f"{facts['setting']} {facts['share']:g} of {facts['device_bytes'] / GIB:.2f} GiB, by {facts['account']}: {parts}"
 
 

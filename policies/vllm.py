@@ -5,8 +5,9 @@ The rules are those of `vllm/v1/core/sched/scheduler.py` (`Scheduler.schedule`) 
 `vllm/config/scheduler.py` and `vllm/engine/arg_utils.py` (`EngineArgs.get_batch_defaults`). `tests/oracle` lays these decisions
 beside those of the releases.
 
-Left out, and not needed for text: encoder inputs, LoRA limits, Mamba alignment, structured output, and the cadence of prompts that
-0.33 has without ranks. A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
+Images in prompts are encoded as `ReplicaView.images` says; one that does not fit ends admission, where 0.33 tries those behind.
+LoRA limits are in `policies.adapters`. Left out, and not needed for text: Mamba alignment, structured output, and the cadence of
+prompts that 0.33 has without ranks. A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
 verifies some of them; prompts of one token are not padded to a round of speculation.
 """
 
@@ -18,7 +19,18 @@ from functools import cached_property
 from typing import ClassVar, Final, Literal, NamedTuple
 
 from policies.schedulers import admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
-from policies.view import UNTIL_CHANGE, Largest, Plan, PlannedBlocks, ReplicaView, RunningSeq, WaitingSeq, prompts
+from policies.view import (
+    NO_IMAGES,
+    UNTIL_CHANGE,
+    Largest,
+    Plan,
+    PlannedBlocks,
+    PlannedImages,
+    ReplicaView,
+    RunningSeq,
+    WaitingSeq,
+    prompts,
+)
 
 _DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
@@ -93,11 +105,17 @@ class Vllm:
     by_chunk: ClassVar[bool] = True
     evicts: ClassVar[bool] = True
     admits_in_turn: ClassVar[bool] = True
+    encodes: ClassVar[bool] = True
     not_settings: ClassVar[Mapping[str, str]] = {
         "max_num_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
         "max_long_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
         "token_budget": "it is max_num_batched_tokens here; token_budget is sarathi's",
     }
+
+    @property
+    def orders_queue(self) -> bool:
+        """See `policies.view.orders_queue`."""
+        return self.scheduling_policy != "fcfs"
 
     def __post_init__(self) -> None:
         self._check_release()
@@ -191,7 +209,8 @@ class Vllm:
         left = (self.max_num_scheduled_tokens or self.max_num_batched_tokens) - n_decoding * query
         left_input = self.max_num_batched_tokens - n_decoding * (query + draft_slots)
         free = view.free_blocks - view.growth_blocks
-        if left < 0 or left_input < 0 or free < 0:
+        encodes = view.images is not None and (view.prefilling or view.waiting)
+        if left < 0 or left_input < 0 or free < 0 or encodes:
             return self._plan_in_order(view, puts_off=puts_off)
         seats = self._seats(view)
         prefilling = () if puts_off else view.prefilling
@@ -218,7 +237,7 @@ class Vllm:
                 left -= tokens
                 left_input -= tokens + draft_slots
                 chunks.append((partial.id, tokens))
-        full = self._admit(view, chunks, left, left_input, free, seats, puts_off=puts_off)
+        full = self._admit(view, chunks, left, left_input, free, seats, NO_IMAGES, puts_off=puts_off)
         if chunks:
             return prompts(tuple(chunks), n_decoding > 0 or any(not tokens for _, tokens in chunks))
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full and self.scheduling_policy == "fcfs")
@@ -244,19 +263,19 @@ class Vllm:
         return limit
 
     def _admit(
-        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int, *,
-        puts_off: bool,
+        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int,
+        images: PlannedImages, *, puts_off: bool,
     ) -> bool:  # fmt: skip
         """Add chunks of waiting sequences; return whether a later one could not join either."""
         if seats <= 0:
             return True
         if not view.waiting or left <= 0 or left_input <= self._draft_slots(view):
             return False
-        return self._admit_some(view, chunks, left, left_input, free, seats, puts_off=puts_off)
+        return self._admit_some(view, chunks, left, left_input, free, seats, images, puts_off=puts_off)
 
     def _admit_some(
-        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int, *,
-        puts_off: bool,
+        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int,
+        images: PlannedImages, *, puts_off: bool,
     ) -> bool:  # fmt: skip
         blocks = _planned(view, chunks, free)
         limit, draft_slots = self._longest_chunk(view), self._draft_slots(view)
@@ -284,6 +303,7 @@ class Vllm:
             tokens = (
                 0 if puts_off and to_compute > 1 else self._first_tokens(to_compute, view.query_tokens, limit, budget)
             )
+            tokens = images.fits(seq.id, cached, tokens)
             if not tokens:
                 return True
             reserve = kept if occupied else 0
@@ -311,6 +331,7 @@ class Vllm:
             seats -= 1
             occupied = True
             chunks.append((seq.id, tokens if to_compute else 0))
+            images.take(seq.id)
         return seats <= 0
 
     def _first_tokens(self, to_compute: int, query_tokens: int, limit: int, budget: int) -> int:
@@ -330,12 +351,11 @@ class Vllm:
     def _plan_in_order(self, view: ReplicaView, *, puts_off: bool = False) -> Plan:
         """The plan where the budget or the blocks do not serve all running sequences: one after the other, as admitted."""
         remaining = {partial.id: partial.remaining_tokens for partial in view.prefilling}
-        query, draft_slots = view.query_tokens, self._draft_slots(view)
-        left = self.max_num_scheduled_tokens or self.max_num_batched_tokens
-        left_input, free, limit = self.max_num_batched_tokens, view.free_blocks, self._longest_chunk(view)
+        query, draft_slots, limit = view.query_tokens, self._draft_slots(view), self._longest_chunk(view)
+        left, left_input = self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens
+        free, images = view.free_blocks, NO_IMAGES if view.images is None else view.images.planned()
         running = list(view.running)
-        preempted: list[int] = []
-        undone: list[tuple[int, int]] = []
+        preempted, undone = list[int](), list[tuple[int, int]]()
         gone_holders: dict[object, int] = {}
         scheduled: dict[int, tuple[int, int]] = {}
         """Tokens and new blocks, by id."""
@@ -349,7 +369,7 @@ class Vllm:
                 continue
             tokens, blocks = query, seq.growth_blocks
             if seq.id in remaining:
-                tokens = min(remaining[seq.id], limit or budget, budget)
+                tokens = images.computes(seq.id, seq.cached_tokens, min(remaining[seq.id], limit or budget, budget))
                 blocks = max(_blocks(view, seq.cached_tokens + tokens) - seq.blocks, 0)
             gone = False
             while blocks > free and not gone:
@@ -364,6 +384,7 @@ class Vllm:
                     left_input += had_tokens + draft_slots
                 free += had_blocks + _freed_blocks(view, victim, gone_holders)
                 preempted.append(victim.id)
+                images.undo(victim.id)
                 gone = victim is seq
             if gone:
                 ends = not self.rules.goes_on
@@ -373,11 +394,11 @@ class Vllm:
             left -= tokens
             left_input -= tokens + draft_slots
             at += 1
-        chunks = [(id_, tokens) for id_, (tokens, _) in scheduled.items() if id_ in remaining]
+        chunks = [(id_, tokens) for id_, (tokens, _) in scheduled.items() if tokens and id_ in remaining]
         decodes = tuple(id_ for id_ in scheduled if id_ not in remaining)
         everybody = len(decodes) == sum(seq.id not in remaining and not seq.leaving for seq in running)
         if not preempted:
-            self._admit(view, chunks, left, left_input, free, self._seats(view), puts_off=puts_off)
+            self._admit(view, chunks, left, left_input, free, self._seats(view), images, puts_off=puts_off)
         return Plan(
             (everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted), undone=tuple(undone)
         )

@@ -135,7 +135,19 @@ FLOORS = (
     ("theory", "tokens"),
     ("engine",),
     ("scenario", "metrics", "warmup", "protocols", "results", "run", "work", "extrapolated"),
-    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch", "serve", "explore"),
+    (
+        "bench",
+        "study",
+        "plots",
+        "report",
+        "reproduce",
+        "validation",
+        "placement",
+        "launch",
+        "serve",
+        "explore",
+        "observe",
+    ),
     ("cli",),
 )
 """Rooms of `sim/`, from the ground up."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.decoding import statistics_of_counts
+from sim.metrics.adapters import adapter_figures
 from sim.metrics.classes import fairness, limits_of, within
 from sim.metrics.columns import STATUS_NAMES, Columns
 from sim.metrics.fleet import fleet_figures, replica_s, serving_s, stage_s
@@ -70,6 +71,8 @@ def _window_summary(
         whole_run.append("busy_fraction")
     if "handover" in whole:
         whole_run.append("handover.link_use")
+    if "adapters" in whole:
+        whole_run.append("adapters")
     if "prefix_cache" in whole:
         whole_run.append("prefix_cache.evictions")
     if "kv_tiers" in whole:
@@ -106,6 +109,7 @@ def _window_summary(
         **rank_figures(columns, begin, end),
         **fleet_figures(part, meta, begin, end),
         **_prefix_cache(part, meta),
+        **adapter_figures(meta),
         **encode_figures(part),
         **grammar_figures(part),
         **handover_figures(part, meta, whole["makespan_s"]),
@@ -174,6 +178,7 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
         **rank_figures(columns),
         **fleet_figures(requests, meta, begin, end),
         **_prefix_cache(requests, meta),
+        **adapter_figures(meta),
         **encode_figures(requests),
         **grammar_figures(requests),
         **handover_figures(requests, meta, span_s),
@@ -190,7 +195,8 @@ def _peak_seconds(meta: Mapping[str, Any], begin: int, end: int) -> tuple[float,
     """FLOPs and bytes that the GPUs of machines could have done between two instants while they could serve; 0 where unknown."""
     serving, span_s = serving_s(meta, begin, end), (end - begin) * 1e-9
     if serving is not None and "machine_peaks" in meta:
-        flops, n_bytes = (serving @ np.array(meta["machine_peaks"])).tolist()
+        peaks = np.array(meta["machine_peaks"])  # machines that only encode come behind, and have none
+        flops, n_bytes = (serving[: len(peaks)] @ peaks).tolist()
         return flops, n_bytes
     return span_s * (meta.get("peak_flops_per_s") or 0.0), span_s * (meta.get("peak_bytes_per_s") or 0.0)
 

@@ -23,6 +23,7 @@ from hwmodels.graphs import GraphSettings
 from hwmodels.precision import PRECISIONS
 from hwmodels.stacks import default_scheduler, default_stack, stacks
 from policies.ranks import PromptBalance
+from sim.scenario.adapters import AdapterSettings
 from sim.scenario.chosen import Distribution, Eviction, Own, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.encoding import EncodeSettings
@@ -169,6 +170,17 @@ class Predictor(Section):
     """Standard deviation of the logarithm of guess over truth: 0 knows all, 0.7 is wrong by a factor of two one time in three."""
 
 
+class RequestImages(Section):
+    """Images that are drawn for each request. Their tokens come on top of `prompt_tokens`, ahead of the text."""
+
+    per_request: Distribution = Distribution(distribution="fixed", tokens=1)
+    width: Distribution
+    """Pixels of each image."""
+    height: Distribution
+    distinct: Annotated[int, Field(ge=1)] | None = None
+    """Different images that there are, each asked for equally often; where it is left out, all are different."""
+
+
 def _as_text(value: Any) -> Any:
     """A date of YAML as it would be written in quotes."""
     return value.isoformat() if isinstance(value, date) else value
@@ -311,6 +323,8 @@ class Workload(Section):
     """Keep the first requests only."""
     predictor: Predictor | None = None
     """Guesses of output lengths, drawn around the truth; where it is left out, the trace's column `predicted_tokens`, if any."""
+    images: RequestImages | None = None
+    """Images in prompts; where it is left out, the trace's column `images`, if any."""
     models: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Models that the requests ask for, drawn at random in proportion to these shares; in place of what a trace asks for."""
 
@@ -648,6 +662,9 @@ class Settings(Section):
     """The hand-over from pools that prefill to pools that decode: which emits the first token, when room is taken, what stays."""
     encode: EncodeSettings | None = None
     """Machines that encode what comes with prompts, before these are computed; where it is left out, nothing is encoded."""
+    adapters: AdapterSettings | None = None
+    """LoRA adapters that requests ask for, and the slots that servers have for them; where it is left out, all ask for the model
+    itself."""
     structured_output: StructuredOutput | None = None
     """Answers that keep to a grammar; where it is left out, none does."""
     autoscale: Autoscale | None = None

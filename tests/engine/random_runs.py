@@ -12,6 +12,7 @@ import numpy as np
 
 from hwmodels.reach import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
+from policies.adapters import MaxLoras
 from policies.control import Concurrency, Control, Knative, RateModel, Schedule, TargetTracking
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
@@ -38,12 +39,13 @@ from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
 from sim.engine.batch.grammars import GrammarSpec
+from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.spec.roles import HandoverSpec, KvPath, Role, Room
 from sim.engine.tiers.links import Limit, LinkSpec, Slowdown
 from sim.engine.tiers.tiers import TierKind, TierSpec, WriteRule
 from tests.engine.costs import Linear, Ranked
-from workloads import ClosedLoop, Follows, Trace
+from workloads import ClosedLoop, Follows, Trace, keyed_by_adapter
 
 DECODINGS = (
     Speculative(method="draft_model", num_speculative_tokens=3, acceptance=Iid(alpha=0.6)),
@@ -560,6 +562,40 @@ def with_limits(experiment: Experiment, seed: int) -> Experiment:
         }
         handover = replace(handover, paths=paths)
     return replace(experiment, replicas=tuple(machines), handover=handover)
+
+
+def with_adapters(experiment: Experiment, seed: int) -> Experiment:
+    """The same where requests ask for LoRA adapters, on the machines that can serve them; without any where none can."""
+    rng = random.Random(f"adapters of {seed}")
+    count = rng.randrange(1, 8)
+    slots = rng.randrange(1, 6)
+    host = slots + rng.randrange(0, 4)
+    times = [rng.choice([0.0, 1e-5, 3e-4]) for _ in range(3)]
+    spec = AdapterSpec(
+        ranks=tuple(rng.choice([8, 16]) for _ in range(count)),
+        max_loras=slots,
+        max_cpu_loras=host,
+        step_s=lambda rows, adapters: times[0] + times[1] * adapters + times[2] * rows,
+        disk_s=lambda rank: 1e-3 * rank,
+        slot_s=lambda rank: rng_s + 1e-5 * rank,
+        loaded=rng.random() < 0.5,
+    )
+    rng_s = rng.choice([0.0, 2e-3])
+    machines: list[MachineSpec] = []
+    for machine in experiment.machines:
+        serves = all(core.cost.n_stages == (core.micro_batches or 1) == 1 for core in machine.hosted)
+        if machine.ranks > 1 or not serves:
+            machines.append(machine)
+            continue
+        leaving = rng.random() < 0.5
+        hosted = tuple(
+            replace(core, adapters=spec, scheduler=MaxLoras(core.scheduler, max_loras=slots, counts_leaving=leaving))
+            for core in machine.hosted
+        )
+        machines.append(replace(machine, hosted=hosted))
+    adapter = np.array([rng.randrange(-1, count) for _ in range(len(experiment.workload))])
+    workload = keyed_by_adapter(replace(experiment.workload, adapter=adapter))
+    return replace(experiment, workload=workload, replicas=tuple(machines))
 
 
 @dataclass(frozen=True)

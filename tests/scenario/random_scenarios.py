@@ -243,7 +243,7 @@ def draw(rng: Random) -> Mapping:
     if not {"pools", "placement"} & set(found) and rng.random() < 0.1:
         found["memory"]["max_model_len"] = max(64, int(load.longest * rng.choice([0.6, 0.9, 1.5])))
     late = {"event_delay_s", "poll_s"} & set(str(found.get("router")).split("'"))
-    if not (late or around.fleet_changes or "failures" in found) and (own := Random(str(found))).random() < 0.2:
+    if not late and (own := Random(str(found))).random() < 0.2:
         found["encode"] = _encoders(own, load)
     if (own := Random(f"stops of {found}")).random() < 0.5:
         _stop_machines(own, found)
@@ -883,6 +883,15 @@ class _Around:
                 "ttft_s": 0.2,
                 "remembers_s": 0.5,
                 **_some(rng, 0.5, share=[0.6]),
+            },
+            {
+                "policy": rng.choice(["last_value", "kalman", "seasonal_naive", "holt_winters"]),
+                "rate_per_s": 10,
+                "step_s": 20.0,  # a multiple of every interval
+                "before": [0.0, 30.0, 10.0],
+                **_some(
+                    rng, 0.5, horizon_s=[0.5, 60.0], headroom=[0.2], inner=[{"policy": "concurrency", "target": 4}]
+                ),
             },
             {"policy": "schedule", "at_s": [0, 0.5, 1.2], "machines": [max(least, 1), most, max(least, 1)]},
             {"policy": "schedule", "at_s": [0, 0.4], "machines": [most, max(least, 1)], "every_s": 0.9},

@@ -519,6 +519,12 @@ class _Run:
         }
 
     def _encode(self, requests: pd.DataFrame) -> dict[str, Any]:
+        if "encoded_images" in requests:
+            done = requests[requests["status"] == "finished"]
+            encoded, hits = int(done["encoded_images"].sum()), int(done["image_hits"].sum())
+            times = _statistics(done[done["encoded_images"] > 0]["encode_ns"] * 1e-9)
+            share = hits / (hits + encoded) if hits + encoded else None
+            return {"images": {"encoded": encoded, "hits": hits, "hit_rate": share, "encode_s": times}}
         if "encoder" not in requests:
             return {}
         over = requests[(requests["status"] == "finished") & (requests["encoder"] >= 0)]

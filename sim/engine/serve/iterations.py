@@ -16,6 +16,8 @@ from sim.engine.batch.span import Step
 from sim.engine.batch.stages import Stages
 from sim.engine.kv.pool import OutOfBlocks
 from sim.engine.record.columns import Recorder, Standing, Tally
+from sim.engine.serve.adapters import Adapters
+from sim.engine.serve.images import Images
 from sim.engine.serve.sequences import Sequences
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.time.clock import TICK_BITS
@@ -31,7 +33,7 @@ NOBODY: Final[Mapping[int, Ended]] = {}
 class Work(Tally):
     """Totals of an iteration that is being started."""
 
-    __slots__ = ("blocks", "completing", "kv_tokens", "pairs", "pairs_window", "rows")
+    __slots__ = ("blocks", "completing", "encode_ticks", "kv_tokens", "pairs", "pairs_window", "rows")
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +45,8 @@ class Work(Tally):
         """KV tokens that the prompt tokens attend to."""
         self.completing: list[int] = []
         """Requests whose prompts are complete after this iteration."""
+        self.encode_ticks = 0
+        """The time of encoding images, beside the model's."""
         self.blocks = 0
         """KV blocks that are still to be taken."""
 
@@ -55,6 +59,8 @@ class Iterations:
         alone: bool, is_rank: bool, fast_forward: bool,
     ) -> None:  # fmt: skip
         self.prices = prices
+        self.adapters: Adapters | None = None
+        """Set where requests may ask for adapters."""
         self._masks = None if spec.grammars is None else Masks(spec.grammars, prices)
         self.pads_to = pads_to(spec.scheduler)
         self.window: Window = spec.cost.window_tokens
@@ -82,6 +88,8 @@ class Iterations:
         )
         """Prices and starts an iteration that is not on the only stage of a machine."""
         self._work = Work()
+        self.images: Images | None = None
+        """What is encoded beside prompts."""
 
     # An iteration of its own.
 
@@ -122,20 +130,30 @@ class Iterations:
         )  # fmt: skip
         if ended or work.wasted:
             totals = self._with_wasted(totals, decoding.query_tokens, ended)
+        if self.adapters is not None:
+            self.adapters.begin(batch, run, n, totals.rows, ticks)
         batch.run = run
         batch.completing = completing
         batch.decodes = n > 0
         batch.through_arrivals = True
+        if self.images is not None:
+            work.encode_ticks = self.images.encode(batch, run)
         if self._price is not None:
             return self._price(batch, totals, growth, ticks)
         kv = self._kv
-        duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, work.draft_steps)
-        if self._masks is not None:
-            duration += self._masks.added(duration, self._mask_rows(self._masks, batch))
+        duration = self._duration_ticks(batch, totals)
         batch.span = Step(ticks, ticks + duration, growth)
         standing = (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
         self._recorder.add_iteration(ticks, duration, totals, work, standing)
         return ticks + duration
+
+    def _duration_ticks(self, batch: MicroBatch, totals: Totals) -> int:
+        """The time of an iteration on one stage, encoding and masks included."""
+        ticks = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, self._work.draft_steps)
+        ticks += self._work.encode_ticks
+        if self._masks is not None:
+            ticks += self._masks.added(ticks, self._mask_rows(self._masks, batch))
+        return ticks
 
     def _draft_steps(self, batch: MicroBatch, n: int) -> int:
         """Passes of the draft in an iteration with *n* decodes: the one that reads the prompts' tokens alone where the scheduler
@@ -176,6 +194,7 @@ class Iterations:
         """Send it through the machine's stages; the tick at which it has left the last."""
         priced = totals if not self.pads_to else self._padded(batch, totals)
         durations, handover = self.prices.stages(priced, self._work.draft_steps)
+        durations[0] += self._work.encode_ticks
         if self._masks is not None:
             # Tokens are sampled on the last stage, and their masks are filled while the others compute.
             durations[-1] += self._masks.added(sum(durations), self._mask_rows(self._masks, batch))
@@ -351,6 +370,10 @@ class Iterations:
         batch.decodes = True
         batch.through_arrivals = plan.through_arrivals
         hold = plan.hold if self._fast_forward else 1
+        if self.adapters is not None:
+            n = decoding.n
+            # A load is part of one iteration.
+            hold = 1 if self.adapters.begin(batch, NO_PROMPTS, n, n * decoding.query_tokens, ticks) else hold
         prices = self.prices
         if self._masks is not None:
             prices = self._masks.prices(self._mask_rows(self._masks, batch))

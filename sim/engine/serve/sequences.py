@@ -28,6 +28,7 @@ from sim.engine.kv.pool import KvPool, OutOfBlocks
 from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.requests.reservations import Reservations
 from sim.engine.requests.state import RequestState
+from sim.engine.serve.adapter_queue import AdapterQueue
 from sim.engine.serve.grammars import Grammars
 from sim.engine.serve.kv_connector import KvConnector, Outside
 from sim.engine.spec.experiment import ReplicaSpec
@@ -50,7 +51,9 @@ class Sequences:
         part: Part | None = None,
     ) -> None:  # fmt: skip
         """*part*: what the machine has to do with handing over; None: nothing."""
-        self.queue: deque[WaitingSeq] = deque()
+        self.waiting_by_adapter = AdapterQueue(state.adapter) if spec.adapters and state.adapter is not None else None
+        """The queue, where requests may ask for adapters."""
+        self.queue: deque[WaitingSeq] = deque() if self.waiting_by_adapter is None else self.waiting_by_adapter
         self.behind: Sized = ()
         """Requests that wait for a seat of any rank, where this is the first of the ranks."""
         # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only continue if another is
@@ -331,6 +334,8 @@ class Sequences:
         queue = self.queue
         if queue and queue[0].id == id_:
             seq = queue.popleft()
+        elif self.waiting_by_adapter is not None:
+            seq = self.waiting_by_adapter.take(id_)
         else:
             found = next((each for each in queue if each.id == id_), None)
             if found is None:

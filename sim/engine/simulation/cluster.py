@@ -33,7 +33,14 @@ from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore, InCommon
 from sim.engine.simulation.front_end import FrontEnd
 from sim.engine.simulation.invariants import Watch
-from sim.engine.simulation.result_columns import as_column, bubble_columns, request_columns, tier_columns, tier_facts
+from sim.engine.simulation.result_columns import (
+    adapter_facts,
+    as_column,
+    bubble_columns,
+    request_columns,
+    tier_columns,
+    tier_facts,
+)
 from sim.engine.spec.experiment import Experiment, MachineSpec
 from sim.engine.tiers.links import Links
 from sim.engine.tiers.tiers import SharedStores
@@ -153,6 +160,7 @@ def _state_of(experiment: Experiment, workload: Workload, contents_in: ContentsI
     state.turn = None if state.model is None else state.keep(_turns(state.model))
     state.priority = _kept(state, workload.priority)
     state.session = _kept(state, workload.session)
+    state.adapter = _kept(state, workload.adapter)
     state.deadline = _kept(state, workload.deadline_ns)
     state.terms = terms_of(workload)
     if any(core.grammars is not None for spec in experiment.machines for core in spec.hosted):
@@ -590,6 +598,9 @@ class Cluster:
             meta["releases"] = releases
         if state.tier_hits:
             meta["tiers"] = tier_facts(cores)
+        adapters = adapter_facts(replicas)
+        if adapters:
+            meta["adapters"] = adapters
         ranks = ranked(machines)
         if ranks:
             meta["ranks"] = ranks

@@ -11,12 +11,14 @@ from policies.driving import driving
 from policies.eviction import Eviction, RankFunction
 from policies.ranks import Balance, PromptBalance, balance_of
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
-from policies.view import ALWAYS_NS, PlanFunction, Scheduler
+from policies.view import ALWAYS_NS, PlanFunction, Scheduler, encodes
 from sim.engine.batch.decoding import Decoding
 from sim.engine.batch.grammars import GrammarSpec
 from sim.engine.batch.prices import StageTable
 from sim.engine.record.streaming import Stream
+from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.encoding import EncodeSpec
+from sim.engine.spec.images import ImagesSpec
 from sim.engine.spec.lifecycle import FleetSpec
 from sim.engine.spec.roles import HandoverSpec, Part
 from sim.engine.tiers.tiers import TierSpec, check_tiers
@@ -82,8 +84,12 @@ class ReplicaSpec:
     """KV memory behind the device, nearest first: what the device has evicted is loaded from there."""
     swaps: bool = False
     """Preempted sequences are moved to the `host` tier and back, and not computed again."""
+    images: ImagesSpec | None = None
+    """Images in prompts, which are encoded in its iterations; None: there are none."""
     block_bytes: int = 0
     """Bytes of a KV block on all devices together, for the links of tiers."""
+    adapters: AdapterSpec | None = None
+    """LoRA adapters that its requests may ask for (`Workload.adapter`); None: there are none."""
     grammars: GrammarSpec | None = None
     """Grammars that constrain answers; None: none does."""
 
@@ -107,6 +113,11 @@ class ReplicaSpec:
             )
         if self.swaps and "host" not in kinds:
             raise ValueError("sequences that give way are swapped to a tier of kind host, and there is none")
+        if self.images is not None and not encodes(self.scheduler):
+            raise ValueError(
+                f"{type(self.scheduler).__name__} does not know of images that are encoded in steps; take vllm, or encode "
+                "them on machines of their own"
+            )
         if isinstance(self.cost, StageTable) and self.decoding is not None:
             raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
 
@@ -144,6 +155,12 @@ class MachineSpec:
             raise ValueError("hosted needs at least one ReplicaSpec; got none")
         self._check_ranks()
         self._check_driven()
+        self._check_adapters()
+        if any(spec.images for spec in self.hosted) and (len(self.hosted) > 1 or self.ranks > 1):
+            raise ValueError(
+                "images that are encoded in steps of ranks, or of models that share a machine, are not modelled; encode them on "
+                "machines of their own"
+            )
         if self.ranks > 1 and any(spec.grammars is not None for spec in self.hosted):
             raise ValueError("grammars on machines with ranks are not modelled; leave out ranks or grammars")
         models = [spec.model for spec in self.hosted]
@@ -154,6 +171,20 @@ class MachineSpec:
                 "models that a machine hosts run on the same stages; got pipelines of "
                 f"{', '.join(str(spec.cost.n_stages) for spec in self.hosted)} stages"
             )
+
+    def _check_adapters(self) -> None:
+        """ValueError where iterations with adapters are not modelled."""
+        for spec in self.hosted:
+            if spec.adapters is None:
+                continue
+            batches = self.ranks > 1 or spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1
+            for what, there in (
+                ("ranks, a pipeline or several micro-batches", batches),
+                ("an installed scheduler", driving(spec.scheduler)),
+                ("a table of single-pass latencies", isinstance(spec.cost, StageTable)),
+            ):
+                if there:
+                    raise ValueError(f"adapters beside {what} are not modelled; leave out one of the two")
 
     def _check_driven(self) -> None:
         """ValueError for what cannot be had of a scheduler that drives itself."""

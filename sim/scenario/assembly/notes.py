@@ -17,6 +17,7 @@ from policies.classes import Preempt
 from policies.routers import Knowledge, knowledge_of
 from policies.view import reserves
 from sim.scenario import named
+from sim.scenario.assembly.adapters import about_adapters
 from sim.scenario.assembly.encoding import about_encoding
 from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
@@ -55,6 +56,7 @@ def notes_of(
         *(about_tiers(each, workload, machines) for each in scenarios),
         about_fleet(pools),
         about_encoding(scenario, workload),
+        about_adapters(scenario, workload),
         about_grammars(scenario, pools),
         _scheduler_left_out(scenario.source, scenarios),
         _router(scenario, router, pools, workload),
