@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,6 +37,25 @@ class Cancelling(Clients, Protocol):
 
     def cancelled(self) -> Iterable[int]:
         """Requests, each sent before, that nobody waits for any more; asked after each `ended`, and each is told once."""
+        ...
+
+
+class Stop(NamedTuple):
+    """Machines stand still from one instant to another: what runs ends its iteration, and none begins."""
+
+    at_ns: int
+    until_ns: int
+    drops_kv: bool = False
+    """Iterations end at once, all KV is dropped, and requests are routed again at the end, with what they have emitted."""
+    only_fuller: bool = False
+    """The same of machines alone that have more than an even share of the requests."""
+
+
+class Stopping(Clients, Protocol):
+    """Clients that have machines stand still."""
+
+    def stops(self) -> Iterable[Stop]:
+        """Stops from now on; asked after each `ended`, and each is told once."""
         ...
 
 

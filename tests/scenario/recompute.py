@@ -199,6 +199,9 @@ class _Run:
         )
         groups["step"], groups["counts"] = drawn.step, drawn.informative & groups["ended"]
         hands_on = self.fleet is not None or "landed_ns" in answers
+        moves = rollout.leftover == "recompute" or rollout.redistribute is not None
+        given_up = {"recomputed_tokens": int(answers["recomputed_tokens"].sum())} if moves or rollout.pause_s else {}
+        hands_on |= moves
         steps, kept, end_ns = [], set[int](), 0
         for step in range(rollout.steps) if others.empty else ():
             mine = groups[groups["counts"] & ~groups.index.isin(kept)]
@@ -231,6 +234,7 @@ class _Run:
                 "steps": steps,
                 "step_s": _statistics(lasting),
                 "tail_share": np.mean(tails) if tails else None,
+                **given_up,
                 "idle_s": idle_s,
                 "idle_share": None
                 if idle_s is None
