@@ -46,7 +46,7 @@ COMPILED = (
             "machine/together", "machine/turns", "machine/driven", "machine/any_machine", "machine/encoder",
             "machine/one_queue",
             "record/columns", "requests/state", "serve/grammars", "serve/iterations", "serve/planner",
-            "serve/sequences", "serve/engine_core", "simulation/cluster", "simulation/online", "time/clock",
+            "serve/sequences", "serve/engine_core", "simulation/cluster", "simulation/online", "time/alarm", "time/clock",
         )
     ),
     *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "trtllm", "view", "vllm")),
@@ -56,7 +56,9 @@ COMPILED = (
 )  # fmt: skip
 """The modules that an iteration passes through, and whatever is derived from a class in there: of a compiled class mypyc makes
 objects of no class that is not compiled. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
-ones with compiled methods."""
+ones with compiled methods. Of such a class mypyc keeps no annotation but the name of a class: `int | None` and `Literal` become
+`type`, by which scenarios would refuse every value, and a `ClassVar` becomes a setting. So the settings of vLLM's
+scheduler are in a module of their own, and `policies.wrappers` is left out."""
 
 PACKAGES = ("hwmodels", "policies", "sim", "workloads")
 

@@ -264,10 +264,13 @@ def _assumed(traffic: ObservedTraffic, notes: Sequence[str]) -> list[str]:
 
 def _traffic_facts(traffic: ObservedTraffic) -> dict[str, Any]:
     return {
+        "begin": _when(traffic.begin_s),
         "begin_s": traffic.begin_s,
         "duration_s": float(traffic.edges_s[-1] - traffic.edges_s[0]),
         "requests": traffic.requests,
         "rate_per_s": traffic.requests / float(traffic.edges_s[-1] - traffic.edges_s[0]),
+        "rate_per_s_least": float(traffic.rate_per_s.min()),
+        "rate_per_s_most": float(traffic.rate_per_s.max()),
         "prompt_tokens_mean": _overall(traffic, "prompt"),
         "output_tokens_mean": _overall(traffic, "output"),
         "prefix_hit": float(np.nanmean(traffic.prefix_hit)) if np.isfinite(traffic.prefix_hit).any() else None,
@@ -286,10 +289,13 @@ def _traffic_text(makers: Sequence[str], traffic: ObservedTraffic) -> list[tuple
         f"{facts[f'{name}_tokens_mean']:,.0f} tokens of {name}" for name in ("prompt", "output") if facts[f"{name}_tokens_mean"]
     ]  # fmt: skip
     hit = "" if facts["prefix_hit"] is None else f", {facts['prefix_hit']:.0%} of prompt tokens in the prefix cache"
-    rates = traffic.rate_per_s
     return [
         ("Observed", f"{' and '.join(makers)}, {_when(traffic.begin_s)}, {facts['duration_s']:,.0f} s"),
-        ("Traffic", f"{facts['requests']:,} requests, {facts['rate_per_s']:.3g}/s ({rates.min():.3g} to {rates.max():.3g}){hit}"),
+        (
+            "Traffic",
+            f"{facts['requests']:,} requests, {facts['rate_per_s']:.3g}/s "
+            f"({facts['rate_per_s_least']:.3g} to {facts['rate_per_s_most']:.3g}){hit}",
+        ),
         ("Lengths", ", ".join(lengths) or "not known"),
     ]  # fmt: skip
 
@@ -407,9 +413,9 @@ def _verdicts(found: Observation) -> Iterator[tuple[str, str]]:
 
 
 def _print_alternative(both: Beside, other: Alternative) -> None:
-    from sim.observe.replay import QUANTITIES, Beside
+    from sim.observe.replay import QUANTITIES
 
-    there = Beside(edges_s=both.edges_s, observed=both.observed, simulated=other.replayed.rows)
+    there = replace(both, simulated=other.replayed.rows)
     rows = []
     for name in _TABLE:
         now, then = both.whole(name), there.whole(name)
@@ -461,14 +467,13 @@ def _facts(
         "traffic": _traffic_facts(found.traffic),
         "hours": [
             {
+                "from": _clock(float(begin_s), float(both.edges_s[0])),
                 "from_s": float(begin_s),
                 **{name: _both(both.observed.get(name), both.simulated[name], at) for name in QUANTITIES},
             }
             for at, begin_s in enumerate(both.edges_s[:-1])
         ],
-        "whole": {
-            name: {"observed": pair[0], "simulated": pair[1]} for name in QUANTITIES if (pair := both.whole(name))
-        },
+        "whole": _whole(both),
         "fit": fit,
         "kv_blocks": None if found.kv is None else {"told": found.kv.told, "low_95": found.kv.low, "high_95": found.kv.high},
         "changes": [
@@ -476,13 +481,24 @@ def _facts(
         ],
         "causes": [{"kind": each.kind, "instance": each.instance, "text": each.text} for each in found.causes],
         "what_if": [
-            {"set": each.settings, "how": each.how, "differences": [_difference(one) for one in each.differences]}
+            {
+                "set": each.settings,
+                "how": each.how,
+                "whole": _whole(replace(both, simulated=each.replayed.rows)),
+                "differences": [_difference(one) for one in each.differences],
+            }
             for each in others
         ],
         "rerouted": None if routed is None else {"moved": routed.moved, "requests": len(routed.went)},
         "missing": found.seen.missing,
         "notes": [*found.seen.notes, *found.traffic.how, *found.notes, *refused],
     }  # fmt: skip
+
+
+def _whole(both: Beside) -> dict[str, Any]:
+    from sim.observe.replay import QUANTITIES
+
+    return {name: {"observed": pair[0], "simulated": pair[1]} for name in QUANTITIES if (pair := both.whole(name))}
 
 
 def _both(observed: Any, simulated: Any, at: int) -> dict[str, Any]:

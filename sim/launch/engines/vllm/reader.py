@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from hwmodels.overheads import at_or_before
-from policies.vllm import RELEASES, Vllm
+from policies.vllm import Vllm
+from policies.vllm_settings import RELEASES
 from sim.errors import RooftraceError
 from sim.launch.drafters import assumed
 from sim.launch.engines.vllm import adapters
