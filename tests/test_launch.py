@@ -622,7 +622,7 @@ print(json.dumps([[action.option_strings, action.nargs] for action in parser._ac
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole lists of a release")
 @pytest.mark.parametrize("engine", sorted(_PARSERS))
 def test_the_lists_are_those_of_the_releases(engine: str) -> None:
     variable = f"ROOFTRACE_{engine.upper()}_PYTHON"

@@ -134,7 +134,7 @@ FLOORS = (
     ("errors", "text", "packages", "under_way"),
     ("theory", "tokens"),
     ("engine",),
-    ("scenario", "metrics", "warmup", "protocols", "results", "run", "work", "extrapolated"),
+    ("build", "scenario", "metrics", "warmup", "protocols", "results", "run", "work", "extrapolated"),
     (
         "bench",
         "study",

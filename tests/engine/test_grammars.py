@@ -166,7 +166,7 @@ def test_random_runs_with_grammars_are_the_same_step_by_step_and_without_any_as_
         check(kind, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_random_runs_with_grammars(kind: str) -> None:
     for seed in range(8, 250):

@@ -145,7 +145,7 @@ def causes_of(change: str | None, tmp_path: Path) -> list[tuple[str, str]]:
     return [(each.kind, each.instance) for each in drift.causes(seen, edges_s, replayed)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -371,7 +371,7 @@ def waves() -> Scenario:
     return told(replicas=2).with_set(f"workload={{arrivals: {arrivals}, duration_s: 250, {LENGTHS}}}")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="enough samples for narrow statistics")
 def test_settings_that_the_observer_is_not_told_are_found_within_their_intervals(tmp_path: Path) -> None:
     deployed = Deployed(hidden(tmp_path), scrape_s=2.0)
     with prometheus(deployed) as url:
