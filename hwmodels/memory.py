@@ -468,7 +468,7 @@ def _used_by_the_stack(
 ) -> _Used:
     spec, device, parallel = deployment.model, deployment.device, deployment.parallel
     context = rules.context_bytes if parallel.n_devices == 1 else rules.worker_bytes
-    communicator = _by_degree(rules.communicator_bytes, parallel.tensor * parallel.data)
+    communicator = _by_degree(rules.communicator_bytes, parallel.tensor * parallel.groups)
     budget, cache_share = share * total, 1.0
     if rules.share_of == "free before loading":
         # Context and buffers are there before the share is taken.
@@ -522,6 +522,10 @@ def memory_plan(
         raise ValueError(f"reserve_bytes must be a finite number of at least 0; got {reserve_bytes!r}")
     if block_tokens is None:
         block_tokens = 16 if rules is None else int(rules.block_tokens)
+    if block_tokens % parallel.kv_interleave:
+        raise ValueError(
+            f"parallel.kv_interleave {parallel.kv_interleave} does not divide the {block_tokens} tokens of a KV block"
+        )
     total = device.memory_bytes if rules is None else visible_bytes(device)
     stages = []
     caches = deployment.stage_caches()
@@ -575,7 +579,8 @@ def memory_plan(
     return MemoryPlan(
         rules=rules,
         share=share,
-        block_tokens=block_tokens,
+        # The scheduler sees blocks of all devices that share a sequence (vLLM 0.32.0, `resolve_dcp_kv_block_size`).
+        block_tokens=block_tokens * parallel.decode_context,
         largest=largest,
         stages=tuple(stages),
         groups=parallel.data,

@@ -207,6 +207,54 @@ class AdaptersSeen(Protocol):
         ...
 
 
+class PlannedImages(Protocol):
+    """The images that a plan encodes, one sequence after the other."""
+
+    def fits(self, id_: int, cached: int, tokens: int, /) -> int:
+        """Of *tokens* prompt tokens behind *cached* ones, as many as can be computed: those ahead of the first image that is not
+        encoded and cannot be."""
+        ...
+
+    def take(self, id_: int, /) -> object:
+        """The sequence asked about last is planned."""
+        ...
+
+    def computes(self, id_: int, cached: int, tokens: int, /) -> int:
+        """Of *tokens* prompt tokens as many as `fits` says, which are planned."""
+        ...
+
+    def undo(self, id_: int, /) -> None:
+        """A sequence is preempted."""
+        ...
+
+
+class _NoImages:
+    """Prompts without images."""
+
+    def fits(self, id_: int, cached: int, tokens: int, /) -> int:
+        return tokens
+
+    def take(self, id_: int, /) -> None:
+        return
+
+    def computes(self, id_: int, cached: int, tokens: int, /) -> int:
+        return tokens
+
+    def undo(self, id_: int, /) -> None:
+        return
+
+
+NO_IMAGES: Final = _NoImages()
+
+
+class EncodedImages(Protocol):
+    """The images of a model's requests, for a scheduler that `encodes`."""
+
+    def planned(self) -> PlannedImages:
+        """For a plan, from nothing planned on."""
+        ...
+
+
 @dataclass(slots=True)
 class ReplicaView:
     """A machine's model at the moment it may start an iteration. Policies read it, and keep nothing of it for later.
@@ -274,6 +322,8 @@ class ReplicaView:
     `cached_tokens`, but for a scheduler that `admits_in_turn` or `looks_itself`, which looks it up here."""
     adapters: AdaptersSeen | None = None
     """None where no request asks for an adapter."""
+    images: EncodedImages | None = None
+    """None where no images are encoded in iterations."""
 
     @property
     def n_running(self) -> int:
@@ -342,6 +392,9 @@ class Plan(NamedTuple):
     looks: Looks | None = None
     """Lookups in the prefix cache that a scheduler which `looks_itself` made for this plan."""
 
+
+DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
+"""A step of all decodes, held until something changes."""
 
 _new: Final = tuple[object, ...].__new__
 
@@ -451,6 +504,12 @@ def reserves(scheduler: object) -> bool:
     return bool(asked(scheduler, "reserves"))
 
 
+def encodes(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, plans which images are encoded in an iteration (`ReplicaView.images`): by an
+    attribute `encodes`."""
+    return bool(asked(scheduler, "encodes"))
+
+
 def counts_steps(scheduler: object) -> bool:
     """Whether plans of *scheduler*, or of one that it wraps, depend on the number of the step that ranks take together
     (`ReplicaView.step`): by an attribute `counts_steps`."""
@@ -461,6 +520,18 @@ def orders_queue(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, admits waiting requests in another order than that of the queue, or goes on behind
     one that does not fit: by an attribute `orders_queue`."""
     return bool(asked(scheduler, "orders_queue"))
+
+
+def decodes_below(scheduler: object) -> int:
+    """Where no request waits, no prompt is incomplete and the KV blocks of a step are free, *scheduler* plans `DECODES` as long as
+    the sequences, and the tokens that they submit, are fewer than this: the engine then does not ask it. 0: it is always asked.
+
+    It is an attribute `decodes_below` of the class that has the method `plan`: neither a class derived from it with a plan of its
+    own nor a wrapper takes it over."""
+    for each in type(scheduler).__mro__:
+        if "plan" in vars(each):
+            return getattr(scheduler, "decodes_below", 0) if "decodes_below" in vars(each) else 0
+    return 0
 
 
 def rule_of(scheduler: object, name: str) -> bool | None:

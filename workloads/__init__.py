@@ -16,6 +16,7 @@ from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
 from workloads.generators import azure_conversation_like, closed_loop, synthesize
+from workloads.images import DrawnImages
 from workloads.join import concat, merge
 from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
 from workloads.loops import ClosedLoop
@@ -29,7 +30,7 @@ from workloads.sessions import read_sessions
 from workloads.shared_prefix import LoadStage, SharedPrefix
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
-from workloads.workload import Cancelling, Clients, Workload
+from workloads.workload import Cancelling, Clients, Stop, Stopping, Workload
 
 __all__ = [
     "FORMATS",
@@ -39,6 +40,7 @@ __all__ = [
     "ClosedLoop",
     "Conversations",
     "Deterministic",
+    "DrawnImages",
     "Empirical",
     "Fixed",
     "Follows",
@@ -60,6 +62,8 @@ __all__ = [
     "ServiceClass",
     "SharedPrefix",
     "Sinusoidal",
+    "Stop",
+    "Stopping",
     "Stream",
     "Trace",
     "Uniform",

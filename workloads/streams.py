@@ -36,6 +36,8 @@ class Stream(IntEnum):
     PREDICTIONS = 121
     MISSING_OUTPUTS = 122
     INFORMATIVE = 123
+    IMAGES = 130
+    GRAMMARS = 125
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

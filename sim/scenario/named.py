@@ -90,6 +90,11 @@ CONTROLS: Mapping[str, str] = {
     "rate_model": "policies.control:RateModel",
     "schedule": "policies.control:Schedule",
     "perfect": "policies.control:Perfect",
+    "last_value": "policies.control:LastValue",
+    "seasonal_naive": "policies.control:SeasonalNaive",
+    "holt_winters": "policies.control:HoltWinters",
+    "arima": "policies.control:Arima",
+    "kalman": "policies.control:Kalman",
 }
 
 

@@ -38,6 +38,7 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
+from sim.engine.batch.grammars import GrammarSpec
 from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.spec.roles import HandoverSpec, KvPath, Role, Room
@@ -608,6 +609,40 @@ class Noting:
         found = [load.found_tokens(request) for load in replicas]
         self.told.append(found)
         return found.index(max(found))
+
+
+def with_grammars(experiment: Experiment, seed: int) -> Experiment:
+    """The same where some requests, or all, have grammars: few of them that are kept and used again, or many. Machines with ranks
+    have none."""
+    rng = random.Random(f"grammars of {seed}")
+    n = rng.choice([1, 3, 40])
+    share = rng.choice([0.3, 0.8, 1.0])
+    spec = GrammarSpec(
+        grammar=[rng.randrange(n) if rng.random() < share else -1 for _ in range(len(experiment.workload))],
+        compile_s=[rng.choice([0.0, 1e-3, 0.0137, 0.2]) for _ in range(n)],
+        threads=rng.choice([1, 2, 8]),
+        kept=rng.choice([1, 2, 100]),
+        step_s=rng.choice([0.0, 5e-6]),
+        mask_s=rng.choice([0.0, 1e-5, 3e-4, 2e-3]),
+        apply_s=rng.choice([0.0, 1e-6]),
+        overlapped=rng.random() < 0.7,
+        goes_first=rng.random() < 0.6,
+    )
+
+    return grammars_on(experiment, spec)
+
+
+def grammars_on(experiment: Experiment, spec: GrammarSpec) -> Experiment:
+    """The same with these grammars on every machine without ranks."""
+
+    def of(machine: MachineSpec | ReplicaSpec) -> MachineSpec | ReplicaSpec:
+        if isinstance(machine, ReplicaSpec):
+            return replace(machine, grammars=spec)
+        if machine.ranks > 1:
+            return machine
+        return replace(machine, hosted=tuple(replace(core, grammars=spec) for core in machine.hosted))
+
+    return replace(experiment, replicas=tuple(of(machine) for machine in experiment.replicas))
 
 
 def with_looks(experiment: Experiment, seed: int) -> tuple[Experiment, Noting]:

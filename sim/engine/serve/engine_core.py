@@ -23,10 +23,11 @@ from sim.engine.batch.stages import Stages
 from sim.engine.batch.version import HeldPlan
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.caching_pool import CachingPool
-from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, RoundCounts, sum_rounds
+from sim.engine.record.columns import ABORTED, IntArray, Recorder, ReplicaColumns, RoundCounts, sum_rounds
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.adapters import Adapters
+from sim.engine.serve.images import Images
 from sim.engine.serve.iterations import NO_PROMPTS, Iterations
 from sim.engine.serve.kv_connector import Outside
 from sim.engine.serve.loading import Loading
@@ -132,8 +133,12 @@ class EngineCore:
         self._holds = by_step and common.fast_forward and not iterations.pads_to
         """A micro-batch holds plans of decodes alone, and carries them out one iteration after the other."""
         self._hears = self._what_it_hears()
+        self._paused_ns = self.paused_until_ns = 0
+        """The latest pause; 0: there was none."""
         self._notes = self._what_it_notes()
         self.batches: list[MicroBatch] = []
+        self.images = None if spec.images is None else Images(spec.images, state, self.batches)
+        iterations.images = self.images
         sequences.prefix_lookup.batches = self.batches
         for _ in range(self._max_batches if self._max_batches <= _MADE_AT_ONCE else 1):
             self.add_batch()
@@ -172,6 +177,7 @@ class EngineCore:
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
             terms=state.terms,
             adapters=None if self.adapters is None else self.adapters.seen(batch),
+            images=self.images,
             cache=kv if kv.caches and (looks_for_itself(spec.scheduler) or asks_beginnings(spec.scheduler)) else None,
         )
         self.batches.append(batch)
@@ -185,6 +191,9 @@ class EngineCore:
         For a rank the tick is not known yet: any other answer than NOTHING means that an iteration is prepared, and the machine
         launches it (`sim.engine.machine.groups`).
         """
+        if self.paused_until_ns and self._is_paused(batch, ticks >> TICK_BITS):
+            batch.wake_ns = self.paused_until_ns
+            return NOTHING
         planner = self.planner
         while True:
             for hear in self._hears:
@@ -205,6 +214,24 @@ class EngineCore:
             if not self._asks_again(batch, plan, ticks, changed=end == ASK_AGAIN):
                 batch.wake_ns = plan.until_ns
                 return NOTHING
+
+    def pause(self, now_ns: int, until_ns: int) -> None:
+        """No iteration is planned from now on until then."""
+        self._paused_ns, self.paused_until_ns = now_ns, until_ns
+        self.sequences.version.hear(now_ns)
+
+    def _is_paused(self, batch: MicroBatch, now_ns: int) -> bool:
+        """Whether the coming iteration would be planned in the pause; one that was planned ahead of it is carried out."""
+        ahead = self._ahead
+        planned_ns = now_ns if ahead is None or ahead.seen_ns == ALWAYS_NS else ahead.seen_ns
+        if now_ns >= self.paused_until_ns or planned_ns < self._paused_ns:
+            return False
+        if ahead is not None:
+            # The next plan is made when the pause is over, and knows which sequences have ended.
+            ahead.reset()
+            if batch.leaving:
+                self._forget_the_leaving(batch)
+        return True
 
     def schedules_prompts(self, batch: MicroBatch, ticks: int) -> bool:
         """Whether the scheduler would have prompts in the coming iteration were they shown."""
@@ -304,6 +331,8 @@ class EngineCore:
             steps.append(self._land_loads)
         if sequences.given_up:
             steps.append(self._let_go)
+        if sequences.grammars is not None and sequences.grammars.goes_first:
+            steps.append(self._take_compiled)
         if self._ahead is not None and sequences.kv.caches:
             steps.append(self._free_the_ended)
         if sequences.connector.takes_part:
@@ -314,6 +343,10 @@ class EngineCore:
 
     def give_up(self, id_: int, now_ns: int) -> None:
         """The client of a request that is here has gone."""
+        grammars = self.sequences.grammars
+        if grammars is not None and grammars.give_up(id_):
+            self.state.status[id_] = ABORTED
+            return
         first = not self.sequences.given_up
         self.sequences.give_up(id_, now_ns)
         if first:
@@ -329,6 +362,9 @@ class EngineCore:
             let_go(self.sequences, batch)
         else:
             self._hears = self._what_it_hears()
+
+    def _take_compiled(self, batch: MicroBatch, ticks: int) -> None:
+        self.sequences.take_compiled(ALWAYS_NS if self._ahead is None else self._ahead.seen_ns)
 
     def _free_the_ended(self, batch: MicroBatch, ticks: int) -> None:
         assert self._ahead is not None
@@ -429,6 +465,8 @@ class EngineCore:
         """Give up everything; see `sim.engine.serve.sequences.hand_back`."""
         if self.adapters is not None:
             self.adapters.reset()
+        if self.images is not None:
+            self.images.reset()
         return give_all_back(self.sequences, self.batches)
 
     # KV from elsewhere.
@@ -460,6 +498,22 @@ class EngineCore:
 
     def _ring_at(self, clock: Clock, callback: Callable[[EngineCore], None], at_ns: int) -> None:
         Alarm(clock, ARRIVALS, lambda _event: callback(self)).set(at_ns)
+
+    def ring_when_compiled(self, clock: Clock, callback: Callable[[EngineCore, int, int], None]) -> None:
+        """Have *callback* called with a request, and its tokens with KV, whenever the grammar that it waits for is done."""
+        grammars = self.sequences.grammars
+        if grammars is None:
+            return
+
+        def ring(id_: int, at_ns: int) -> None:
+            Alarm(clock, ARRIVALS, lambda _event: done(id_)).set(at_ns)
+
+        def done(id_: int) -> None:
+            kv_tokens = grammars.done(id_, clock.now_ns)
+            if kv_tokens >= 0:
+                callback(self, id_, kv_tokens)
+
+        grammars.rings_at = ring
 
     @property
     def n_loading(self) -> int:

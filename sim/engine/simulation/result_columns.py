@@ -50,8 +50,13 @@ def request_columns(state: RequestState, workload: Workload, *, caching: bool) -
         "status": np.frombuffer(state.status, np.int8),
         "reason": as_column(state.reason, np.int32),
         **({"shortened_tokens": _shortened(state)} if state.shortened else {}),
+        **({"grammar_wait_ns": as_column(state.grammar_wait_ns)} if state.grammar_wait_ns else {}),
         "bubble_ns": np.sum(_bubbles(state), axis=0),
     }
+    if state.encoded_images:
+        found["encoded_images"] = as_column(state.encoded_images, np.int32)
+        found["image_hits"] = as_column(state.image_hits, np.int32)
+        found["encode_ns"] = as_column(state.encode_ns)
     if caching:
         hits = as_column(state.prefix_hits)
         computed = as_column(state.prompt) - hits - _loaded(state)

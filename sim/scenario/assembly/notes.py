@@ -23,6 +23,7 @@ from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, sorts_by_nothing, windows_left_behind, without_cache
 from sim.scenario.assembly.prices import about_prices
+from sim.scenario.assembly.structured_output import about_grammars
 from sim.scenario.assembly.tiers import about_tiers
 from sim.scenario.classes import about_classes
 from sim.scenario.settings import Scenario
@@ -56,6 +57,7 @@ def notes_of(
         about_fleet(pools),
         about_encoding(scenario, workload),
         about_adapters(scenario, workload),
+        about_grammars(scenario, pools),
         _scheduler_left_out(scenario.source, scenarios),
         _router(scenario, router, pools, workload),
         *(_of_two_engines(each) for each in scenarios),
