@@ -24,6 +24,7 @@ from tests.engine.random_runs import (
     apart,
     assert_same,
     grammars_on,
+    with_adapters,
     with_fleet,
     with_grammars,
     with_tiers,
@@ -134,6 +135,7 @@ KINDS: dict[str, Callable[[int], Experiment]] = {
     "apart": lambda seed: apart(seed, speculative=seed % 3 == 0),
     "fleet": lambda seed: with_fleet(an_experiment(seed, speculative=False), seed),
     "tiers": lambda seed: with_tiers(an_experiment(seed, speculative=False), seed),
+    "adapters": lambda seed: with_adapters(an_experiment(seed, speculative=seed % 2 == 0), seed),
 }
 
 
