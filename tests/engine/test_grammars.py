@@ -73,6 +73,12 @@ def test_grammars_wait_for_a_thread_and_the_one_used_longest_ago_is_compiled_aga
     ]
 
 
+def test_a_kept_grammar_that_is_used_again_is_kept_longer() -> None:
+    grammars = GrammarSpec(grammar=[0, 1, 0, 2, 0], compile_s=[0.01] * 3, kept=2)
+    arrivals = [0, 20 * MS, 40 * MS, 60 * MS, 80 * MS]
+    assert ran(machine(grammars), arrivals).requests["grammar_wait_ns"].tolist() == [10 * MS, 10 * MS, 0, 10 * MS, 0]
+
+
 @pytest.mark.parametrize(("goes_first", "order"), [(True, [0, 1, 2, 3]), (False, [0, 2, 3, 1])])
 def test_one_whose_grammar_is_done_goes_ahead_of_those_that_wait_for_nothing_else(
     goes_first: bool, order: list[int]
