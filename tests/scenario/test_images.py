@@ -86,8 +86,15 @@ def test_the_encoders_weights_are_taken_from_the_cache() -> None:
     assert lost_bytes == pytest.approx(vision.weight_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize("images", [None, {**IMAGES, "per_request": 0}])
-@pytest.mark.parametrize("encode", [ENGINE, {**ENGINE, "budget_tokens": 10}])
+@pytest.mark.parametrize(
+    ("images", "encode"),
+    [
+        (None, ENGINE),
+        ({**IMAGES, "per_request": 0}, ENGINE),
+        ({**IMAGES, "per_request": 0}, {**ENGINE, "budget_tokens": 10}),
+        ({**IMAGES, "per_request": 0}, POOL),
+    ],
+)
 def test_without_images_a_run_is_the_one_without_encoders_to_the_nanosecond(images: Any, encode: Any) -> None:
     with_encoder = resolve(scenario(encode, images))
     without = simulate(build(scenario(None, None)))
