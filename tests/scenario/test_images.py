@@ -56,6 +56,13 @@ def test_drawn_images_come_on_top_of_the_prompt_and_are_encoded_in_the_engines_s
     assert Result.load(result.save(tmp_path / "out")).summary == result.summary
 
 
+def test_a_manifest_states_settings_that_run_again() -> None:
+    for encode in (ENGINE, POOL):
+        found = resolve(scenario(encode))
+        again = build(Scenario.from_mapping(found.manifest["scenario"]))
+        assert_same(simulate(again).columns, simulate(found.experiment).columns)
+
+
 def test_images_of_a_trace_are_in_its_prompts_and_equal_ones_are_encoded_once(tmp_path: Path) -> None:
     (tmp_path / "images.csv").write_text(TRACE)
     result = simulate(build(scenario(ENGINE, folder=tmp_path, workload={"trace": "images.csv"})))
