@@ -6,6 +6,7 @@ A `Workload` is columns of integers and when they are sent; a `Trace` has arriva
 requests. Read `workload` first, then `readers`.
 """
 
+from workloads.adapters import check_adapters, draw_adapters, keyed_by_adapter
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
 from workloads.chains import chained
 from workloads.classes import ServiceClass
@@ -29,7 +30,7 @@ from workloads.sessions import read_sessions
 from workloads.shared_prefix import LoadStage, SharedPrefix
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
-from workloads.workload import Cancelling, Clients, Workload
+from workloads.workload import Cancelling, Clients, Stop, Stopping, Workload
 
 __all__ = [
     "FORMATS",
@@ -61,6 +62,8 @@ __all__ = [
     "ServiceClass",
     "SharedPrefix",
     "Sinusoidal",
+    "Stop",
+    "Stopping",
     "Stream",
     "Trace",
     "Uniform",
@@ -70,11 +73,14 @@ __all__ = [
     "assign_models",
     "azure_conversation_like",
     "chained",
+    "check_adapters",
     "closed_loop",
     "concat",
+    "draw_adapters",
     "draw_classes",
     "fit_gamma_windows",
     "gamma_windows_from_counts",
+    "keyed_by_adapter",
     "merge",
     "multi_model",
     "power_law_rates",

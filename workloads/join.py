@@ -63,6 +63,7 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         terms=_terms(traces),
         predicted_tokens=_of_all(traces, "predicted_tokens"),
         encoder_tokens=_of_all(traces, "encoder_tokens"),
+        adapter=_column(traces, "adapter"),
         follows=_follows(traces),
         **_prefixes(traces, shared_ids=shared_ids),
         **joined(traces, shared=shared_ids),

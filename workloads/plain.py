@@ -26,13 +26,10 @@ def plain_csv(requests: Requests) -> str:
     if requests.deadline_ns is not None:
         header.append("deadline_s")
         columns.append(["" if ns < 0 else _decimal_s(ns) for ns in requests.deadline_ns.tolist()])
-    if requests.session is not None:
-        header.append("session")
-        columns.append(["" if s < 0 else s for s in requests.session.tolist()])
-    for name in ("priority", "max_tokens"):
+    for name, may_be_blank in (("session", True), ("adapter", True), ("priority", False), ("max_tokens", False)):
         if (numbers := getattr(requests, name)) is not None:
             header.append(name)
-            columns.append(numbers.tolist())
+            columns.append(["" if may_be_blank and number < 0 else number for number in numbers.tolist()])
     if requests.abort_ns is not None:
         header.append("abort_s")
         columns.append(["" if ns < 0 else _decimal_s(ns) for ns in requests.abort_ns.tolist()])

@@ -406,6 +406,7 @@ _PLAIN_NUMBERS: Mapping[str, tuple[str, Callable[[Table], IntArray]]] = {
     "priority": ("priority", lambda table: table.whole_numbers("priority", blank=0)),
     "predicted_tokens": ("predicted_tokens", lambda table: table.integers("predicted_tokens")),
     "encoder_tokens": ("encoder_tokens", lambda table: table.integers("encoder_tokens")),
+    "adapter": ("adapter", lambda table: table.integers("adapter", blank=-1)),
 }
 
 

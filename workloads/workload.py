@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,6 +37,25 @@ class Cancelling(Clients, Protocol):
 
     def cancelled(self) -> Iterable[int]:
         """Requests, each sent before, that nobody waits for any more; asked after each `ended`, and each is told once."""
+        ...
+
+
+class Stop(NamedTuple):
+    """Machines stand still from one instant to another: what runs ends its iteration, and none begins."""
+
+    at_ns: int
+    until_ns: int
+    drops_kv: bool = False
+    """Iterations end at once, all KV is dropped, and requests are routed again at the end, with what they have emitted."""
+    only_fuller: bool = False
+    """The same of machines alone that have more than an even share of the requests."""
+
+
+class Stopping(Clients, Protocol):
+    """Clients that have machines stand still."""
+
+    def stops(self) -> Iterable[Stop]:
+        """Stops from now on; asked after each `ended`, and each is told once."""
         ...
 
 
@@ -73,6 +92,7 @@ class Workload(ABC):
         "tenant_index": 0,
         "predicted_tokens": 0,
         "encoder_tokens": 0,
+        "adapter": -1,
     }
     """The columns with one value a request, and the least value of each; a kind with further columns adds them."""
 
@@ -106,6 +126,8 @@ class Workload(ABC):
     """Output tokens that a predictor expects of each request; schedulers see it. None: there is no predictor."""
     encoder_tokens: IntArray | None = None
     """Tokens of images and the like that are encoded before the prompt is computed; 0: nothing is. None: nobody says."""
+    adapter: IntArray | None = None
+    """LoRA adapter that each request asks for, numbered from 0; -1: the base model. None: nobody says."""
     image_offsets: IntArray | None = None
     """n + 1 offsets into the next three: row i has the images from the i-th on, in their order in the prompt. None: nobody says."""
     image_width: IntArray | None = None

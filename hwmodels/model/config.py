@@ -448,7 +448,7 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         window = attention.index_topk
         kinds = tuple[AttentionKind, ...]("window" for _ in kinds)
         notes += (
-            f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of "
+            f"Sparse attention: each query reads {attention.index_topk} chosen tokens, counted as a window of "
             "that size, plus an indexer over all tokens.",
         )
         if shared := indexers.count(False):

@@ -31,6 +31,16 @@ ENCODE_STAGES: Mapping[str, tuple[str, str]] = {
 """The stages of a request before its prompt is computed, the front end in the first; together they are its `queue_s`."""
 
 
+def grammar_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The entry `structured_output` of a summary: finished requests that waited for a grammar to be compiled, and for how long;
+    empty where no answer keeps to one."""
+    if "grammar_wait_ns" not in requests:
+        return {}
+    waits_ns = requests["grammar_wait_ns"][finished(requests)]
+    waits_s = waits_ns[waits_ns > 0] * 1e-9
+    return {"structured_output": {"waited": len(waits_s), "compile_wait_s": statistics(waits_s)}}
+
+
 def encode_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """The entries `encode` and `images` of a summary: finished requests that were encoded on machines of their own, and their
     `stages` in seconds; images that were `encoded` in steps for finished requests, `hits` that were found encoded, their share of

@@ -165,6 +165,7 @@ class _Run:
             "saturated": self._saturated(),
             "speculation": self._speculation(),
             **self._encode(self.requests),
+            **self._grammars(self.requests),
             **self._handover(self.requests),
             **self._tiers(self.requests),
             **self._ranks(None, None),
@@ -198,6 +199,9 @@ class _Run:
         )
         groups["step"], groups["counts"] = drawn.step, drawn.informative & groups["ended"]
         hands_on = self.fleet is not None or "landed_ns" in answers
+        moves = rollout.leftover == "recompute" or rollout.redistribute is not None
+        given_up = {"recomputed_tokens": int(answers["recomputed_tokens"].sum())} if moves or rollout.pause_s else {}
+        hands_on |= moves
         steps, kept, end_ns = [], set[int](), 0
         for step in range(rollout.steps) if others.empty else ():
             mine = groups[groups["counts"] & ~groups.index.isin(kept)]
@@ -230,6 +234,7 @@ class _Run:
                 "steps": steps,
                 "step_s": _statistics(lasting),
                 "tail_share": np.mean(tails) if tails else None,
+                **given_up,
                 "idle_s": idle_s,
                 "idle_share": None
                 if idle_s is None
@@ -412,6 +417,7 @@ class _Run:
             **self._throughput(begin, end, whole=False),
             **self._utilisation(begin, end, whole=False),
             **self._encode(inside),
+            **self._grammars(inside),
             **self._handover(inside),
             **self._tiers(inside),
             **self._ranks(begin, end),
@@ -529,6 +535,12 @@ class _Run:
             for name, begin, end in zip(names, instants[:-1], instants[1:], strict=True)
         }
         return {"encode": {"requests": len(over), "stages": stages}}
+
+    def _grammars(self, requests: pd.DataFrame) -> dict[str, Any]:
+        if "grammar_wait_ns" not in requests:
+            return {}
+        waits = requests[(requests["status"] == "finished") & (requests["grammar_wait_ns"] > 0)]["grammar_wait_ns"]
+        return {"structured_output": {"waited": len(waits), "compile_wait_s": _statistics(waits * 1e-9)}}
 
     def _handover(self, requests: pd.DataFrame) -> dict[str, Any]:
         if "landed_ns" not in requests:

@@ -21,6 +21,9 @@ _new: Final = tuple[object, ...].__new__
 class RequestState:
     """One entry a request in each column. Columns grow together: those made by `column`, or given to `keep`."""
 
+    adapter: array[int] | None = None
+    """The LoRA adapter that each request asks for, -1: the base model; None: none asks for one."""
+
     def __init__(
         self, prompt: array[int], output: array[int], arrival: array[int], *, pipelined: bool = False,
         max_tokens: array[int] | None = None, contents_in: ContentsIn | None = None,
@@ -62,8 +65,9 @@ class RequestState:
         """Tokens found in the prefix cache when first admitted, and after preemptions."""
         self.tier_hits: dict[str, array[int]] = {}
         """Tokens loaded for a first admission, by kind of tier, and (`swap`) those copied back after a preemption."""
-        self.load_ns = array("q")
-        """ns held for loads; during a load, less the instant of its start."""
+        self.load_ns, self.grammar_wait_ns = array("q"), array("q")
+        """ns held for loads, during a load less the instant of its start; and ns of waiting for a grammar to be compiled. Empty
+        where there are no tiers, or no grammars."""
         self.status = bytearray([UNFINISHED]) * len(prompt)
         self._columns.append((self.status, UNFINISHED))
         self.given_back: dict[int, int] = {}

@@ -10,7 +10,7 @@ from typing import cast
 from hwmodels.cold_starts import cold_start, cold_starts
 from hwmodels.cost import CostModel
 from hwmodels.slowed import slowed
-from policies.control import Perfect, PoolSeen, Schedule, Seen
+from policies.control import Forecast, Perfect, PoolSeen, Schedule, Seen
 from policies.control.hpa import WINDOW_S
 from sim.engine import MachineSpec, ReplicaSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Scaling
@@ -97,6 +97,11 @@ def _scaled(
                 "prefill, the router says which gets a request; choose another policy"
             )
         policy = policy.told(arrival_s, sum(seconds for _, seconds in phases))
+    if isinstance(policy, Forecast):
+        try:
+            policy = policy.fitting(interval_s, sum(seconds for _, seconds in phases))
+        except ValueError as error:
+            raise ScenarioError(f"{prefix}.policy: {error}") from None
     if isinstance(policy, (Schedule, Perfect)):
         # What they know holds from the beginning.
         asked = policy.wanted(Seen(interval_s=interval_s, mine=PoolSeen()))

@@ -17,11 +17,13 @@ from hwmodels.memory import (
     share_machine,
     stack_memories,
     stack_memory,
+    with_slots,
 )
 from hwmodels.overheads import at_or_before, is_before
 from hwmodels.stack_files import load_stack_file
 from sim.errors import ScenarioError
 from sim.scenario import named
+from sim.scenario.assembly.adapters import adapter_cost_of
 from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
 from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.images import encoder_bytes as of_encoder
@@ -100,6 +102,8 @@ def account_of(
         draft=draft,
         context_tokens=None if workload is None else mean_context(workload),
     )
+    slots = adapter_cost_of(scenario, deployment)
+    plan = plan if slots is None else with_slots(plan, slots)
     notes = (*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules))
     return replace(plan, override=memory.kv_blocks, notes=notes)
 

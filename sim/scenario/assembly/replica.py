@@ -11,6 +11,7 @@ from hwmodels.memory import MemoryPlan
 from sim.engine import ReplicaSpec
 from sim.engine.record.columns import IntArray
 from sim.errors import ScenarioError
+from sim.scenario.assembly.adapters import adapters_of, within_slots
 from sim.scenario.assembly.asked import numbers_of, of_model
 from sim.scenario.assembly.auto import chosen_by_auto
 from sim.scenario.assembly.context import check_longest
@@ -22,6 +23,7 @@ from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import cache_of
 from sim.scenario.assembly.refusals import never_gets_on
 from sim.scenario.assembly.scheduler import preempting, scheduler_of
+from sim.scenario.assembly.structured_output import grammars_of
 from sim.scenario.assembly.tiers import check_room, tiers_of
 from sim.scenario.encoding import EncodeSettings
 from sim.scenario.explain import told_by
@@ -76,7 +78,7 @@ def build_pool(pool: PoolOf, workload: Workload, rows: Mapping[str, int], encode
     """
     parts = [_part(pool, i, workload, rows.get(name), encodes) for i, name in enumerate(pool.serves)]
     return [
-        _build_hosted(part, plan, row=rows.get(name), models=len(parts))
+        _build_hosted(part, plan, workload, row=rows.get(name), models=len(parts))
         for part, plan, name in zip(parts, _plans(pool, parts), pool.serves, strict=True)
     ]
 
@@ -87,6 +89,7 @@ def _part(pool: PoolOf, i: int, workload: Workload, row: int | None, encodes: En
     asked = of_model(workload, numbers)
     chosen = chosen_by_auto(scenario, deployment, asked)
     scheduler = preempting(scenario, scheduler_of(scenario, deployment, chosen, shared=shared))
+    scheduler = within_slots(scenario, scheduler)
     with told_by(scenario):
         drafting = drafting_for(scenario.decoding, target=deployment, find=scenario.find)
     return _Part(
@@ -119,7 +122,8 @@ def _plans(pool: PoolOf, parts: list[_Part]) -> list[MemoryPlan]:
         return [plan]
 
 
-def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, models: int) -> Hosted:
+def _build_hosted(part: _Part, plan: MemoryPlan, asked: Workload, *, row: int | None, models: int) -> Hosted:
+    """*asked*: the workload of all models together."""
     scenario, deployment, workload, scheduler = part.scenario, part.deployment, part.workload, part.scheduler
     with told_by(scenario):
         decoding = build_decoding(
@@ -150,9 +154,11 @@ def _build_hosted(part: _Part, plan: MemoryPlan, *, row: int | None, models: int
         micro_batches=scenario.micro_batches,
         max_model_len=deployment.model.max_positions,
         model=row,
+        grammars=grammars_of(scenario, deployment, asked, scheduler),
         **cache_of(scenario, workload, plan.block_tokens, deployment.model),
         **tiers_of(scenario, deployment, plan, models=models),
         **slots,
+        adapters=adapters_of(scenario, deployment, workload, shared=models > 1),
     )
     with told_by(scenario, "encode"):
         spec = replace(spec, images=images_in_steps(part.encodes.settings, deployment, scheduler, part.encodes.images))
