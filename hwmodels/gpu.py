@@ -15,6 +15,7 @@ from hwmodels.kernels.families import (
     COMPRESSED_PREFILL,
     DECODE,
     ELEMENTWISE,
+    ENCODER,
     GEMM,
     MLA_BMM,
     MLA_DECODE,
@@ -177,6 +178,8 @@ class GpuKernels(StackKernels):
 
     def _ask_collectives(self, ask: Callable[..., None], stage: StageWork) -> None:
         pairs = [(each.kind, each.n) for each in stage.collectives]
+        if stage.shared_kv is not None:
+            pairs += [(each.kind, each.n) for each in stage.shared_kv.of_decodes]
         exchange = stage.exchange
         if exchange is not None and (exchange.mode or "").startswith("deepep"):
             for way in ("dispatch", "combine"):
@@ -249,6 +252,16 @@ class GpuKernels(StackKernels):
         names = dict.fromkeys((shape.module, shape.module.removesuffix("-fp8")))
         return [f"{name}/{source}" for name in names for source in self.sources]
 
+    def _encoder_variants(self, shape: AttentionShape) -> list[str]:
+        """Heads of a width that was not timed are priced as the next wider ones that were, or as the widest."""
+        widths = sorted(float(name.partition("/")[0]) for name in self.profile.variants("encoder"))
+        if not widths:
+            raise ValueError(
+                f"{self.device.name}: attention of encoders has not been measured; price it by cost_model roofline"
+            )
+        width = next((each for each in widths if each >= shape.qk_dim), widths[-1])
+        return [f"{width:g}/{source}" for source in self.sources]
+
     def _compressed_shape(self, shape: AttentionShape) -> dict[str, Any]:
         return {
             "heads": shape.n_heads,
@@ -270,6 +283,16 @@ class GpuKernels(StackKernels):
         if shape.kind == "compressed":
             params = self.profile.get("compressed_prefill", self._compressed_variants(shape))
             return COMPRESSED_PREFILL.folded(params, sheet, **self._compressed_shape(shape))
+        if shape.kind == "encoder":
+            return ENCODER.folded(
+                self.profile.get("encoder", self._encoder_variants(shape)),
+                sheet,
+                heads=shape.n_heads,
+                kv_heads=shape.n_kv_heads,
+                head_dim=shape.qk_dim,
+                token_bytes=shape.kv_bytes,
+                run=run,
+            )
         if shape.kind == "gqa":
             wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=True)
             params = self.profile.get("prefill", wanted)

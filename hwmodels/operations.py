@@ -225,6 +225,23 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKv:
+    """KV of every sequence over `n` devices, `interleave` tokens by turns: each attends to its part with the query heads of all,
+    and the parts of the result are joined by their sums of exponentials."""
+
+    n: int
+    interleave: int
+    of_decodes: tuple[Collective, ...] = ()
+    """Collectives of the query tokens of decodes; those of all rows are among a stage's."""
+    of_past: Collective | None = None
+    """What prompts gather of each cached token of their past."""
+
+    def tokens(self, seqs: Any, kv: Any) -> Any:
+        """Tokens of *seqs* sequences with *kv* tokens together on the device that has the most, in the mean over lengths."""
+        return (kv + seqs * (0.5 * self.interleave * (self.n - 1))) / self.n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """Rows that go to the experts of other attention groups and come back, in `layers` layers, over `n` devices."""
 
@@ -314,6 +331,8 @@ class StageWork:
     """The exchange between the groups of data-parallel attention."""
     head_products: HeadProducts | None = None
     """The products of decodes under latent attention, and of prompts where they are absorbed too."""
+    shared_kv: SharedKv | None = None
+    """The devices that share the KV of a sequence; None: each has all of its heads'."""
 
 
 def expected_active_experts(rows: Any, n_experts: int, per_token: int) -> Any:

@@ -29,6 +29,7 @@ from hwmodels.operations import (
     HeadProducts,
     Linear,
     Recurrence,
+    SharedKv,
     StageWork,
 )
 from hwmodels.parallel import ParallelConfig
@@ -122,10 +123,12 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
         collectives=(
             *_collectives_of_ends(spec, parallel.tensor, first, last),
             *_collectives_of_layers(spec, parallel, count, softmax),
+            *_collectives_of_context(spec, parallel, softmax, kv_precision),
         ),
         recurrence=_recurrence(spec, parallel.tensor, count.linear),
         exchange=_exchange(spec, parallel, count.moe),
         head_products=_head_products(spec, parallel.tensor, count.softmax),
+        shared_kv=_shared_kv(spec, parallel, count.softmax, kv_precision),
         resident_bytes=sum(share.other_bytes for share in shares) + norms + sum(op.weight_bytes for op in linears),
     )
 
@@ -427,7 +430,7 @@ def _collectives_of_layers(
     t, row = parallel.tensor, spec.hidden * precision(spec.base_precision).element_bytes
     if t > 1:
         # One behind attention; one behind the MLP, where experts with data-parallel attention reduce otherwise.
-        after_mlp = sum(count.dense.values()) + (count.moe if parallel.data == 1 else 0)
+        after_mlp = sum(count.dense.values()) + (count.moe if parallel.groups == 1 else 0)
         for name, layers in (("attention", count.mixing), ("mlp", after_mlp)):
             if layers:
                 yield Collective(name=name, kind="all_reduce", bytes_per_row=row, n=t, layers=layers)
@@ -436,20 +439,76 @@ def _collectives_of_layers(
                 # A sum of squares in 32 bits of queries and one of keys, as engines have it of MiniMax (from knowledge). OLMo's
                 # layers gather queries and keys whole, which is no less.
                 yield Collective(name="query_key_norm", kind="all_reduce", bytes_per_row=8.0, n=t, layers=each.layers)
-    if parallel.data > 1 and count.moe and t > 1:
+    if parallel.groups > 1 and count.moe and t > 1:
         # Each device of a group has brought back its share of the group's rows.
         yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
 
 
+def _joined(
+    name: str, n: int, layers: int, query_bytes: float, output_bytes: float, heads: int
+) -> tuple[Collective, ...]:
+    """What *n* devices that share KV send of each query token in each layer: queries of all heads, a sum of exponentials in 32 bits
+    of each head from each device, and results that are added up (vLLM 0.32.0, `cp_lse_ag_out_rs`)."""
+    sizes = (
+        ("queries", "all_gather", query_bytes * heads * n),
+        ("sums", "all_gather", 4.0 * heads * n * n),
+        ("outputs", "reduce_scatter", output_bytes * heads * n),
+    )
+    return tuple(
+        Collective(name=f"{name}_{what}", kind=kind, bytes_per_row=size, n=n, layers=layers)
+        for what, kind, size in sizes
+    )
+
+
+def _collectives_of_context(
+    spec: ModelSpec, parallel: ParallelConfig, softmax: Sequence[_Softmax], kv_precision: str | None
+) -> Iterator[Collective]:
+    """Collectives of all rows between devices that share sequences."""
+    act = precision(spec.base_precision).element_bytes
+    element = precision(kv_precision or spec.kv_precision or spec.base_precision).element_bytes
+    shards, groups = parallel.decode_context, parallel.prefill_context
+    for each in softmax:
+        a = each.shape
+        if shards > 1 and isinstance(a, Attention):
+            heads = a.n_heads // parallel.tensor
+            yield from _joined("context", shards, each.layers, a.head_dim * act, a.v_dim * act, heads)
+        if groups > 1 and isinstance(a, Attention | LatentAttention):
+            # Each group caches what all have computed.
+            shape = (
+                _grouped(a, parallel.tensor, element, spec.base_precision)
+                if isinstance(a, Attention)
+                else _latent(a, parallel.tensor, element, spec.base_precision)
+            )
+            size = shape.kv_bytes * groups
+            yield Collective(name="context_kv", kind="all_gather", bytes_per_row=size, n=groups, layers=each.layers)
+
+
+def _shared_kv(spec: ModelSpec, parallel: ParallelConfig, layers: int, kv_precision: str | None) -> SharedKv | None:
+    n, a = parallel.decode_context, spec.attention
+    if n == 1:
+        return None
+    if not isinstance(a, LatentAttention):
+        return SharedKv(n=n, interleave=parallel.kv_interleave)
+    act = precision(spec.base_precision).element_bytes
+    element = precision(kv_precision or spec.kv_precision or spec.base_precision).element_bytes
+    latent, heads = a.kv_lora_rank + a.rope_dim, a.n_heads // parallel.tensor
+    return SharedKv(
+        n=n,
+        interleave=parallel.kv_interleave,
+        of_decodes=_joined("context", n, layers, latent * act, a.kv_lora_rank * act, heads),
+        of_past=Collective(name="context_past", kind="all_gather", bytes_per_row=latent * element, n=n, layers=layers),
+    )
+
+
 def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchange | None:
     e = spec.experts
-    if parallel.data == 1 or not layers or e is None:
+    if parallel.groups == 1 or not layers or e is None:
         return None
     shape = e.n_experts, e.per_token, parallel.expert
     return Exchange(
         row_bytes=spec.expert_hidden * precision(spec.base_precision).element_bytes,
         hidden=spec.expert_hidden,
-        n=parallel.tensor * parallel.data,
+        n=parallel.tensor * parallel.groups,
         tensor=parallel.tensor,
         expert=parallel.expert,
         per_token=e.per_token,

@@ -72,6 +72,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(
             "hwmodels.cost.CostModel",
             "hwmodels.cost.RankedCostModel",
+            "workloads.Stop",
             "workloads.Trace",
             "workloads.Workload",
             "workloads.chained",
@@ -134,7 +135,19 @@ FLOORS = (
     ("theory", "tokens"),
     ("engine",),
     ("scenario", "metrics", "warmup", "protocols", "results", "run", "work", "extrapolated"),
-    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch", "serve", "explore"),
+    (
+        "bench",
+        "study",
+        "plots",
+        "report",
+        "reproduce",
+        "validation",
+        "placement",
+        "launch",
+        "serve",
+        "explore",
+        "observe",
+    ),
     ("cli",),
 )
 """Rooms of `sim/`, from the ground up."""

@@ -278,11 +278,13 @@ def _of_columns(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _spans(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The spans of an OTLP document as flat records of their attributes."""
+    """The spans of an OTLP document as flat records of their attributes, behind those of the server that emitted them."""
     for resource in document["resourceSpans"]:
+        server = (resource.get("resource") or {}).get("attributes", ())
+        own = {each["key"]: _attribute(each.get("value")) for each in server}
         for scope in resource.get("scopeSpans") or resource.get("instrumentationLibrarySpans") or ():
             for span in scope.get("spans", ()):
-                record = {each["key"]: _attribute(each.get("value")) for each in span.get("attributes", ())}
+                record = own | {each["key"]: _attribute(each.get("value")) for each in span.get("attributes", ())}
                 code = (span.get("status") or {}).get("code", 0)
                 record["status"] = "error" if code in (2, "STATUS_CODE_ERROR") else "ok"
                 record |= {key: span[key] for key in ("name", "startTimeUnixNano", "endTimeUnixNano") if key in span}

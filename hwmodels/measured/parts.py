@@ -34,6 +34,7 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "attention_windowed_prefill": attention.prefill,
     "attention_windowed_decode": attention.decode,
     "attention_mixed": attention.mixed,
+    "encoder_attention": attention.encoder,
     "host": host.host,
     "attention_paged": attention.paged,
     "collectives_nccl": links.nccl,

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from hwmodels.model.vision import Vision
 from hwmodels.precision import precision
 
 AttentionKind = Literal["full", "window", "chunked", "linear", "csa", "hca", "blocks", "none"]
@@ -324,6 +325,8 @@ class ModelSpec:
     is_mtp: bool = False
     """Its layers are another model's for multi-token prediction: each normalises that model's state and the embedding of the next
     token, projects both together to the hidden size, and ends in a normalisation; embedding and head are that model's own."""
+    vision: Vision | None = None
+    """The encoder of images beside it, which is in none of the counts here; None: there is none, or it is not modelled."""
     notes: tuple[str, ...] = ()
     """Sentences on what is left out or approximated."""
     source: str = ""

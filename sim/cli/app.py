@@ -22,7 +22,7 @@ _QUESTIONS = {
     "What happens to my traffic?": ("run", "explore", "explain", "sweep", "compare", "plot", "trace"),
     "What do I need, and what would help?": ("advise", "capacity", "optimize", "place"),
     "How far is it from what I measured?": ("bench", "validate", "fit", "calibrate"),
-    "From and to real servers": ("scenario", "export", "serve"),
+    "From and to real servers": ("scenario", "export", "serve", "observe"),
     "Theory and papers": ("theory", "reproduce"),
     "Catalogues, settings and this installation": ("models", "hardware", "schema", "doctor"),
 }

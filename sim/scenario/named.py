@@ -66,6 +66,7 @@ ROUTERS: Mapping[str, str] = {
     "prefix": "policies.routers:Prefix",
     "llm_d": "policies.routers:LlmD",
     "dynamo": "policies.routers:Dynamo",
+    "adapter": "policies.routers:AdapterAffinity",
     "reserve": "policies.routers:Reserve",
     "shed": "policies.routers:Shed",
     **{name: path for stack in stacks().values() for name, path in stack.routers.items()},
@@ -89,6 +90,11 @@ CONTROLS: Mapping[str, str] = {
     "rate_model": "policies.control:RateModel",
     "schedule": "policies.control:Schedule",
     "perfect": "policies.control:Perfect",
+    "last_value": "policies.control:LastValue",
+    "seasonal_naive": "policies.control:SeasonalNaive",
+    "holt_winters": "policies.control:HoltWinters",
+    "arima": "policies.control:Arima",
+    "kalman": "policies.control:Kalman",
 }
 
 

@@ -179,6 +179,18 @@ class Scenario(Settings):
         """The settings that were given, without the defaults, as plain values."""
         return self.model_dump(exclude_unset=True)
 
+    def settings_from_anywhere(self) -> dict[str, Any]:
+        """The same with whole paths of the files that they name, for a scenario that is written into another folder."""
+        settings = self.settings()
+        steps = settings["hardware"] if isinstance(settings.get("hardware"), dict) else {}
+        named = [(settings, key) for key in ("model", "hardware", "placement", "serving_stack")]
+        for section, key in (*named, (steps, "steps"), (steps, "device")):
+            name = section.get(key)
+            file = self._look_up(name) if isinstance(name, str) else None
+            if file is not None:
+                section[key] = str(file.resolve())
+        return settings
+
     def resolved(self) -> dict[str, Any]:
         """Every setting, defaults included, as plain values."""
         return self.model_dump()

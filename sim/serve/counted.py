@@ -42,8 +42,8 @@ _COUNTERS = {
 _REASONS = ("stop", "length", "abort", "error")
 
 
-class _Model:
-    """The counts of one model."""
+class _Engine:
+    """The counts of one model on one machine."""
 
     def __init__(self) -> None:
         self.histograms = {name: Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
@@ -56,22 +56,26 @@ class Counted:
 
     def __init__(self, models: Sequence[str]) -> None:
         self._names = tuple(models)
-        self._models = [_Model() for _ in models]
+        self._engines = {(model, 0): _Engine() for model in range(len(models))}
+        """By model and machine; what has not been given to a machine counts at the first."""
+
+    def _of(self, run: LiveRun, exchange: Exchange) -> _Engine:
+        return self._engines.setdefault((exchange.model, max(run.replica(exchange.id), 0)), _Engine())
 
     def came(self, model: int, max_tokens: int) -> None:
         """A request was sent to the engine."""
-        self._models[model].histograms["request_params_max_tokens"].add(max_tokens)
+        self._engines[model, 0].histograms["request_params_max_tokens"].add(max_tokens)
 
-    def got(self, exchange: Exchange, tokens: int, now_ns: int) -> None:
+    def got(self, run: LiveRun, exchange: Exchange, tokens: int, now_ns: int) -> None:
         """*exchange* gets *tokens* more; its own account is that from before."""
-        mine = self._models[exchange.model]
+        mine = self._of(run, exchange)
         mine.counters["generation_tokens"] += tokens
         if exchange.first_ns >= 0:
             mine.histograms["inter_token_latency_seconds"].add((now_ns - exchange.latest_ns) * 1e-9)
 
     def first(self, run: LiveRun, exchange: Exchange) -> None:
         """Its first token is there."""
-        mine, now_ns, prompt_tokens = self._models[exchange.model], exchange.first_ns, exchange.prompt_tokens
+        mine, now_ns, prompt_tokens = self._of(run, exchange), exchange.first_ns, exchange.prompt_tokens
         mine.histograms["time_to_first_token_seconds"].add((now_ns - run.arrival_ns(exchange.id)) * 1e-9)
         mine.counters["prompt_tokens"] += prompt_tokens
         mine.counters["prefix_cache_queries"] += prompt_tokens
@@ -79,7 +83,7 @@ class Counted:
 
     def ended(self, run: LiveRun, exchange: Exchange, reason: str) -> None:
         """It is over."""
-        mine, id_ = self._models[exchange.model], exchange.id
+        mine, id_ = self._of(run, exchange), exchange.id
         mine.ended[reason] += 1
         mine.counters["num_preemptions"] += run.preemptions(id_)
         if exchange.ended_ns < 0:
@@ -108,6 +112,8 @@ class Counted:
             if load.up
             for name in (self._names if load.model < 0 else (self._names[load.model],))
         ]
+        for label in labels:
+            self._engines.setdefault((self._names.index(label["model_name"]), int(label["engine"])), _Engine())
         gauges = {
             "num_requests_running": (
                 "Number of requests in model execution batches.",
@@ -121,7 +127,8 @@ class Counted:
             for label in labels:
                 yield sample(f"vllm:{name}", label, values[int(label["engine"])])
         of_models = [
-            ({"model_name": name, "engine": "0"}, mine) for name, mine in zip(self._names, self._models, strict=True)
+            ({"model_name": self._names[model], "engine": str(engine)}, mine)
+            for (model, engine), mine in sorted(self._engines.items(), key=lambda item: item[0])
         ]
         for name, text in _COUNTERS.items():
             yield from head(f"vllm:{name}_total", "counter", text)

@@ -126,7 +126,7 @@ class Session:
             exchange.wake()
 
     def _got(self, exchange: Exchange, tokens: int, now_ns: int, *, last: bool) -> None:
-        self.counted.got(exchange, tokens, now_ns)
+        self.counted.got(self.run, exchange, tokens, now_ns)
         if exchange.first_ns < 0:
             exchange.first_ns = now_ns
             self.counted.first(self.run, exchange)
@@ -229,14 +229,7 @@ def _replay(setup: Setup) -> str:
     """The scenario with the requests that came, to lie beside them; files that it names are found from anywhere, and what was
     chosen by the lengths that were planned for stays as it is."""
     scenario = setup.scenario.with_set(*(f"{key}={tokens}" for key, tokens in setup.chosen.items()))
-    settings = {**scenario.settings(), "workload": {"trace": "arrivals.csv"}}
-    steps = settings["hardware"] if isinstance(settings.get("hardware"), dict) else {}
-    named = [(settings, key) for key in ("model", "hardware", "placement")]
-    for section, key in (*named, (steps, "steps"), (steps, "device")):
-        name = section.get(key)
-        file = scenario.find(name) if isinstance(name, str) else None
-        if file is not None:
-            section[key] = str(Path(file).resolve())
+    settings = {**scenario.settings_from_anywhere(), "workload": {"trace": "arrivals.csv"}}
     return Scenario.from_mapping(settings, source=scenario.source).to_yaml()
 
 

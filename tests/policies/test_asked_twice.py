@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,17 @@ import pytest
 
 from policies.classes import KeepSlo, Preempt, WeightedFair
 from policies.control import (
+    Arima,
     Concurrency,
     Control,
+    HoltWinters,
+    Kalman,
     Knative,
+    LastValue,
     Perfect,
     RateModel,
     Schedule,
+    SeasonalNaive,
     Seen,
     TargetTracking,
     remembers_s,
@@ -237,19 +243,25 @@ class WantedTwice:
         return again
 
 
-WANTED: Mapping[str, Control] = {
+WANTED: dict[str, Control] = {
     "target_tracking": TargetTracking(target=2.0),
     "concurrency": Concurrency(target=2.0),
     "knative": Knative(target=2.0, stable_s=0.03, panic_s=0.01),
     "rate_model": RateModel(rate_per_s=100.0, ttft_s=0.02, remembers_s=0.05),
     "schedule": Schedule(at_s=(0.0, 0.02, 0.06), machines=(1, 3, 2), every_s=0.1),
     "perfect": Perfect(rate_per_s=100.0, step_s=0.01).told([0.002 * i for i in range(50)], 0.01),
+    "last_value": LastValue(rate_per_s=100.0, step_s=0.02),
+    "kalman": Kalman(rate_per_s=100.0, step_s=0.01, remembered_s=1.0, inner=Concurrency(target=2.0)),
+    "seasonal_naive": SeasonalNaive(rate_per_s=100.0, step_s=0.01, season_s=0.04),
+    "holt_winters": HoltWinters(rate_per_s=100.0, step_s=0.01, season_s=0.02, seasons=4),
 }
+if find_spec("statsmodels") is not None:
+    WANTED["arima"] = Arima(rate_per_s=100.0, step_s=0.01, remembered_s=1.0, refit_s=0.1)
 
 
 def test_every_router_and_control_policy_that_is_shipped_is_asked() -> None:
     assert {*ROUTED} == {*ROUTERS}
-    assert {*WANTED} == {*CONTROLS}
+    assert {*WANTED, "arima"} == {*CONTROLS}
 
 
 @pytest.mark.parametrize("name", ROUTED)

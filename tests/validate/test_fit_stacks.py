@@ -274,7 +274,7 @@ def test_an_interval_widens_where_model_or_device_is_a_stranger(tmp_path, monkey
         assert serving_interval("vllm", "known", "here", model_kind="dense fp8") == found["known", "here"]
         strange = serving_interval("vllm", "known", "here", model_kind="hybrid bf16")
         assert (*strange.tpot, *strange.ttft) == pytest.approx((0.72, 1.65, 0.28, 1.32))
-        assert strange.basis.endswith("no fit had seen, wider for none of them is of hybrid models in bf16")
+        assert strange.basis.endswith("no fit had seen, wider since no row is of hybrid models in bf16")
     finally:
         serving_intervals._table.cache_clear()
         serving_intervals._kinds.cache_clear()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sim.bench.fields import LARGEST, Unreadable, whole_number
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, ServerSide
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?\s+([^\s]+)(?:\s+-?\d+)?$")
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?\s+([^\s]+)(?:\s+(-?[\d.eE+]+))?$")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _TYPE = re.compile(r"^# TYPE (\S+) (\w+)\s*$", re.MULTILINE)
 _COUNTED = (
@@ -190,16 +190,35 @@ class _Sample(NamedTuple):
     edge: float
 
 
-def _sample(line: str) -> _Sample | None:
+class TextSample(NamedTuple):
+    """One line of an exposition as it is written; *at* is its time stamp, NaN where it has none."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+    at: float
+
+
+def text_sample(line: str) -> TextSample | None:
+    """The sample of a *line*; None where it is none."""
     match = _SAMPLE.match(line)
     if match is None:
         return None
-    labels = dict(_LABEL.findall(match[2] or ""))
-    name = match[1]
+    try:
+        value, at = float(match[3]), math.nan if match[4] is None else float(match[4])
+    except ValueError:
+        return None
+    return TextSample(match[1], dict(_LABEL.findall(match[2] or "")), value, at)
+
+
+def _sample(line: str) -> _Sample | None:
+    written = text_sample(line)
+    if written is None:
+        return None
+    name, labels, value, _ = written
     suffixes = (each for each in ("_bucket", "_sum", "_count") if name.endswith(each))
     suffix = next((each for each in suffixes if each != "_bucket" or "le" in labels), "")
     try:
-        value = float(match[3])
         edge = float(labels["le"]) if suffix == "_bucket" else math.nan
     except ValueError:
         return None

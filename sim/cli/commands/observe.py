@@ -1,0 +1,518 @@
+"""rooftrace observe: a deployment that runs, its traffic replayed, and what another deployment would have done."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from sim.cli.options import Json, set_option
+from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
+from sim.errors import OutputError, RooftraceError
+
+if TYPE_CHECKING:
+    from sim.observe.curves import Observed
+    from sim.observe.observation import Observation, Source
+    from sim.observe.replay import Beside
+    from sim.observe.traffic import Arrival, ObservedTraffic
+    from sim.observe.what_if import Alternative, Counterfactual
+    from sim.study.compare import Difference
+
+_TABLE = ("requests_per_s", "ttft_s", "itl_s", "running", "in_flight", "waiting", "kv_used")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(observe)
+
+
+def observe(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Scrapes of /metrics (text; the instant in the name, sample or file), answers of Prometheus' API (JSON), tables "
+            "of counters (CSV with t_s), logs of requests (JSON lines, OpenTelemetry spans, CSV).",
+            show_default=False,
+        ),
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="A Prometheus server to ask; it is only read.", show_default=False)
+    ] = None,
+    scenario: Annotated[
+        Path | None,
+        typer.Option(help="Scenario of the deployment, whose workload is put aside; without one nothing is replayed."),
+    ] = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting of the scenario.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="From when on: a date and time, Unix seconds, or so long ago (6h).", show_default=False)
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Until when; now without it.", show_default=False)] = None,
+    step: Annotated[float, typer.Option(help="Seconds between samples that a Prometheus server is asked for.")] = 15.0,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL=VALUE", help="Only samples with this label; repeatable.", show_default=False),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(help="Intervals of the comparison (15m, 1h); an hour, or a twelfth of less.", show_default=False),
+    ] = None,
+    prompt_tokens: Annotated[
+        float | None, typer.Option(help="Mean prompt, where nothing counts it.", show_default=False)
+    ] = None,
+    output_tokens: Annotated[
+        float | None, typer.Option(help="Mean output, where nothing counts it.", show_default=False)
+    ] = None,
+    prefix_groups: Annotated[
+        int, typer.Option(min=1, help="Beginnings that prompts share, where hits of the prefix cache are counted.")
+    ] = 1,
+    in_flight: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests that clients have in flight at most, waiting to send more.", show_default=False),
+    ] = None,
+    fit: Annotated[bool, typer.Option("--fit/--no-fit", help="Fit the stack's terms to what was observed.")] = True,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if", metavar="KEY=VALUE", help="Another deployment under the same traffic; several settings between ';'. "
+            "Repeatable.", show_default=False,
+        ),
+    ] = None,
+    replications: Annotated[int, typer.Option(min=1, help="Draws of the rebuilt traffic.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for the traffic, the scenario of the present and the fitted stack.")] = Path(
+        "observed"
+    ),
+    export_dashboard: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Grafana dashboard, predicted over observed.", show_default=False)
+    ] = None,
+    serve: Annotated[
+        int | None, typer.Option(metavar="PORT", min=0, max=65535, help="Answer /metrics as predicted.", show_default=False)
+    ] = None,
+    refresh: Annotated[float, typer.Option(help="Seconds after which --serve observes a Prometheus server again.")] = 300.0,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Rebuild the traffic of a deployment that runs, fit and replay it, say where it drifts and what another would have done."""
+    from sim.cli.given import read_scenario
+    from sim.observe.observation import How, traffic_of
+    from sim.observe.observation import observe as run
+    from sim.observe.query import duration_of
+
+    def source() -> Source:
+        return _source(files, prometheus, since, until, step, match)
+
+    if scenario is None and (what_if or serve is not None or set_):
+        raise RooftraceError("--what-if, --serve and --set need a deployment to simulate; give it with --scenario FILE")
+    chosen = None if scenario is None else read_scenario(scenario, set_)
+    every_s = None if every is None else duration_of(every, "--every")
+    asked = source()
+    seen, logged = asked.read()
+
+    def rebuilt(asked: Source, seen: Observed, logged: Arrival | None) -> ObservedTraffic:
+        found = traffic_of(asked, seen, logged, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        return replace(found, share_groups=prefix_groups, in_flight=in_flight)
+
+    traffic = rebuilt(asked, seen, logged)
+    _make(out)
+    if export_dashboard is not None:
+        _export(export_dashboard, seen.makers, asked)
+    if chosen is None:
+        traffic.workload(0).to_csv(out / "requests.csv")
+        if as_json:
+            print_json(
+                {"traffic": _traffic_facts(traffic), "missing": seen.missing, "notes": [*seen.notes, *traffic.how]}
+            )
+        else:
+            print_facts([*_traffic_text(seen.makers, traffic), *written(out)])
+            print_notes([*seen.missing, *_assumed(traffic, seen.notes)])
+        return
+
+    def again(folder: Path) -> Observation:
+        """The deployment observed now. What was fitted stays: fitted anew each time, figures would follow every drift."""
+        asked = source()
+        seen, logged = asked.read()
+        return run(
+            found.present, seen, rebuilt(asked, seen, logged), out=folder, files=names, how=replace(how, fits=False)
+        )
+
+    how = How(every_s=every_s, fits=fit, replications=replications)
+    names = [str(path) for path in files or ()] or [prometheus or ""]
+    found = run(chosen, seen, traffic, out=out, files=names, how=how)
+    others, routed, refused = _what_if(found, what_if or (), how)
+    if routed is not None:
+        _write_requests(routed, out)
+    if as_json:
+        print_json(_facts(found, others, routed, refused))
+    else:
+        _print(found, others, routed, out)
+    print_notes([*seen.missing, *_assumed(traffic, seen.notes), *found.notes, *refused])
+    if serve is not None:
+        _serve(found, again if prometheus is not None else None, (serve, refresh))
+
+
+def _source(
+    files: Sequence[Path] | None, prometheus: str | None, since: str | None, until: str | None, step: float,
+    match: Sequence[str] | None,
+) -> Source:  # fmt: skip
+    from sim.observe.observation import Source
+    from sim.observe.query import instant_of
+
+    if prometheus is not None and since is None:
+        raise RooftraceError("--prometheus needs --since, such as --since 6h")
+    return Source(
+        files=tuple(files or ()),
+        url=prometheus,
+        since_s=None if since is None else instant_of(since, "--since"),
+        until_s=(None if prometheus is None else instant_of("now", "--until")) if until is None else instant_of(until, "--until"),
+        step_s=step,
+        match=tuple(match or ()),
+    )  # fmt: skip
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {out}: {error.strerror}") from None
+
+
+def _export(path: Path, makers: Sequence[str], asked: Source) -> None:
+    import json
+
+    from sim.cli.outputs import put_text
+    from sim.observe.dashboard import dashboard
+    from sim.observe.samples import Matching
+
+    put_text(path, json.dumps(dashboard(makers, Matching.of(asked.match).labels), indent=2) + "\n")
+    typer.echo(
+        f"Dashboard: {path}; import it into Grafana, with a Prometheus that scrapes observe --serve as well", err=True
+    )
+
+
+def _what_if(
+    found: Observation, texts: Sequence[str], how: Any
+) -> tuple[list[Alternative], Counterfactual | None, list[str]]:
+    """The alternatives, the requests of the log one by one for the first that changes the router, and why that could not be."""
+    from sim.observe.what_if import alternative, counterfactual, settings_of
+
+    others: list[Alternative] = []
+    routed, refused = None, []
+    asked = [settings_of(text) for text in texts]
+    for settings in asked:
+        others.append(
+            alternative(
+                found.present, found.traffic, found.edges_s, found.replayed, settings,
+                seeds=range(found.present.seed, found.present.seed + how.replications),
+            )
+        )  # fmt: skip
+        named = found.traffic.logged is not None and found.traffic.logged.instance is not None
+        if named and routed is None and any(each.startswith("router") for each in settings):
+            try:
+                routed = counterfactual(found.present.with_set(*settings), found.traffic, found.edges_s)
+            except RooftraceError as error:
+                refused.append(f"no routing request by request: {error}")
+    return others, routed, refused
+
+
+def _write_requests(routed: Counterfactual, out: Path) -> None:
+    import csv
+    import io
+
+    from sim.cli.outputs import put_text
+
+    text = io.StringIO()
+    rows = routed.rows()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    put_text(out / "rerouted.csv", text.getvalue())
+
+
+def _serve(found: Observation, again: Callable[[Path], Observation] | None, at: tuple[int, float]) -> None:
+    from tempfile import TemporaryDirectory
+
+    from sim.observe.dashboard import exposition
+    from sim.observe.serving import Served, serve, server_of
+
+    port, refresh_s = at
+
+    def renewed() -> str:
+        assert again is not None
+        with TemporaryDirectory() as folder:
+            return exposition(again(Path(folder)))
+
+    served = Served(
+        exposition(found),
+        None if again is None else renewed,
+        refresh_s,
+        lambda text: print_notes([text]),
+    )
+    server = server_of(served, "127.0.0.1", port)
+    print_notes(
+        [f"predicted figures are at http://127.0.0.1:{server.server_address[1]}/metrics; Ctrl-C ends"], head="Serving"
+    )
+    serve(served, server)
+
+
+def _assumed(traffic: ObservedTraffic, notes: Sequence[str]) -> list[str]:
+    from sim.observe.traffic import sentences
+
+    return [*notes, *sentences(traffic)]
+
+
+def _traffic_facts(traffic: ObservedTraffic) -> dict[str, Any]:
+    return {
+        "begin": _when(traffic.begin_s),
+        "begin_s": traffic.begin_s,
+        "duration_s": float(traffic.edges_s[-1] - traffic.edges_s[0]),
+        "requests": traffic.requests,
+        "rate_per_s": traffic.requests / float(traffic.edges_s[-1] - traffic.edges_s[0]),
+        "rate_per_s_least": float(traffic.rate_per_s.min()),
+        "rate_per_s_most": float(traffic.rate_per_s.max()),
+        "prompt_tokens_mean": _overall(traffic, "prompt"),
+        "output_tokens_mean": _overall(traffic, "output"),
+        "prefix_hit": float(np.nanmean(traffic.prefix_hit)) if np.isfinite(traffic.prefix_hit).any() else None,
+    }
+
+
+def _overall(traffic: ObservedTraffic, name: str) -> float | None:
+    if traffic.logged is not None:
+        return float(getattr(traffic.logged, f"{name}_tokens").mean())
+    return getattr(traffic, name).overall
+
+
+def _traffic_text(makers: Sequence[str], traffic: ObservedTraffic) -> list[tuple[str, str]]:
+    facts = _traffic_facts(traffic)
+    lengths = [
+        f"{facts[f'{name}_tokens_mean']:,.0f} tokens of {name}" for name in ("prompt", "output") if facts[f"{name}_tokens_mean"]
+    ]  # fmt: skip
+    hit = "" if facts["prefix_hit"] is None else f", {facts['prefix_hit']:.0%} of prompt tokens in the prefix cache"
+    return [
+        ("Observed", f"{' and '.join(makers)}, {_when(traffic.begin_s)}, {facts['duration_s']:,.0f} s"),
+        (
+            "Traffic",
+            f"{facts['requests']:,} requests, {facts['rate_per_s']:.3g}/s "
+            f"({facts['rate_per_s_least']:.3g} to {facts['rate_per_s_most']:.3g}){hit}",
+        ),
+        ("Lengths", ", ".join(lengths) or "not known"),
+    ]  # fmt: skip
+
+
+def _when(at_s: float) -> str:
+    """An instant as people read it: a date where it is one, seconds where tables count from their own beginning."""
+    from datetime import UTC, datetime
+
+    return (
+        f"from second {at_s:,.0f}"
+        if at_s < 1e8
+        else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    )
+
+
+def _print(found: Observation, others: Sequence[Alternative], routed: Counterfactual | None, out: Path) -> None:
+    print_facts(_traffic_text(found.seen.makers, found.traffic))
+    _print_hours(found.beside)
+    if found.fit is not None:
+        _print_fit(found)
+    print_facts(_verdicts(found))
+    for other in others:
+        _print_alternative(found.beside, other)
+    if routed is not None:
+        rerouted = f"{routed.moved:.0%} of requests would go elsewhere; mean TTFT {_mean(routed.ttft_s[0])} as logged, "
+        print_facts(
+            [
+                (
+                    "Request by request",
+                    f"{rerouted}{_mean(routed.ttft_s[1])} rerouted (both simulated); {out / 'rerouted.csv'}",
+                )
+            ]
+        )
+    name = shlex.quote(str(out / "observed.yaml"))
+    print_facts(written(out, f"rooftrace run {name}", f"rooftrace advise {name}"))
+
+
+def _mean(values: Any) -> str:
+    from sim.text import seconds_text
+
+    known = values[np.isfinite(values)]
+    return seconds_text(float(known.mean())) if known.size else "-"
+
+
+def _print_hours(both: Beside) -> None:
+    from sim.observe.replay import QUANTITIES
+
+    names = [name for name in _TABLE if name in both.observed]
+    rows = []
+    for at, begin_s in enumerate(both.edges_s[:-1]):
+        rows.append(
+            (
+                _clock(float(begin_s), float(both.edges_s[0])),
+                *(_pair(name, float(both.observed[name][at]), float(both.simulated[name][at])) for name in names),
+            )
+        )
+    whole = {name: both.whole(name) for name in names}
+    rows.append(("all", *("-" if (pair := whole[name]) is None else _pair(name, *pair) for name in names)))
+    print_table(("from", *(QUANTITIES[name] for name in names)), rows, title="observed | simulated", left=1)
+
+
+def _clock(at_s: float, first_s: float) -> str:
+    from datetime import UTC, datetime
+
+    return f"{at_s - first_s:,.0f} s" if at_s < 1e8 else datetime.fromtimestamp(at_s, UTC).strftime("%d. %H:%M:%S")
+
+
+def _pair(name: str, observed: float, simulated: float) -> str:
+    return f"{_figure(name, observed)} | {_figure(name, simulated)}"
+
+
+def _figure(name: str, value: float) -> str:
+    from sim.text import seconds_text
+
+    if not np.isfinite(value):
+        return "-"
+    if name in ("ttft_s", "itl_s"):
+        return seconds_text(value)
+    return f"{value:.1%}" if name == "kv_used" else f"{value:.3g}"
+
+
+def _print_fit(found: Observation) -> None:
+    from sim.bench.parameters import BY_NAME, own_value
+    from sim.text import seconds_text
+
+    assert found.fit is not None
+    posterior = found.fit.posterior
+    rows = []
+    for name in posterior.names:
+        of = [own_value(posterior.base, name), own_value(posterior.setting, name), *posterior.interval(name, 1.96)]
+        before, fitted, low, high = (seconds_text(v) if BY_NAME[name].kind == "time" else f"{v:.3g}" for v in of)
+        rows.append((BY_NAME[name].title, before, fitted, f"{low} to {high}", f"{posterior.told(name):.0%}"))
+    print_table(
+        ("fitted", "before", "now", "95 % interval", "told"),
+        rows,
+        title=f"{len(found.fit.cases)} stretches of the observation",
+    )
+
+
+def _verdicts(found: Observation) -> Iterator[tuple[str, str]]:
+    from sim.observe.replay import QUANTITIES
+
+    if found.kv is not None:
+        kv = found.kv
+        sure = "as it says itself" if kv.exact else f"by its KV use, {kv.low:,.0f} to {kv.high:,.0f}"
+        yield "KV blocks", f"{kv.told:,.0f} a machine, {sure}"
+    changed = [
+        f"{QUANTITIES[each.quantity]} is {abs(each.by):.0%} {'higher' if each.by > 0 else 'lower'} against its simulation since "
+        f"{_clock(each.since_s, float(found.edges_s[0]))}"
+        for each in found.changes
+    ]
+    yield "Drift", "; ".join(changed) or f"none over {len(found.edges_s) - 1} intervals"
+    for i, cause in enumerate(found.causes):
+        yield "Candidates" if i == 0 else "", f"{cause.kind}: {cause.text}"
+
+
+def _print_alternative(both: Beside, other: Alternative) -> None:
+    from sim.observe.replay import QUANTITIES
+
+    there = replace(both, simulated=other.replayed.rows)
+    rows = []
+    for name in _TABLE:
+        now, then = both.whole(name), there.whole(name)
+        if now is not None and then is not None:
+            rows.append((QUANTITIES[name], *(_figure(name, value) for value in (*now, then[1]))))
+    print_table(
+        ("", "observed", "present, simulated", "alternative, simulated"),
+        rows,
+        title=f"What if: {', '.join(other.settings)}",
+    )
+    print_facts(
+        [
+            ("Simulated against simulated" if i == 0 else "", each.verdict)
+            for i, each in enumerate(_telling(other.differences))
+        ]
+    )
+    typer.echo(f"(A is the present, B the alternative; {other.how})")
+
+
+def _telling(differences: Sequence[Difference]) -> list[Difference]:
+    """The differences that the table does not repeat: percentiles, rates, attainment and money."""
+    return [each for each in differences if each.a != each.b or each.change is not None]
+
+
+def _facts(
+    found: Observation, others: Sequence[Alternative], routed: Counterfactual | None, refused: Sequence[str]
+) -> dict[str, Any]:
+    from sim.bench.parameters import own_value
+    from sim.observe.replay import QUANTITIES
+
+    both = found.beside
+    fit = None
+    if found.fit is not None:
+        posterior = found.fit.posterior
+        fit = [
+            {
+                "name": name,
+                "before": own_value(posterior.base, name),
+                "fitted": own_value(posterior.setting, name),
+                "low_95": posterior.interval(name, 1.96)[0],
+                "high_95": posterior.interval(name, 1.96)[1],
+                "told": posterior.told(name),
+            }
+            for name in posterior.names
+        ]
+    return {
+        "makers": found.seen.makers,
+        "instances": found.seen.instances,
+        "traffic": _traffic_facts(found.traffic),
+        "hours": [
+            {
+                "from": _clock(float(begin_s), float(both.edges_s[0])),
+                "from_s": float(begin_s),
+                **{name: _both(both.observed.get(name), both.simulated[name], at) for name in QUANTITIES},
+            }
+            for at, begin_s in enumerate(both.edges_s[:-1])
+        ],
+        "whole": _whole(both),
+        "fit": fit,
+        "kv_blocks": None if found.kv is None else {"told": found.kv.told, "low_95": found.kv.low, "high_95": found.kv.high},
+        "changes": [
+            {"quantity": each.quantity, "since_s": each.since_s, "by": each.by} for each in found.changes
+        ],
+        "causes": [{"kind": each.kind, "instance": each.instance, "text": each.text} for each in found.causes],
+        "what_if": [
+            {
+                "set": each.settings,
+                "how": each.how,
+                "whole": _whole(replace(both, simulated=each.replayed.rows)),
+                "differences": [_difference(one) for one in each.differences],
+            }
+            for each in others
+        ],
+        "rerouted": None if routed is None else {"moved": routed.moved, "requests": len(routed.went)},
+        "missing": found.seen.missing,
+        "notes": [*found.seen.notes, *found.traffic.how, *found.notes, *refused],
+    }  # fmt: skip
+
+
+def _whole(both: Beside) -> dict[str, Any]:
+    from sim.observe.replay import QUANTITIES
+
+    return {name: {"observed": pair[0], "simulated": pair[1]} for name in QUANTITIES if (pair := both.whole(name))}
+
+
+def _both(observed: Any, simulated: Any, at: int) -> dict[str, Any]:
+    return {"observed": None if observed is None else observed[at], "simulated": simulated[at]}
+
+
+def _difference(each: Difference) -> dict[str, Any]:
+    change = each.change
+    return {
+        "metric": each.metric,
+        "present": each.a,
+        "alternative": each.b,
+        "change": None if change is None else change.mean,
+        "low_95": None if change is None else change.low,
+        "high_95": None if change is None else change.high,
+        "verdict": each.verdict,
+    }
