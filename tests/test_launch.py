@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hwmodels.overheads import at_or_before
-from policies.vllm import RELEASES
+from policies.vllm_settings import RELEASES
 from sim.errors import RooftraceError
 from sim.launch import export, recommended, scenario_from
 from sim.launch.arguments import ENGINES, _gone_from, _listed, _plain, options_of, read_words, release_of
