@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import shutil
+import socket
+import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -366,6 +370,13 @@ def hidden(folder: Path) -> Scenario:
     return waves().with_set(f"serving_stack={folder / 'hidden.toml'}", "memory={kv_blocks: 2000}")
 
 
+def until(what: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def waves() -> Scenario:
     arrivals = "{process: sinusoidal, rate_per_s: 6, amplitude: 0.9, period_s: 200}"
     return told(replicas=2).with_set(f"workload={{arrivals: {arrivals}, duration_s: 250, {LENGTHS}}}")
@@ -394,3 +405,57 @@ def test_settings_that_the_observer_is_not_told_are_found_within_their_intervals
         assert whole[1] == pytest.approx(whole[0], rel=bound), name
     assert found.changes == found.causes == ()
     assert Scenario.load(out / "observed.yaml").serving_stack == "stack.toml"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no prometheus on PATH (Debian: apt-get install prometheus)"
+)
+def test_a_real_prometheus_that_scraped_the_deployment_gives_its_traffic(sound: Deployed, tmp_path: Path) -> None:
+    """It scrapes every 200 ms what the deployment answered second by second: counts are the same, however long it took."""
+    asked: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(len(asked))
+            body = (sound.scrapes[min(asked[-1], len(sound.scrapes) - 1)][1] + "\n").encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    target = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=target.serve_forever, daemon=True).start()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{free.getsockname()[1]}"
+    config = {"job_name": "vllm", "static_configs": [{"targets": [f"127.0.0.1:{target.server_address[1]}"]}]}
+    (tmp_path / "p.yml").write_text(json.dumps({"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
+                                                "scrape_configs": [config]}))  # fmt: skip
+    began_s = time.time()
+    flags = (
+        f"--config.file={tmp_path / 'p.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address={url}",
+    )
+    server = subprocess.Popen(["prometheus", *flags], stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: len(asked) > len(sound.scrapes) + 5)
+        series = query_range(
+            f"http://{url}", since_s=began_s, until_s=time.time(), step_s=0.2, matching=Matching(labels={})
+        )
+    finally:
+        server.terminate()
+        server.wait()
+        target.shutdown()
+        target.server_close()
+    seen = observed(series, url)
+    assert len(seen.instances) == 3
+    traffic = observed_traffic(seen)
+    assert traffic.requests == pytest.approx(len(sound.log), rel=0.02)
+    trace = traffic.workload(0)
+    for name in ("prompt_tokens", "output_tokens"):
+        assert getattr(trace, name).mean() == pytest.approx(np.mean([row[name] for row in sound.log]), rel=0.03)

@@ -99,6 +99,7 @@ def observe(
     from sim.observe.observation import How, traffic_of
     from sim.observe.observation import observe as run
     from sim.observe.query import duration_of
+    from sim.observe.what_if import settings_of
 
     def source() -> Source:
         return _source(files, prometheus, since, until, step, match)
@@ -106,6 +107,10 @@ def observe(
     if scenario is None and (what_if or serve is not None or set_):
         raise RooftraceError("--what-if, --serve and --set need a deployment to simulate; give it with --scenario FILE")
     chosen = None if scenario is None else read_scenario(scenario, set_)
+    for text in what_if or ():
+        # What cannot be is said before the minutes that the rest takes.
+        assert chosen is not None
+        chosen.with_set(*settings_of(text))
     every_s = None if every is None else duration_of(every, "--every")
     asked = source()
     seen, logged = asked.read()
