@@ -32,12 +32,12 @@ from sim.errors import RooftraceError
 from sim.observe import drift, observed, observed_traffic
 from sim.observe.dashboard import dashboard, exposition, predicted_name
 from sim.observe.names import makers
-from sim.observe.observation import How, Source, observe, traffic_of
+from sim.observe.observation import How, Observation, Source, observe, traffic_of
 from sim.observe.query import instant_of, query_range
 from sim.observe.replay import QUANTITIES, beside, hours, replay
 from sim.observe.samples import Matching
 from sim.observe.serving import Served, server_of
-from sim.observe.what_if import counterfactual
+from sim.observe.what_if import alternative, counterfactual, room
 from tests.observe.deployed import BEGAN_S, Deployed
 
 LENGTHS = (
@@ -288,6 +288,7 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_command_lays_alternatives_beside_what_was_observed(logged: Path, scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run(
@@ -356,8 +357,8 @@ def test_predicted_figures_are_served_and_read_as_metrics(sound: Deployed, tmp_p
     assert abs(error) < 0.05
 
 
-def hidden(folder: Path) -> Scenario:
-    """A deployment with 2 ms of host work a step, 30 ms before the scheduler and 2,000 KV blocks."""
+def stack_of(folder: Path) -> Path:
+    """A fitted stack: 2 ms of host work a step and 30 ms before the scheduler."""
     own = serving_stack("vllm")
     stack = replace(own, overheads=replace(own.overheads, step_s=2e-3, admission_s=0.03))
     errors = {"repeat": {"tpot_s": 0.02, "ttft_s": 0.06}, "model": {"tpot_s": 0.03, "ttft_s": 0.1}}
@@ -367,7 +368,12 @@ def hidden(folder: Path) -> Scenario:
         posterior={"names": [], "own": [], "at": [], "widths": [], "covariance": []},
     )  # fmt: skip
     (folder / "hidden.toml").write_text(text)
-    return waves().with_set(f"serving_stack={folder / 'hidden.toml'}", "memory={kv_blocks: 2000}")
+    return folder / "hidden.toml"
+
+
+def hidden(folder: Path) -> Scenario:
+    """A deployment with that stack and 2,000 KV blocks."""
+    return waves().with_set(f"serving_stack={stack_of(folder)}", "memory={kv_blocks: 2000}")
 
 
 def until(what: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -459,3 +465,27 @@ def test_a_real_prometheus_that_scraped_the_deployment_gives_its_traffic(sound: 
     trace = traffic.workload(0)
     for name in ("prompt_tokens", "output_tokens"):
         assert getattr(trace, name).mean() == pytest.approx(np.mean([row[name] for row in sound.log]), rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def observation(sound: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Observation:
+    """The sound deployment, of which it is known that it has 4,000 KV blocks, with a stack that was fitted."""
+    folder = tmp_path_factory.mktemp("observed")
+    seen = replace(observed(sound.series(folder), "x"), kv_blocks={"0": 4000.0})
+    found = observe(told(), seen, observed_traffic(seen), out=folder, how=How(fits=False, replications=1))
+    return replace(found, present=found.present.with_value("serving_stack", str(stack_of(folder))))
+
+
+def test_another_device_has_as_large_a_share_of_its_room_for_kv_blocks(observation: Observation) -> None:
+    other = alternative(observation, ["hardware=h200-sxm"], seeds=[0])
+    rooms = [room(told().with_set(f"hardware={name}"), observation.traffic) for name in ("h100-sxm", "h200-sxm")]
+    assert other.replayed.runs[0].columns.meta["kv_blocks_total"][0] == pytest.approx(4000 * rooms[1] / rooms[0], abs=2)
+    router = alternative(observation, ["router=random"], seeds=[0])
+    assert router.replayed.runs[0].columns.meta["kv_blocks_total"][0] == pytest.approx(4000, abs=1)
+
+
+def test_another_release_is_compared_with_the_present_one_without_its_fit(observation: Observation) -> None:
+    other = alternative(observation, ["serving_release='0.11'"], seeds=[0])
+    (itl_s,) = [each.a for each in other.differences if each.metric == "tpot_s.p50"]
+    assert itl_s == observation.replayed.runs[0].result.summary["tpot_s"]["p50"]
+    assert "both without what was fitted" in other.how

@@ -206,12 +206,8 @@ def _what_if(
     routed, refused = None, []
     asked = [settings_of(text) for text in texts]
     for settings in asked:
-        others.append(
-            alternative(
-                found.present, found.traffic, found.edges_s, found.replayed, settings,
-                seeds=range(found.present.seed, found.present.seed + how.replications),
-            )
-        )  # fmt: skip
+        seeds = range(found.present.seed, found.present.seed + how.replications)
+        others.append(alternative(found, settings, seeds=seeds))
         named = found.traffic.logged is not None and found.traffic.logged.instance is not None
         if named and routed is None and any(each.startswith("router") for each in settings):
             try:
@@ -420,10 +416,10 @@ def _verdicts(found: Observation) -> Iterator[tuple[str, str]]:
 def _print_alternative(both: Beside, other: Alternative) -> None:
     from sim.observe.replay import QUANTITIES
 
-    there = replace(both, simulated=other.replayed.rows)
+    here, there = (replace(both, simulated=each.rows) for each in (other.present, other.replayed))
     rows = []
     for name in _TABLE:
-        now, then = both.whole(name), there.whole(name)
+        now, then = here.whole(name), there.whole(name)
         if now is not None and then is not None:
             rows.append((QUANTITIES[name], *(_figure(name, value) for value in (*now, then[1]))))
     print_table(
@@ -489,6 +485,7 @@ def _facts(
             {
                 "set": each.settings,
                 "how": each.how,
+                "present": _whole(replace(both, simulated=each.present.rows)),
                 "whole": _whole(replace(both, simulated=each.replayed.rows)),
                 "differences": [_difference(one) for one in each.differences],
             }
