@@ -183,8 +183,18 @@ class GpuKernels(StackKernels):
             form, variants = self.link_form(collective, far)
             ask("collectives between nodes" if far else "collectives", form.family, variants, variants[:1], far)
 
+    def _timed(self, shape: AttentionShape) -> AttentionShape:
+        """What prices *shape*: a module of latent attention to chosen tokens where one was measured, or itself."""
+        module = shape.timed_as
+        if module is None or self.profile.kernel("compressed_decode", self._compressed_variants(module)) is None:
+            return shape
+        return module
+
     def _ask_attention(self, ask: Callable[..., None], shape: AttentionShape) -> None:
+        shape = self._timed(shape)
         cache = _cache_bytes(shape)
+        if not shape.layers:
+            return
         if shape.kind == "compressed":
             variants = self._compressed_variants(shape)
             for family, whose in (("compressed_prefill", "prompts"), ("compressed_decode", "decodes")):
@@ -251,6 +261,7 @@ class GpuKernels(StackKernels):
         }
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
+        shape = self._timed(shape)
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "compressed":
             params = self.profile.get("compressed_prefill", self._compressed_variants(shape))
@@ -307,6 +318,7 @@ class GpuKernels(StackKernels):
         )
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
+        shape = self._timed(shape)
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "compressed":
             params = self.profile.get("compressed_decode", self._compressed_variants(shape))

@@ -23,6 +23,9 @@ from hwmodels.experts import ExpertLoad
 from hwmodels.model import Rule
 from hwmodels.precision import precision
 
+HEAD_TILE = 64
+"""Query heads that kernels of latent attention to chosen tokens multiply together, filled or not (FlashMLA's sparse prefill)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
@@ -132,10 +135,10 @@ class AttentionShape:
     expand_flops: float = 0.0
     """The operations that expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
     module: str = ""
-    """The module that was timed (`compressed`): csa, hca or msa."""
+    """The module that was timed (`compressed`): csa, hca, msa or dsa."""
     compress: int = 0
     """Tokens that a key stands for beside the last `near`, which are keys themselves (`compressed`); 0: there are no others."""
-    near: int = 0
+    near: float = 0
     chosen: int = 0
     """The number of those keys that a query attends to, scored in `index_flops` each; 0: to all of them."""
     index_flops: float = 0.0
@@ -146,6 +149,9 @@ class AttentionShape:
     in_blocks: bool = False
     """The layer's products are of FP8 in blocks."""
     hidden: int = 0
+    timed_as: AttentionShape | None = None
+    """What was timed in the place of latent attention to chosen tokens: of an indexer its layers whole, and of the attention those
+    of its layers, perhaps none, that have no indexer."""
 
     @property
     def decode_flops_per_pair(self) -> float:

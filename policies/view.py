@@ -393,6 +393,9 @@ class Plan(NamedTuple):
     """Lookups in the prefix cache that a scheduler which `looks_itself` made for this plan."""
 
 
+DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
+"""A step of all decodes, held until something changes."""
+
 _new: Final = tuple[object, ...].__new__
 
 
@@ -517,6 +520,18 @@ def orders_queue(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, admits waiting requests in another order than that of the queue, or goes on behind
     one that does not fit: by an attribute `orders_queue`."""
     return bool(asked(scheduler, "orders_queue"))
+
+
+def decodes_below(scheduler: object) -> int:
+    """Where no request waits, no prompt is incomplete and the KV blocks of a step are free, *scheduler* plans `DECODES` as long as
+    the sequences, and the tokens that they submit, are fewer than this: the engine then does not ask it. 0: it is always asked.
+
+    It is an attribute `decodes_below` of the class that has the method `plan`: neither a class derived from it with a plan of its
+    own nor a wrapper takes it over."""
+    for each in type(scheduler).__mro__:
+        if "plan" in vars(each):
+            return getattr(scheduler, "decodes_below", 0) if "decodes_below" in vars(each) else 0
+    return 0
 
 
 def rule_of(scheduler: object, name: str) -> bool | None:

@@ -30,7 +30,7 @@ from workloads.sessions import read_sessions
 from workloads.shared_prefix import LoadStage, SharedPrefix
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
-from workloads.workload import Cancelling, Clients, Workload
+from workloads.workload import Cancelling, Clients, Stop, Stopping, Workload
 
 __all__ = [
     "FORMATS",
@@ -62,6 +62,8 @@ __all__ = [
     "ServiceClass",
     "SharedPrefix",
     "Sinusoidal",
+    "Stop",
+    "Stopping",
     "Stream",
     "Trace",
     "Uniform",

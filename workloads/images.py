@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -82,7 +82,7 @@ def columns_of(cells: list[list[tuple[int, int, int]]]) -> dict[str, IntArray]:
     }
 
 
-def joined(parts: Sequence[Workload], *, shared: bool) -> dict[str, IntArray]:
+def joined(parts: Sequence[Workload], *, shared: bool) -> dict[str, Any]:
     """The images of several workloads one behind the other. *shared*: images of one number are the same in all of them."""
     if all(part.image_offsets is None for part in parts):
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,6 +37,25 @@ class Cancelling(Clients, Protocol):
 
     def cancelled(self) -> Iterable[int]:
         """Requests, each sent before, that nobody waits for any more; asked after each `ended`, and each is told once."""
+        ...
+
+
+class Stop(NamedTuple):
+    """Machines stand still from one instant to another: what runs ends its iteration, and none begins."""
+
+    at_ns: int
+    until_ns: int
+    drops_kv: bool = False
+    """Iterations end at once, all KV is dropped, and requests are routed again at the end, with what they have emitted."""
+    only_fuller: bool = False
+    """The same of machines alone that have more than an even share of the requests."""
+
+
+class Stopping(Clients, Protocol):
+    """Clients that have machines stand still."""
+
+    def stops(self) -> Iterable[Stop]:
+        """Stops from now on; asked after each `ended`, and each is told once."""
         ...
 
 
@@ -288,11 +307,13 @@ class Workload(ABC):
         parts = [getattr(self, name) for name in ("image_offsets", *_OF_IMAGES)]
         if all(part is None for part in parts):
             return
-        if any(part is None for part in parts):
+        if self.image_offsets is None or any(part is None for part in parts):
             raise ValueError(f"image_offsets and {', '.join(_OF_IMAGES)} go together; got only some of them")
         offsets = int_column(self.image_offsets, "image_offsets")
         object.__setattr__(self, "image_offsets", offsets)
-        columns = [int_column(getattr(self, name), name, minimum=name != "image_content") for name in _OF_IMAGES]
+        columns = [
+            int_column(getattr(self, name), name, minimum=0 if name == "image_content" else 1) for name in _OF_IMAGES
+        ]
         for name, column in zip(_OF_IMAGES, columns, strict=True):
             object.__setattr__(self, name, column)
         lengths = {len(column) for column in columns}

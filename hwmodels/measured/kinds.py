@@ -172,6 +172,16 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("gemm_dtype", "kv_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
         (),
     ),
+    "sparse_prefill": (
+        rf"dsa_module_prefill_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "kv_dtype", "num_heads", "batch_size", "seq_len", "kv_len", "latency_us"),
+        ("indexer", "kernel"),
+    ),
+    "sparse_decode": (
+        rf"dsa_module_decode_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "kv_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
+        ("indexer", "kernel"),
+    ),
     "hyper_connections": (
         rf"mhc_module_{_NODE}{DTYPE}_{_SOFTWARE}", ("op", "kernel", "hidden_size", "num_tokens", "latency_us"), ()
     ),

@@ -53,6 +53,8 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "compressed_decode": compressed.module,
     "blocks_prefill": compressed.blocks,
     "blocks_decode": compressed.blocks,
+    "sparse_prefill": compressed.sparse,
+    "sparse_decode": compressed.sparse,
     "hyper_connections": compressed.hyper_connections,
     "moe": experts.moe,
     "moe_layer": experts.moe_layer,

@@ -403,9 +403,7 @@ def spec_from_config(
     if text := object_of(config.get(named_text), f"{where}: {named_text}"):
         data = {**{k: v for k, v in config.items() if k != named_text}, **text}
         if config.get("model_type") != data.get("model_type") or "vision_config" in config:
-            notes.append(
-                "The text model: its encoder of images, where it is modelled, counts where encode is given; others are left out."
-            )
+            notes.append("The text model: an encoder of images counts where encode is given, and others are left out.")
     family = data.get("model_type")
     if not isinstance(family, str):
         raise ValueError(f"{where}: model_type is missing; a HuggingFace config.json states it")
@@ -450,7 +448,7 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         window = attention.index_topk
         kinds = tuple[AttentionKind, ...]("window" for _ in kinds)
         notes += (
-            f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of "
+            f"Sparse attention: each query reads {attention.index_topk} chosen tokens, counted as a window of "
             "that size, plus an indexer over all tokens.",
         )
         if shared := indexers.count(False):

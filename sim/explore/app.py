@@ -51,6 +51,7 @@ class App:
             "explain": session.explain,
             "theory": session.theory,
             "fit": session.fit,
+            "watch": session.watch,
         }
         routes = [
             Route("/", self._page),

@@ -16,6 +16,7 @@ import uvicorn
 
 from sim.explore.app import App, standalone
 from sim.explore.session import Limits, Session
+from sim.explore.watching import Watched
 from sim.explore.workers import Workers
 from sim.scenario import Scenario
 from sim.serve.stopping import StoppingServer
@@ -87,10 +88,13 @@ class Opened:
     measured: Sequence[tuple[str, bytes]] = ()
     """Names and contents of files of measured runs."""
     limits: Limits = field(default_factory=Limits)
+    watched: Watched | None = None
+    """A fleet that runs, which the page shows too."""
 
     def session(self, workers: Workers) -> Session:
         return Session(
-            self.base, self.store, workers, file=self.file, settings=self.settings, given=self.measured, limits=self.limits
+            self.base, self.store, workers, file=self.file, settings=self.settings, given=self.measured, limits=self.limits,
+            watched=self.watched,
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from sim.explore.candidates import Candidate, Search, asked_for, by_cost, front
 from sim.explore.controls import controls
 from sim.explore.state import Refused, refusal, scenario_in, settings_in
 from sim.explore.theories import VIEWS, theory
+from sim.explore.watching import Watched
 from sim.explore.work import Asked
 from sim.explore.workers import Died, Event, Job, Lane, Workers, merged
 from sim.scenario import Scenario
@@ -71,10 +72,10 @@ class Session:
 
     def __init__(
         self, base: Scenario, store: Path, workers: Workers, *, file: str | None = None, settings: Sequence[str] = (),
-        given: Sequence[tuple[str, bytes]] = (), limits: Limits | None = None,
+        given: Sequence[tuple[str, bytes]] = (), limits: Limits | None = None, watched: Watched | None = None,
     ) -> None:  # fmt: skip
         """*file*: where *base* is from, with *settings* changed as `--set` takes them; None for the default scenario. *given*:
-        names and contents of files of measured runs."""
+        names and contents of files of measured runs. *watched*: a fleet that runs, which the page shows too."""
         self.base, self.limits = base, limits or Limits()
         self._store, self._workers, self._given = store, workers, given
         self._from = (file, tuple(settings))
@@ -85,6 +86,9 @@ class Session:
         self._s_per_request = 1e-4
         """Processor time of the latest run, from which the length of the next estimate follows."""
         self._start: asyncio.Task[Mapping[str, Any]] | None = None
+        self._watched, self._looking = watched, asyncio.Lock()
+        self._looked: tuple[float, Event] | None = None
+        """When the fleet was last looked at, and what was seen."""
 
     # What the page begins with.
 
@@ -104,6 +108,7 @@ class Session:
             "scenario": self.base.settings(),
             "name": self.base.name,
             "controls": controls(self.base),
+            **({} if self._watched is None else {"watch": {"where": self._watched.where}}),
         }
         try:
             answer, *benches = await asyncio.gather(self._exact({}), *map(self._laid_over, self._given))
@@ -295,9 +300,8 @@ class Session:
     # Why, theory, measurements.
 
     async def explain(self, _client: str, state: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
-        async with contextlib.aclosing(
-            self._events("exact", functools.partial(work.explain, self._about(state)))
-        ) as events:
+        job = functools.partial(work.explain, self._about(state))
+        async with contextlib.aclosing(self._events("exact", job)) as events:
             async for event in events:
                 yield event
 
@@ -334,6 +338,28 @@ class Session:
         async with contextlib.aclosing(self._events("exact", job)) as events:
             async for event in events:
                 yield event
+
+    # A fleet that runs.
+
+    async def watch(self, _client: str, _state: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
+        """The fleet as it is now, again and again until the client goes."""
+        if self._watched is None:
+            raise Refused("no fleet is watched here; start the page with --watch ADDRESS")
+        while True:
+            yield await self._look(self._watched)
+            await asyncio.sleep(self._watched.every_s)
+
+    async def _look(self, watched: Watched) -> Event:
+        """One look, which clients share that ask within half the time between two."""
+        async with self._looking:
+            now_s = asyncio.get_running_loop().time()
+            if self._looked is None or now_s - self._looked[0] > watched.every_s / 2:
+                try:
+                    event = Event("fleet", await asyncio.to_thread(watched.look))
+                except RooftraceError as error:
+                    event = Event("unread", {"sentence": str(error)})
+                self._looked = now_s, event
+            return self._looked[1]
 
     # What is taken away.
 

@@ -43,8 +43,8 @@ def grammar_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 def encode_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """The entries `encode` and `images` of a summary: finished requests that were encoded on machines of their own, and their
-    `stages` in seconds; and images that were `encoded` in steps for finished requests, `hits` that were found encoded, their share
-    of both, and `encode_s`, the time of encoding in the steps of each request for which some were encoded. Empty where there is no
+    `stages` in seconds; images that were `encoded` in steps for finished requests, `hits` that were found encoded, their share of
+    both, and `encode_s`, the time of encoding in the steps of each request for which some were encoded. Empty where there is no
     such thing."""
     if "encoded_images" in requests:
         return {"images": _image_figures(requests)}

@@ -197,6 +197,8 @@ def _rollout(rollout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         return []
     steps, n = rollout["steps"], len(rollout["steps"])
     answers = ", ".join(f"{each:,} {name}" for name, each in rollout["answers"].items() if each or name == "kept")
+    if rollout.get("recomputed_tokens"):
+        answers += f"; {rollout['recomputed_tokens']:,} tokens computed again"
     if not steps:
         return [("Answers", f"{answers}; when steps ended is not known")]
     mean = {key: sum(each[key] for each in steps) / n for key in ("p90_s", "p99_s", "step_s")}

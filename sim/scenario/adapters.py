@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from hwmodels.adapters import least_slot_rank
 from sim.scenario.section import Section
 
 _Count = Annotated[int, Field(ge=1, le=100_000)]
@@ -70,6 +71,11 @@ class AdapterSettings(Section):
             return [float((number + 1) ** -self.popularity.zipf) for number in range(self.count)]
         given = self.popularity.shares or [1.0]
         return [given[number % len(given)] for number in range(self.count)]
+
+    @property
+    def slot_rank(self) -> int:
+        """The rank that each slot has room for. ValueError where no slot has room for every adapter."""
+        return least_slot_rank(max(self.ranks)) if self.max_lora_rank is None else self.max_lora_rank
 
     @property
     def slots_on_host(self) -> int:

@@ -245,6 +245,8 @@ def draw(rng: Random) -> Mapping:
     late = {"event_delay_s", "poll_s"} & set(str(found.get("router")).split("'"))
     if not late and (own := Random(str(found))).random() < 0.2:
         found["encode"] = _encoders(own, load)
+    if (own := Random(f"stops of {found}")).random() < 0.5:
+        _stop_machines(own, found)
     if (own := Random(f"context of {found}")).random() < 0.3:
         _share_context(own, found)
     if "'data'" not in str(found) and (own := Random(f"grammars of {found}")).random() < 0.2:
@@ -253,6 +255,19 @@ def draw(rng: Random) -> Mapping:
             mask_s=[1e-4], overlapped=[False],
         )  # fmt: skip
     return found
+
+
+def _stop_machines(rng: Random, found: Mapping) -> None:
+    """Have machines stand still between the steps of a rollout, where that is modelled."""
+    rollout, text = found["workload"].get("rollout"), str(found)
+    if rollout is None or any(
+        word in text
+        for word in ("'tiers'", "'role'", "'autoscale'", "'failures'", "'encode'", "event_delay_s", "poll_s")
+    ):
+        return
+    rollout |= _some(rng, 0.6, pause_s=[0.0, 0.3], redistribute=[0.2, 0.8])
+    if "informative" not in rollout:
+        rollout["leftover"] = rng.choice(["continue", "recompute", "abort"])
 
 
 def _share_context(rng: Random, found: Mapping) -> None:

@@ -122,7 +122,7 @@ def test_machines_that_encode_and_those_that_serve_come_and_go_and_fail() -> Non
     assert set(result.requests["encoder"]) == {2, 3}
     assert set(result.requests["status"]) == {"finished"}
     assert result.summary["fleet"]["failures"] == 2
-    with pytest.raises(ScenarioError, match="encode.autoscale.policy: perfect knows when"):
+    with pytest.raises(ScenarioError, match=r"encode\.autoscale\.policy: perfect knows when"):
         build(
             scenario(
                 {

@@ -33,6 +33,16 @@ def explore(
             "--bench", metavar="FILE", help="Measured runs to lay over the curves; repeatable.", show_default=False
         ),
     ] = None,
+    watch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--watch",
+            metavar="ADDRESS",
+            help="Show a fleet that runs too, and what the scenario's autoscale would do: a Prometheus server, or an endpoint's "
+            "/metrics (repeatable). It is only read.",
+            show_default=False,
+        ),
+    ] = None,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -68,6 +78,7 @@ def explore(
     from sim.explore.measured import runs_in
     from sim.explore.server import Opened, address, frozen_page, serve, token_for
     from sim.explore.session import Limits
+    from sim.explore.watching import Watched, source_of
     from sim.serve.server import listen
 
     base = read_scenario(scenario, set_)
@@ -77,6 +88,7 @@ def explore(
     opened = Opened(
         base=base, store=folder / "points", file=None if scenario is None else str(scenario), settings=tuple(set_ or ()),
         measured=measured, limits=Limits(requests=most_requests),
+        watched=Watched(source_of(watch), base) if watch else None,
     )  # fmt: skip
     if export is not None:
         put_text(export, frozen_page(opened))

@@ -215,6 +215,13 @@ class Machine(AnyMachine):
         core.sequences.connector.tell(now_ns, what, id_, tokens)
         self.turns.heed(now_ns)
 
+    def pause(self, until_ns: int) -> None:
+        """Begin no iteration from now on until then."""
+        now_ns = self._clock.now_ns
+        for core in self.cores:
+            core.pause(now_ns, until_ns)
+        self.turns.heed(now_ns)
+
     def abort(self, now_ns: int) -> list[int]:
         """Stop at *now_ns*: iterations that have ended by then count, others are dropped. All memory is free afterwards; the
         requests are returned, running ones before waiting ones."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from policies.routers import AdapterLoad
 from policies.view import BASE_MODEL, WaitingSeq
 from sim.engine.batch.micro_batch import MicroBatch, QueueView
 from sim.engine.batch.prices import AdapterPrices
@@ -87,9 +88,11 @@ class Adapters:
         """What schedulers see of it."""
         return SeenAdapters(self._queue, batch)
 
-    def resident(self) -> set[int]:
-        """Adapters in slots of the device."""
-        return set(self._slots)
+    def load(self, batches: Sequence[MicroBatch]) -> AdapterLoad:
+        """What routers see of it."""
+        running = frozenset(self.of[id_] for batch in batches for id_ in batch.admitted if id_ not in batch.leaving)
+        base = {BASE_MODEL}
+        return AdapterLoad(running - base, frozenset(self._queue.counts) - base, self._spec.max_loras)
 
     def fault(self, batches: Sequence[MicroBatch]) -> str | None:
         """The way in which slots and queue are not as they should be, if any."""

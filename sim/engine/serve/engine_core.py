@@ -133,6 +133,8 @@ class EngineCore:
         self._holds = by_step and common.fast_forward and not iterations.pads_to
         """A micro-batch holds plans of decodes alone, and carries them out one iteration after the other."""
         self._hears = self._what_it_hears()
+        self._paused_ns = self.paused_until_ns = 0
+        """The latest pause; 0: there was none."""
         self._notes = self._what_it_notes()
         self.batches: list[MicroBatch] = []
         self.images = None if spec.images is None else Images(spec.images, state, self.batches)
@@ -189,6 +191,9 @@ class EngineCore:
         For a rank the tick is not known yet: any other answer than NOTHING means that an iteration is prepared, and the machine
         launches it (`sim.engine.machine.groups`).
         """
+        if self.paused_until_ns and self._is_paused(batch, ticks >> TICK_BITS):
+            batch.wake_ns = self.paused_until_ns
+            return NOTHING
         planner = self.planner
         while True:
             for hear in self._hears:
@@ -209,6 +214,24 @@ class EngineCore:
             if not self._asks_again(batch, plan, ticks, changed=end == ASK_AGAIN):
                 batch.wake_ns = plan.until_ns
                 return NOTHING
+
+    def pause(self, now_ns: int, until_ns: int) -> None:
+        """No iteration is planned from now on until then."""
+        self._paused_ns, self.paused_until_ns = now_ns, until_ns
+        self.sequences.version.hear(now_ns)
+
+    def _is_paused(self, batch: MicroBatch, now_ns: int) -> bool:
+        """Whether the coming iteration would be planned in the pause; one that was planned ahead of it is carried out."""
+        ahead = self._ahead
+        planned_ns = now_ns if ahead is None or ahead.seen_ns == ALWAYS_NS else ahead.seen_ns
+        if now_ns >= self.paused_until_ns or planned_ns < self._paused_ns:
+            return False
+        if ahead is not None:
+            # The next plan is made when the pause is over, and knows which sequences have ended.
+            ahead.reset()
+            if batch.leaving:
+                self._forget_the_leaving(batch)
+        return True
 
     def schedules_prompts(self, batch: MicroBatch, ticks: int) -> bool:
         """Whether the scheduler would have prompts in the coming iteration were they shown."""

@@ -81,7 +81,7 @@ class Iterations:
         self._drops_token = sequences.connector.drops_token
         self._n_sent = 0
         self._speculates = spec.decoding is not None
-        # A draft model of its own goes on; see `policies.vllm.Rules`.
+        # A draft model of its own goes on; see `policies.vllm_settings.Rules`.
         self._drafts_if_used = spec.prefix_drops_last and bool(rule_of(spec.scheduler, "drafts_if_used"))
         self._price: Callable[[MicroBatch, Totals, int, int], int] | None = (
             self._price_later if is_rank else None if alone else self._price_stages

@@ -115,7 +115,7 @@ class ReplicaSpec:
             raise ValueError("sequences that give way are swapped to a tier of kind host, and there is none")
         if self.images is not None and not encodes(self.scheduler):
             raise ValueError(
-                f"{type(self.scheduler).__name__} does not know of images that are encoded in steps; take vllm, or encode "
+                "this scheduler does not know of images that are encoded in steps; take vllm, or encode "
                 "them on machines of their own"
             )
         if isinstance(self.cost, StageTable) and self.decoding is not None:

@@ -8,6 +8,7 @@ import { Candidates } from "explore/views/candidates.js";
 import { Compare } from "explore/views/compare.js";
 import { Distributions } from "explore/views/distributions.js";
 import { Load } from "explore/views/load.js";
+import { Now } from "explore/views/now.js";
 import { Requests } from "explore/views/requests.js";
 import { SpeedUp } from "explore/views/speedup.js";
 import { Time } from "explore/views/time.js";
@@ -15,6 +16,7 @@ import { Why } from "explore/views/why.js";
 import { Yours } from "explore/views/yours.js";
 
 const VIEWS = {
+  now: "Now",
   answer: "Answer",
   requests: "Requests",
   why: "Why",
@@ -44,6 +46,7 @@ function Tabs({ view, shown }) {
 }
 
 function View({ page, view }) {
+  if (view === "now") return html`<${Now} watch=${page.watch} fleet=${page.fleet} unread=${page.unread} />`;
   if (view === "requests")
     return html`<${Requests} answer=${page.answer} requests=${page.requests} brushes=${page.brush} opened=${page.request} />`;
   if (view === "why") return html`<${Why} explained=${page.explained} answer=${page.answer} waiting=${page.waiting} />`;
@@ -90,7 +93,10 @@ export function App({ page }) {
       removeEventListener("drop", drop);
     };
   }, []);
-  const without = frozen() ? ["compare", ...(page.benches.length ? [] : ["yours"])] : [];
+  const without = [
+    ...(page.watch ? [] : ["now"]),
+    ...(frozen() ? ["compare", ...(page.benches.length ? [] : ["yours"])] : []),
+  ];
   const shown = Object.keys(VIEWS).filter((name) => !without.includes(name));
   const view = shown.includes(page.view) ? page.view : "answer";
   const changes = Object.keys(page.set).length;

@@ -15,6 +15,10 @@ export const page = {
   own: {}, // values of the scenario itself, by key
   set: {},
   view: "answer",
+  first: "answer", // the view that is shown where the URL has none
+  watch: null, // {where}: the fleet that is watched
+  fleet: null, // its present state, the traffic so far and what the policy would do
+  unread: null, // a sentence: why the last look saw nothing
   over: {},
   answer: null, // the last one, an estimate until the exact one is there
   waiting: false, // whether the answer to the present state is still to come, or only estimated
@@ -64,7 +68,7 @@ function writeSoon() {
 }
 
 function restore() {
-  const found = fromHash(location.hash);
+  const found = fromHash(location.hash, page.first);
   const same = identity(found.set) === identity();
   update({ view: found.view, over: found.over, set: found.set });
   if (found.held && JSON.stringify(found.held) !== JSON.stringify(page.held?.set)) hold(found.held);
@@ -77,8 +81,10 @@ function restore() {
 
 export function start() {
   const data = window.ROOFTRACE ?? {};
-  const found = frozen() ? { set: data.state?.set ?? {}, view: "answer", held: null, over: {} } : fromHash(location.hash);
+  const found = frozen() ? { set: data.state?.set ?? {}, view: "answer", held: null, over: {} } : fromHash(location.hash, data.watch ? "now" : "answer");
   Object.assign(page, {
+    watch: data.watch ?? null,
+    first: data.watch ? "now" : "answer",
     scenario: data.name ?? "",
     controls: data.controls ?? { groups: [] },
     benches: data.benches ?? [],
@@ -93,11 +99,26 @@ export function start() {
   if (data.explained && !Object.keys(found.set).length)
     page.explained = { of: identity(), explained: data.explained, whatIfs: [], done: false };
   if (found.held) hold(found.held);
+  if (page.watch) watch();
   addEventListener("popstate", restore);
   addEventListener("hashchange", restore);
   const answered = page.answer && (frozen() || !Object.keys(found.set).length);
   if (answered && page.answer.kind === "exact") settled();
   else ask();
+}
+
+// ---- a fleet that runs
+
+/** The time until the stream of looks is opened again where it ended. */
+const AGAIN_MS = 5000;
+
+async function watch() {
+  await stream("watch", {}, (name, data) => {
+    if (name !== "fleet") return update({ unread: data.sentence });
+    const said = data.policy && data.policy.does !== page.fleet?.policy?.does ? data.policy.does : page.said;
+    update({ fleet: data, unread: null, said });
+  });
+  setTimeout(watch, AGAIN_MS);
 }
 
 // ---- a run

@@ -31,11 +31,12 @@ function settingsOf(texts) {
   );
 }
 
-/** The URL's part of a state: `{set, view, held, over}`; `held` is null or settings, `over` lists of values by key. */
-export function toHash({ set, view, held, over }) {
+/** The URL's part of a state: `{set, view, held, over}`; `held` is null or settings, `over` lists of values by key. *first*: the view
+ * that is shown where the URL has none. */
+export function toHash({ set, view, held, over, first = "answer" }) {
   const query = new URLSearchParams();
   for (const pair of pairs(set)) query.append("set", pair);
-  if (view && view !== "answer") query.append("view", view);
+  if (view && view !== first) query.append("view", view);
   if (held) {
     query.append("held", "");
     for (const pair of pairs(held)) query.append("held", pair);
@@ -45,11 +46,11 @@ export function toHash({ set, view, held, over }) {
   return text ? `#${text}` : "";
 }
 
-export function fromHash(hash) {
+export function fromHash(hash, first = "answer") {
   const query = new URLSearchParams(hash.replace(/^#/, ""));
   return {
     set: settingsOf(query.getAll("set")),
-    view: query.get("view") || "answer",
+    view: query.get("view") || first,
     held: query.has("held") ? settingsOf(query.getAll("held")) : null,
     over: settingsOf(query.getAll("over")),
   };

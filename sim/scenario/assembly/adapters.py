@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hwmodels.adapters import AdapterCost, least_slot_rank, times_of
+from hwmodels.adapters import AdapterCost, times_of
 from hwmodels.deployment import Deployment
 from policies.adapters import MaxLoras
 from policies.classes import Preempt
 from policies.driving import driving
+from policies.routers import AdapterAffinity
 from policies.view import orders_queue, rule_of
 from sim.engine.spec.adapters import AdapterSpec
 from sim.errors import ScenarioError
@@ -52,7 +53,7 @@ def adapter_cost_of(scenario: Scenario, deployment: Deployment) -> AdapterCost |
         spec=deployment.model,
         parallel=deployment.parallel,
         max_loras=settings.max_loras,
-        max_lora_rank=settings.max_lora_rank or least_slot_rank(max(settings.ranks)),
+        max_lora_rank=settings.slot_rank,
         times=times_of(scenario.stack_name, scenario.serving_release),
     )
 
@@ -104,6 +105,19 @@ def within_slots(scenario: Scenario, scheduler: Any) -> Any:
     for each in reversed(outer):
         limited = replace(each, inner=limited)
     return limited
+
+
+def at_home(scenario: Scenario, router: Any) -> Any:
+    """*router*, or what sends each adapter to its own machine, around it."""
+    settings = scenario.adapters
+    if settings is None or settings.placement == "everywhere":
+        return router
+    if scenario.autoscale is not None or any(pool.autoscale for pool in (scenario.pools or {}).values()):
+        raise ScenarioError(
+            f"{scenario.source}: adapters.placement apart has a machine for each adapter, and autoscale has them come and go; "
+            "leave out one of the two"
+        )
+    return AdapterAffinity(router, apart=True)
 
 
 def about_adapters(scenario: Scenario, workload: Workload) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
 from sim.errors import ScenarioError
-from sim.scenario.assembly.adapters import with_adapters
+from sim.scenario.assembly.adapters import at_home, with_adapters
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.context import beyond_own_context, limits_of, within_context
 from sim.scenario.assembly.deployment import deployment_of
@@ -24,6 +24,7 @@ from sim.scenario.assembly.ranks import check_asked, machine_of
 from sim.scenario.assembly.replica import Encodes, build_pool
 from sim.scenario.assembly.scheduler import policy_of
 from sim.scenario.assembly.shared_context import check_shared_context
+from sim.scenario.assembly.stopping import check_stops
 from sim.scenario.assembly.tiers import check_stores
 from sim.scenario.classes import check_classes, classed
 from sim.scenario.explain import told_by
@@ -70,11 +71,12 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
     else:
         rows = {}
     workload, cut = within_context(workload, limits, rows)
-    router = policy_of(scenario, "router")
+    router = at_home(scenario, policy_of(scenario, "router"))
     check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows, Encodes(scenario.encode, images)) for pool in pools]
     check_router(scenario, router, workload, (hosted.spec.block_tokens for pool in built for hosted in pool))
     check_classes(scenario, [hosted.spec.scheduler for pool in built for hosted in pool], workload)
+    check_stops(scenario, pools, [hosted.spec for pool in built for hosted in pool])
     handover = handover_of(scenario, pools, built, workload)
     machines = [
         machine

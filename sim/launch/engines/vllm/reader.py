@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 from hwmodels.overheads import at_or_before
-from policies.vllm import RELEASES, Vllm
+from policies.vllm import Vllm
+from policies.vllm_settings import RELEASES
 from sim.errors import RooftraceError
 from sim.launch.drafters import assumed
+from sim.launch.engines.vllm import adapters
 from sim.launch.engines.vllm.tiers import tiers
 from sim.launch.forced import put_mean_length, put_rates
 from sim.launch.reading import Reading, formats
@@ -66,6 +68,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
     _rules_of_release(reading)
     reading.put("stream_interval", reading.integer("stream-interval"))
     _speculation(reading)
+    adapters.read(reading)
 
 
 _EXCHANGES = ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sim.launch.engines.vllm import adapters
 from sim.launch.forced import forced_rates
 from sim.launch.tiers import GIB, host_tiers_to_write
 from sim.launch.writing import Writing, formats, model_name, to_load
@@ -57,6 +58,7 @@ def write(command: Writing) -> None:
     if scenario.stream_interval > 1:
         command.flag("--stream-interval", scenario.stream_interval)
     _speculation(command)
+    adapters.write(command)
 
 
 def _graphs_and_tiers(command: Writing) -> None:
