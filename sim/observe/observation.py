@@ -152,6 +152,12 @@ def observe(
     seeds = range(present.seed, present.seed + how.replications)
     replayed = replay(present, traffic, edges_s, seeds=seeds)
     both = beside(seen, edges_s, replayed)
+    machines, instances = replayed.runs[0].machines, len(seen.instances)
+    if instances > 1 and machines != instances:
+        notes.append(
+            f"metrics are of {instances} instances, and the scenario has {machines} machines; if they are the same fleet: "
+            f"--set replicas={instances}"
+        )
     blocks = int(replayed.runs[0].columns.meta["kv_blocks_total"][0])
     kv = kv_blocks(both, blocks, said)
     if kv is not None and not kv.exact and not given and not kv.low <= blocks <= kv.high and np.isfinite(kv.low):

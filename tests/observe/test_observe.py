@@ -476,6 +476,14 @@ def observation(sound: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Ob
     return replace(found, present=found.present.with_value("serving_stack", str(stack_of(folder))))
 
 
+def test_a_scenario_of_another_number_of_machines_is_noted(observation: Observation, tmp_path: Path) -> None:
+    found = observe(
+        told(replicas=2), observation.seen, observation.traffic, out=tmp_path, how=How(fits=False, replications=1)
+    )
+    assert any("of 3 instances, and the scenario has 2 machines" in each for each in found.notes)
+    assert observation.notes == ()
+
+
 def test_another_device_has_as_large_a_share_of_its_room_for_kv_blocks(observation: Observation) -> None:
     other = alternative(observation, ["hardware=h200-sxm"], seeds=[0])
     rooms = [room(told().with_set(f"hardware={name}"), observation.traffic) for name in ("h100-sxm", "h200-sxm")]
