@@ -114,7 +114,8 @@ def measure(case: Case) -> dict[str, float]:
         with tempfile.TemporaryDirectory() as folder:
             # The first import of matplotlib and its fonts are set-up.
             _save(simulate(_experiment(Case(name="warm", synthetic_requests=10))), Path(folder) / "warm")
-            result = Result(completed(experiment, columns), manifest={"label": case.name})
+            manifest = {"label": case.name}
+            result = Result(completed(experiment, columns, manifest), manifest=manifest)
             del columns
             began = time.process_time()
             _save(result, Path(folder) / "results")

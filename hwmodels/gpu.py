@@ -15,6 +15,7 @@ from hwmodels.kernels.families import (
     COMPRESSED_PREFILL,
     DECODE,
     ELEMENTWISE,
+    ENCODER,
     GEMM,
     MLA_BMM,
     MLA_DECODE,
@@ -166,6 +167,8 @@ class GpuKernels(StackKernels):
 
     def _ask_collectives(self, ask: Callable[..., None], stage: StageWork) -> None:
         pairs = [(each.kind, each.n) for each in stage.collectives]
+        if stage.shared_kv is not None:
+            pairs += [(each.kind, each.n) for each in stage.shared_kv.of_decodes]
         exchange = stage.exchange
         if exchange is not None and (exchange.mode or "").startswith("deepep"):
             for way in ("dispatch", "combine"):
@@ -180,8 +183,18 @@ class GpuKernels(StackKernels):
             form, variants = self.link_form(collective, far)
             ask("collectives between nodes" if far else "collectives", form.family, variants, variants[:1], far)
 
+    def _timed(self, shape: AttentionShape) -> AttentionShape:
+        """What prices *shape*: a module of latent attention to chosen tokens where one was measured, or itself."""
+        module = shape.timed_as
+        if module is None or self.profile.kernel("compressed_decode", self._compressed_variants(module)) is None:
+            return shape
+        return module
+
     def _ask_attention(self, ask: Callable[..., None], shape: AttentionShape) -> None:
+        shape = self._timed(shape)
         cache = _cache_bytes(shape)
+        if not shape.layers:
+            return
         if shape.kind == "compressed":
             variants = self._compressed_variants(shape)
             for family, whose in (("compressed_prefill", "prompts"), ("compressed_decode", "decodes")):
@@ -222,6 +235,16 @@ class GpuKernels(StackKernels):
         names = dict.fromkeys((shape.module, shape.module.removesuffix("-fp8")))
         return [f"{name}/{source}" for name in names for source in self.sources]
 
+    def _encoder_variants(self, shape: AttentionShape) -> list[str]:
+        """Heads of a width that was not timed are priced as the next wider ones that were, or as the widest."""
+        widths = sorted(float(name.partition("/")[0]) for name in self.profile.variants("encoder"))
+        if not widths:
+            raise ValueError(
+                f"{self.device.name}: attention of encoders has not been measured; price it by cost_model roofline"
+            )
+        width = next((each for each in widths if each >= shape.qk_dim), widths[-1])
+        return [f"{width:g}/{source}" for source in self.sources]
+
     def _compressed_shape(self, shape: AttentionShape) -> dict[str, Any]:
         return {
             "heads": shape.n_heads,
@@ -238,10 +261,21 @@ class GpuKernels(StackKernels):
         }
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
+        shape = self._timed(shape)
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "compressed":
             params = self.profile.get("compressed_prefill", self._compressed_variants(shape))
             return COMPRESSED_PREFILL.folded(params, sheet, **self._compressed_shape(shape))
+        if shape.kind == "encoder":
+            return ENCODER.folded(
+                self.profile.get("encoder", self._encoder_variants(shape)),
+                sheet,
+                heads=shape.n_heads,
+                kv_heads=shape.n_kv_heads,
+                head_dim=shape.qk_dim,
+                token_bytes=shape.kv_bytes,
+                run=run,
+            )
         if shape.kind == "gqa":
             wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=True)
             params = self.profile.get("prefill", wanted)
@@ -284,6 +318,7 @@ class GpuKernels(StackKernels):
         )
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
+        shape = self._timed(shape)
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "compressed":
             params = self.profile.get("compressed_decode", self._compressed_variants(shape))

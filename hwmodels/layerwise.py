@@ -19,7 +19,7 @@ from hwmodels.graphs import padded
 from hwmodels.kernels.ops import ARRAYS, SCALARS, DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import Kernels
 from hwmodels.model import ModelSpec
-from hwmodels.operations import StageWork
+from hwmodels.operations import AttentionShape, Collective, SharedKv, StageWork
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 from hwmodels.reach import Chunk
@@ -32,9 +32,14 @@ from hwmodels.work import stage_work
 class _Stage:
     """One stage's tables and forms."""
 
-    def __init__(self, work: StageWork, spec: ModelSpec, data: int, kernels: Kernels, last: bool) -> None:
+    def __init__(
+        self, work: StageWork, spec: ModelSpec, data: int, kernels: Kernels, last: bool, *, parts: bool = False
+    ) -> None:
+        """*data*: groups of devices that share the rows of a step; *parts*: each has a part of every prompt, not some prompts."""
         self.work, self.kernels = work, kernels
         self.share = 1.0 / data
+        self.prompt_share = 1.0 if parts else self.share
+        """The share of the prompts, and of the KV that they attend to, that a group has to do with."""
         self.data = data
         captured = kernels.captured or ()
         self.captured = captured
@@ -58,7 +63,8 @@ class _Stage:
         self.has_head = last
         self.encoder = spec.is_encoder
         self.attention = tuple(
-            (kernels.prefill_form(shape), kernels.decode_form(shape), shape.windowed) for shape in work.attention
+            (kernels.prefill_form(shape), _decode_form(kernels, shape, work.shared_kv), shape.windowed)
+            for shape in work.attention
         )
         if (heads := work.head_products) is not None:
             absorbed = RowTable(lambda rows: heads.layers * kernels.head_products_s(rows, heads))
@@ -72,8 +78,10 @@ class _Stage:
                 (_times(prefill, compute * self.prompt_factor), _times(decode, bandwidth), windowed)
                 for prefill, decode, windowed in self.attention
             )
-        # Each group has a scheduler and sampler of its own, beside the others.
-        self.sequence_s = host.sequence_s * self.share
+        if work.shared_kv is not None and work.shared_kv.of_past is not None:
+            self.attention += (_gathered(kernels, work.shared_kv.of_decodes, work.shared_kv.of_past),)
+        # Each group of data-parallel attention has a scheduler and sampler of its own, beside the others.
+        self.sequence_s = host.sequence_s * self.prompt_share
         self.prompt_floor_s, self.decode_floor_s = host.prompt_floor_s, host.decode_floor_s
         self.launch_floor_s = host.launch_floor_s
 
@@ -175,8 +183,8 @@ class _Stage:
             exact = self.logits.exact
             seconds += exact[logits] if 0 <= logits < len(exact) else self.logits.scalar(logits)
         if self.data > 1:
-            f = self.share
-            prompt_f, chunks, pairs, prompt_kv = prompt * f, chunks * f, pairs * f, prompt_kv * f
+            f, g = self.share, self.prompt_share
+            prompt_f, chunks, pairs, prompt_kv = prompt * f, chunks * g, pairs * f, prompt_kv * g
             pairs_window, seqs_f, queries = pairs_window * f, seqs * f, (rows - prompt) * f
             kv, kv_window = kv * f, kv_window * f
         else:
@@ -217,8 +225,8 @@ class _Stage:
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, _, pairs_window, kv_window = columns
         some_prompt, some_decode, queries = prompt > 0, seqs > 0, rows - prompt
         if self.data > 1:
-            f = self.share
-            prompt, chunks, pairs, prompt_kv = prompt * f, chunks * f, pairs * f, prompt_kv * f
+            f, g = self.share, self.prompt_share
+            prompt, chunks, pairs, prompt_kv = prompt * f, chunks * g, pairs * f, prompt_kv * g
             pairs_window, seqs, queries = pairs_window * f, seqs * f, queries * f
             kv, kv_window = kv * f, kv_window * f
         if self.encoder:
@@ -288,6 +296,37 @@ class _Stage:
         than a token."""
         of_graphs = np.where(prompts, self.prompt_floor_s, self.decode_floor_s)
         return np.where(decodes > self.replayed, self.launch_floor_s, of_graphs)
+
+
+def _decode_form(kernels: Kernels, shape: AttentionShape, shared: SharedKv | None) -> DecodeForm:
+    """The form of decodes, which attend to a part of the KV with the query heads of all devices that *shared* says."""
+    if shared is None:
+        return kernels.decode_form(shape)
+    whole = kernels.decode_form(replace(shape, n_heads=shape.n_heads * shared.n))
+
+    def decode(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        return whole(ops, seqs, queries, shared.tokens(seqs, kv))
+
+    return decode
+
+
+def _gathered(
+    kernels: Kernels, of_decodes: Sequence[Collective], of_past: Collective
+) -> tuple[PrefillForm, DecodeForm, bool]:
+    """Forms of what prompts gather of their past, and of what decodes send."""
+
+    def sent_s(rows: FloatArray) -> FloatArray:
+        times = [op.layers * kernels.collective_s(op.kind, rows * op.bytes_per_row, op.n) for op in of_decodes]
+        return np.sum(times, axis=0)
+
+    def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        past = np.asarray(ops.maximum(kv - rows, 0), float)
+        one = kernels.collective_s(of_past.kind, past * of_past.bytes_per_row, of_past.n)
+        seconds = np.where(past > 0, of_past.layers * one, 0.0)
+        return seconds if ops is ARRAYS else float(seconds)
+
+    none = RowTable(np.zeros_like)
+    return prefill, _by_rows(none, RowTable(sent_s))[1], False
 
 
 def _times(form: Callable[..., Any], factor: float) -> Callable[..., Any]:
@@ -407,9 +446,10 @@ class LayerwiseCost:
             _Stage(
                 stage_work(spec, parallel, s, kv_precision=kv_precision),
                 spec,
-                parallel.data,
+                parallel.groups,
                 kernels,
                 s == self.n_stages - 1,
+                parts=parallel.prefill_context > 1,
             )
             for s in range(self.n_stages)
         )
@@ -417,7 +457,7 @@ class LayerwiseCost:
         self._ranks = tuple(_Ranks(stage, spec, kernels) for stage in self._stages) if parallel.data > 1 else ()
         self.scalar_s = self._scalar[0]
         """`iteration_s` of the first stage for totals that are known to be ints."""
-        self._handover_bytes = spec.hidden * precision(spec.base_precision).element_bytes / parallel.data
+        self._handover_bytes = spec.hidden * precision(spec.base_precision).element_bytes / parallel.groups
         self._handover = RowTable(
             lambda rows: np.asarray(kernels.send_s(rows * self._handover_bytes, self._between_nodes))
         )
@@ -532,7 +572,7 @@ class LayerwiseCost:
 
     def _linear_work(self) -> dict[str, float]:
         """Coefficients of FLOPs and bytes over all devices, so that `work` is a dozen multiplications."""
-        t, d = self.parallel.tensor, self.parallel.data
+        t, d = self.parallel.tensor, self.parallel.groups
         terms: dict[str, float] = dict.fromkeys(
             (
                 "row_flops", "logit_flops", "row_bytes", "logit_bytes", "pair_flops", "window_pair_flops", "past_flops",
@@ -553,7 +593,7 @@ class LayerwiseCost:
                 terms["past_flops"] += shape.expand_flops * n
                 terms["row_flops"] += shape.flops_per_row * n
                 terms[f"{prefix}query_flops"] += shape.decode_flops_per_pair * n
-                terms[f"{prefix}kv_bytes"] += shape.kv_bytes * n
+                terms[f"{prefix}kv_bytes"] += shape.kv_bytes * n / self.parallel.decode_context
             if stage.work.recurrence is not None:
                 terms["row_flops"] += stage.work.recurrence.flops_per_row * t
                 terms["sequence_bytes"] += stage.work.recurrence.bytes_per_sequence * t

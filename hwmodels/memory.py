@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
+from hwmodels.adapters import AdapterCost
 from hwmodels.cache import StageCache, keeps_every_token, mean_block_bytes, note, paged
 from hwmodels.device import Device
 from hwmodels.model import ModelSpec
@@ -147,6 +148,8 @@ class StageMemory:
     reserve_bytes: float
     draft_bytes: float
     """Weights of a draft model."""
+    adapter_bytes: float = 0.0
+    """Slots of LoRA adapters."""
     cache_share: float
     """The share of what is left that the cache gets."""
     block_bytes: float
@@ -160,6 +163,7 @@ class StageMemory:
         return (
             self.weight_bytes
             + self.draft_bytes
+            + self.adapter_bytes
             + self.state_bytes
             + self.activation_bytes
             + self.graph_bytes
@@ -279,6 +283,7 @@ class MemoryPlan:
             "budget_bytes": stage.budget_bytes,
             "weight_bytes": stage.weight_bytes,
             "draft_bytes": stage.draft_bytes,
+            "adapter_bytes": stage.adapter_bytes,
             "state_bytes": stage.state_bytes,
             "activation_bytes": stage.activation_bytes,
             "graph_bytes": stage.graph_bytes,
@@ -463,7 +468,7 @@ def _used_by_the_stack(
 ) -> _Used:
     spec, device, parallel = deployment.model, deployment.device, deployment.parallel
     context = rules.context_bytes if parallel.n_devices == 1 else rules.worker_bytes
-    communicator = _by_degree(rules.communicator_bytes, parallel.tensor * parallel.data)
+    communicator = _by_degree(rules.communicator_bytes, parallel.tensor * parallel.groups)
     budget, cache_share = share * total, 1.0
     if rules.share_of == "free before loading":
         # Context and buffers are there before the share is taken.
@@ -517,6 +522,10 @@ def memory_plan(
         raise ValueError(f"reserve_bytes must be a finite number of at least 0; got {reserve_bytes!r}")
     if block_tokens is None:
         block_tokens = 16 if rules is None else int(rules.block_tokens)
+    if block_tokens % parallel.kv_interleave:
+        raise ValueError(
+            f"parallel.kv_interleave {parallel.kv_interleave} does not divide the {block_tokens} tokens of a KV block"
+        )
     total = device.memory_bytes if rules is None else visible_bytes(device)
     stages = []
     caches = deployment.stage_caches()
@@ -570,7 +579,8 @@ def memory_plan(
     return MemoryPlan(
         rules=rules,
         share=share,
-        block_tokens=block_tokens,
+        # The scheduler sees blocks of all devices that share a sequence (vLLM 0.32.0, `resolve_dcp_kv_block_size`).
+        block_tokens=block_tokens * parallel.decode_context,
         largest=largest,
         stages=tuple(stages),
         groups=parallel.data,
@@ -579,9 +589,21 @@ def memory_plan(
     )
 
 
+def with_slots(plan: MemoryPlan, adapters: AdapterCost) -> MemoryPlan:
+    """*plan* with the slots of LoRA *adapters* beside the weights, which the cache lacks."""
+    each = adapters.parallel.stage_layers(adapters.spec.n_layers)
+    last = len(each) - 1
+    stages = tuple(
+        replace(stage, adapter_bytes=adapters.memory_bytes(layers, first=i == 0, last=i == last))
+        for i, (stage, layers) in enumerate(zip(plan.stages, each, strict=True))
+    )
+    return replace(plan, stages=stages)
+
+
 _PARTS = (
     ("weights", "weight_bytes"),
     ("draft", "draft_bytes"),
+    ("adapters", "adapter_bytes"),
     ("states", "state_bytes"),
     ("activations", "activation_bytes"),
     ("CUDA graphs", "graph_bytes"),
@@ -604,7 +626,7 @@ def cache_text(facts: Mapping[str, Any]) -> str:
 
 def parts_text(facts: Mapping[str, Any]) -> str:
     """The other parts that take memory on the GPU that decides, in GiB, from `MemoryPlan.facts`."""
-    parts = ", ".join(f"{name} {facts[key] / GIB:.2f}" for name, key in _PARTS if facts[key])
+    parts = ", ".join(f"{name} {facts[key] / GIB:.2f}" for name, key in _PARTS if facts.get(key))
     return f"{facts['setting']} {facts['share']:g} of {facts['device_bytes'] / GIB:.2f} GiB, by {facts['account']}: {parts}"
 
 

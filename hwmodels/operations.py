@@ -23,6 +23,9 @@ from hwmodels.experts import ExpertLoad
 from hwmodels.model import Rule
 from hwmodels.precision import precision
 
+HEAD_TILE = 64
+"""Query heads that kernels of latent attention to chosen tokens multiply together, filled or not (FlashMLA's sparse prefill)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
@@ -132,10 +135,10 @@ class AttentionShape:
     expand_flops: float = 0.0
     """The operations that expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
     module: str = ""
-    """The module that was timed (`compressed`): csa, hca or msa."""
+    """The module that was timed (`compressed`): csa, hca, msa or dsa."""
     compress: int = 0
     """Tokens that a key stands for beside the last `near`, which are keys themselves (`compressed`); 0: there are no others."""
-    near: int = 0
+    near: float = 0
     chosen: int = 0
     """The number of those keys that a query attends to, scored in `index_flops` each; 0: to all of them."""
     index_flops: float = 0.0
@@ -146,6 +149,9 @@ class AttentionShape:
     in_blocks: bool = False
     """The layer's products are of FP8 in blocks."""
     hidden: int = 0
+    timed_as: AttentionShape | None = None
+    """What was timed in the place of latent attention to chosen tokens: of an indexer its layers whole, and of the attention those
+    of its layers, perhaps none, that have no indexer."""
 
     @property
     def decode_flops_per_pair(self) -> float:
@@ -214,6 +220,23 @@ class Collective:
     n: int
     layers: int = 1
     of_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKv:
+    """KV of every sequence over `n` devices, `interleave` tokens by turns: each attends to its part with the query heads of all,
+    and the parts of the result are joined by their sums of exponentials."""
+
+    n: int
+    interleave: int
+    of_decodes: tuple[Collective, ...] = ()
+    """Collectives of the query tokens of decodes; those of all rows are among a stage's."""
+    of_past: Collective | None = None
+    """What prompts gather of each cached token of their past."""
+
+    def tokens(self, seqs: Any, kv: Any) -> Any:
+        """Tokens of *seqs* sequences with *kv* tokens together on the device that has the most, in the mean over lengths."""
+        return (kv + seqs * (0.5 * self.interleave * (self.n - 1))) / self.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +329,8 @@ class StageWork:
     """The exchange between the groups of data-parallel attention."""
     head_products: HeadProducts | None = None
     """The products of decodes under latent attention, and of prompts where they are absorbed too."""
+    shared_kv: SharedKv | None = None
+    """The devices that share the KV of a sequence; None: each has all of its heads'."""
 
 
 def expected_active_experts(rows: Any, n_experts: int, per_token: int) -> Any:

@@ -131,7 +131,7 @@ def serving_interval(
     ]
     basis = f"{entry['rows']:,} rows of {stack} whose {held} no fit had seen"
     if new_kind:
-        basis += f", wider for none of them is of {str(model_kind).replace(' ', ' models in ')}"
+        basis += f", wider since no row is of {str(model_kind).replace(' ', ' models in ')}"
     if loan[0] < 1.0 or loan[1] > 1.0:
         basis += f", times {loan[0]:.2g} to {loan[1]:.2g} for kernels that were not measured on {device}"
     return ServingInterval(tpot=found["tpot_s"], ttft=found["ttft_s"], unseen=held, basis=basis)

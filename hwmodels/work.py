@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from hwmodels.experts import even_load
-from hwmodels.model import LOCAL, Attention, AttentionKind, CompressedAttention, Experts, LatentAttention, ModelSpec
+from hwmodels.model import (
+    EXPAND,
+    LOCAL,
+    Attention,
+    AttentionKind,
+    CompressedAttention,
+    Experts,
+    LatentAttention,
+    ModelSpec,
+)
 from hwmodels.operations import (
+    HEAD_TILE,
     AttentionShape,
     Collective,
     Elementwise,
@@ -18,6 +29,7 @@ from hwmodels.operations import (
     HeadProducts,
     Linear,
     Recurrence,
+    SharedKv,
     StageWork,
 )
 from hwmodels.parallel import ParallelConfig
@@ -25,10 +37,6 @@ from hwmodels.precision import precision
 
 _Matrices = list[tuple[str, int, int]]
 """A row for each matrix: name, columns n of the result, inner size k."""
-
-
-_EXPAND = "kv_up"
-"""The product that expands latents into keys and values of all heads, which decodes do not: they absorb it."""
 
 
 class _Layers(NamedTuple):
@@ -115,10 +123,12 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
         collectives=(
             *_collectives_of_ends(spec, parallel.tensor, first, last),
             *_collectives_of_layers(spec, parallel, count, softmax),
+            *_collectives_of_context(spec, parallel, softmax, kv_precision),
         ),
         recurrence=_recurrence(spec, parallel.tensor, count.linear),
         exchange=_exchange(spec, parallel, count.moe),
         head_products=_head_products(spec, parallel.tensor, count.softmax),
+        shared_kv=_shared_kv(spec, parallel, count.softmax, kv_precision),
         resident_bytes=sum(share.other_bytes for share in shares) + norms + sum(op.weight_bytes for op in linears),
     )
 
@@ -172,8 +182,8 @@ def _attention_share(spec: ModelSpec, tensor: int, count: _Layers, softmax: Sequ
     linears: list[Linear] = []
     other = 0.0
     for each in softmax:
-        split, whole = (_attention_matrices(each, spec.hidden, devices) for devices in (tensor, 1))
-        linears += [replace(op, of_prompts=op.name == _EXPAND) for op in _linears(split, fmt, each.layers)]
+        split, whole = (each.shape.matrices(spec.hidden, each.kind, devices) for devices in (tensor, 1))
+        linears += [replace(op, of_prompts=op.name == EXPAND) for op in _linears(split, fmt, each.layers)]
         other += _beside(whole, each.params, fmt, each.layers)
     if count.indexers:
         linears += _linears(_indexer_matrices(spec), fmt, count.indexers)
@@ -278,13 +288,16 @@ def _attention_shapes(
             shape = _compressed(spec, each.shape, each.kind, tensor)
         else:
             shape = _latent(each.shape, tensor, element, spec.base_precision)
+            if each.shape.index_topk:
+                shape = replace(shape, timed_as=_shared(spec, each.shape, shape, each.layers - count.indexers))
         for layers, windowed in ((each.full, False), (each.local, True)):
             window = spec.window_tokens if windowed else None
             if layers:
                 yield replace(shape, layers=layers, windowed=windowed, window_tokens=window)
     if count.indexers:
         assert isinstance(spec.attention, LatentAttention)
-        yield _indexer(spec.attention, spec.index_bytes_per_layer(), spec.base_precision, count.indexers)
+        latent = _latent(spec.attention, tensor, element, spec.base_precision)
+        yield _indexer(spec, spec.attention, latent, count.indexers)
 
 
 def _grouped(a: Attention, tensor: int, element_bytes: float, fmt: str) -> AttentionShape:
@@ -357,17 +370,46 @@ def _latent(a: LatentAttention, tensor: int, element_bytes: float, fmt: str) -> 
     )
 
 
-def _indexer(a: LatentAttention, token_bytes: float, fmt: str, layers: int) -> AttentionShape:
+def _shared(spec: ModelSpec, a: LatentAttention, latent: AttentionShape, layers: int) -> AttentionShape:
+    """Layers that attend to the tokens which another has chosen, as their modules were timed; their sums are of those tokens."""
+    return AttentionShape(
+        kind="compressed",
+        module="dsa-shared" if latent.kv_bytes > a.kv_lora_rank + a.rope_dim else "dsa-shared-fp8",
+        n_heads=latent.n_heads,
+        n_kv_heads=1,
+        qk_dim=a.absorbed_width,
+        v_dim=a.absorbed_width,
+        kv_bytes=latent.kv_bytes,
+        precision=latent.precision,
+        layers=layers,
+        near=math.inf,
+        entry_bytes=latent.kv_bytes,
+        multiplied_heads=max(latent.n_heads, HEAD_TILE),
+        hidden=spec.hidden,
+    )
+
+
+def _indexer(spec: ModelSpec, a: LatentAttention, latent: AttentionShape, layers: int) -> AttentionShape:
     """Queries and keys only: the indexer scores every pair and mixes no values."""
+    shared, key_bytes = _shared(spec, a, latent, layers), spec.index_bytes_per_layer()
     return AttentionShape(
         kind="indexer",
         n_heads=a.index_heads,
         n_kv_heads=1,
         qk_dim=a.index_dim,
         v_dim=0,
-        kv_bytes=token_bytes,
-        precision=fmt,
+        kv_bytes=key_bytes,
+        precision=latent.precision,
         layers=layers,
+        timed_as=replace(
+            shared,
+            module=shared.module.replace("-shared", ""),
+            kv_bytes=latent.kv_bytes + key_bytes,
+            compress=1,
+            near=0,
+            chosen=a.index_topk,
+            index_flops=2.0 * a.index_heads * a.index_dim,
+        ),
     )
 
 
@@ -387,7 +429,7 @@ def _collectives_of_layers(
     t, row = parallel.tensor, spec.hidden * precision(spec.base_precision).element_bytes
     if t > 1:
         # One behind attention; one behind the MLP, where experts with data-parallel attention reduce otherwise.
-        after_mlp = sum(count.dense.values()) + (count.moe if parallel.data == 1 else 0)
+        after_mlp = sum(count.dense.values()) + (count.moe if parallel.groups == 1 else 0)
         for name, layers in (("attention", count.mixing), ("mlp", after_mlp)):
             if layers:
                 yield Collective(name=name, kind="all_reduce", bytes_per_row=row, n=t, layers=layers)
@@ -396,20 +438,76 @@ def _collectives_of_layers(
                 # A sum of squares in 32 bits of queries and one of keys, as engines have it of MiniMax (from knowledge). OLMo's
                 # layers gather queries and keys whole, which is no less.
                 yield Collective(name="query_key_norm", kind="all_reduce", bytes_per_row=8.0, n=t, layers=each.layers)
-    if parallel.data > 1 and count.moe and t > 1:
+    if parallel.groups > 1 and count.moe and t > 1:
         # Each device of a group has brought back its share of the group's rows.
         yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
 
 
+def _joined(
+    name: str, n: int, layers: int, query_bytes: float, output_bytes: float, heads: int
+) -> tuple[Collective, ...]:
+    """What *n* devices that share KV send of each query token in each layer: queries of all heads, a sum of exponentials in 32 bits
+    of each head from each device, and results that are added up (vLLM 0.32.0, `cp_lse_ag_out_rs`)."""
+    sizes = (
+        ("queries", "all_gather", query_bytes * heads * n),
+        ("sums", "all_gather", 4.0 * heads * n * n),
+        ("outputs", "reduce_scatter", output_bytes * heads * n),
+    )
+    return tuple(
+        Collective(name=f"{name}_{what}", kind=kind, bytes_per_row=size, n=n, layers=layers)
+        for what, kind, size in sizes
+    )
+
+
+def _collectives_of_context(
+    spec: ModelSpec, parallel: ParallelConfig, softmax: Sequence[_Softmax], kv_precision: str | None
+) -> Iterator[Collective]:
+    """Collectives of all rows between devices that share sequences."""
+    act = precision(spec.base_precision).element_bytes
+    element = precision(kv_precision or spec.kv_precision or spec.base_precision).element_bytes
+    shards, groups = parallel.decode_context, parallel.prefill_context
+    for each in softmax:
+        a = each.shape
+        if shards > 1 and isinstance(a, Attention):
+            heads = a.n_heads // parallel.tensor
+            yield from _joined("context", shards, each.layers, a.head_dim * act, a.v_dim * act, heads)
+        if groups > 1 and isinstance(a, Attention | LatentAttention):
+            # Each group caches what all have computed.
+            shape = (
+                _grouped(a, parallel.tensor, element, spec.base_precision)
+                if isinstance(a, Attention)
+                else _latent(a, parallel.tensor, element, spec.base_precision)
+            )
+            size = shape.kv_bytes * groups
+            yield Collective(name="context_kv", kind="all_gather", bytes_per_row=size, n=groups, layers=each.layers)
+
+
+def _shared_kv(spec: ModelSpec, parallel: ParallelConfig, layers: int, kv_precision: str | None) -> SharedKv | None:
+    n, a = parallel.decode_context, spec.attention
+    if n == 1:
+        return None
+    if not isinstance(a, LatentAttention):
+        return SharedKv(n=n, interleave=parallel.kv_interleave)
+    act = precision(spec.base_precision).element_bytes
+    element = precision(kv_precision or spec.kv_precision or spec.base_precision).element_bytes
+    latent, heads = a.kv_lora_rank + a.rope_dim, a.n_heads // parallel.tensor
+    return SharedKv(
+        n=n,
+        interleave=parallel.kv_interleave,
+        of_decodes=_joined("context", n, layers, latent * act, a.kv_lora_rank * act, heads),
+        of_past=Collective(name="context_past", kind="all_gather", bytes_per_row=latent * element, n=n, layers=layers),
+    )
+
+
 def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchange | None:
     e = spec.experts
-    if parallel.data == 1 or not layers or e is None:
+    if parallel.groups == 1 or not layers or e is None:
         return None
     shape = e.n_experts, e.per_token, parallel.expert
     return Exchange(
         row_bytes=spec.expert_hidden * precision(spec.base_precision).element_bytes,
         hidden=spec.expert_hidden,
-        n=parallel.tensor * parallel.data,
+        n=parallel.tensor * parallel.groups,
         tensor=parallel.tensor,
         expert=parallel.expert,
         per_token=e.per_token,
@@ -450,7 +548,8 @@ def _elementwise(
         yield Elementwise(name="norms", bytes_per_row=4.0 * h * act * norms, launches=norms, layers=layers)
     for each in softmax:
         a, layers = each.shape, each.layers
-        if isinstance(a, CompressedAttention) or each.kind == "blocks":
+        chosen = each.kind == "blocks" or (isinstance(a, LatentAttention) and a.index_topk)
+        if isinstance(a, CompressedAttention) or chosen:
             # The modules that were timed have these within.
             continue
         width = a.n_heads // tensor * (a.head_dim if isinstance(a, Attention) else a.v_dim)
@@ -492,29 +591,10 @@ def _recurrence(spec: ModelSpec, tensor: int, layers: int) -> Recurrence | None:
     )
 
 
-def _attention_matrices(softmax: _Softmax, h: int, tensor: int) -> _Matrices:
-    a = softmax.shape
-    if not isinstance(a, LatentAttention):
-        return a.matrices(h, softmax.kind, tensor)
-    heads = a.n_heads // tensor
-    found: _Matrices = []
-    query = heads * (a.nope_dim + a.rope_dim)
-    if a.q_lora_rank:
-        found += [("qkv_down", a.q_lora_rank + a.kv_lora_rank + a.rope_dim, h), ("q_up", query, a.q_lora_rank)]
-    else:
-        found += [("q", query, h), ("kv_down", a.kv_lora_rank + a.rope_dim, h)]
-    if a.output_gate:
-        found.append(("attention_gate", heads * a.v_dim, h))
-    return [*found, (_EXPAND, heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
-
-
 def _indexer_matrices(spec: ModelSpec) -> _Matrices:
     a = spec.attention
     assert isinstance(a, LatentAttention)
-    return [
-        ("index_q", a.index_heads * a.index_dim, a.q_lora_rank),
-        ("index_k", a.index_dim + a.index_heads, spec.hidden),
-    ]
+    return a.index_matrices(spec.hidden)
 
 
 def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:

@@ -30,6 +30,8 @@ class RoutedRequest(NamedTuple):
     """The shown replica that got the last request of its session; -1: none. For routers that need it (`Knowledge.sessions`)."""
     priority: int = 0
     """Smaller goes first, as in vLLM."""
+    adapter: int = -1
+    """The LoRA adapter that it asks for; -1: the base model."""
 
 
 class Refused(NamedTuple):
@@ -54,6 +56,29 @@ class Booked(NamedTuple):
 
 
 NOTHING_BOOKED: Final = Booked()
+
+
+class AdapterLoad(NamedTuple):
+    """The LoRA adapters of a machine."""
+
+    running: frozenset[int] = frozenset()
+    """Those of running requests."""
+    waiting: frozenset[int] = frozenset()
+    """Those of waiting requests."""
+    max_loras: int = 0
+    """Different adapters that a batch has at most."""
+
+    def score(self, adapter: int) -> float:
+        """The worth of the machine for a request for *adapter*, from 0 to 1: 1 where it runs or the base model is asked for, 0.8
+        where there is room for one more, 0.6 where it waits, otherwise 0."""
+        if adapter < 0 or adapter in self.running:
+            return 1.0
+        if len(self.running | self.waiting) < self.max_loras:
+            return 0.8
+        return 0.6 if adapter in self.waiting else 0.0
+
+
+NO_ADAPTERS: Final = AdapterLoad()
 
 
 class ReplicaLoad(Protocol):
@@ -106,6 +131,11 @@ class ReplicaLoad(Protocol):
         ...
 
     @property
+    def adapter_load(self) -> AdapterLoad:
+        """Its LoRA adapters."""
+        ...
+
+    @property
     def promised_ns(self) -> int:
         """The end of all accepted work at the last stage (ns); for machines that serve single-pass models."""
         ...
@@ -133,6 +163,7 @@ class Load:
     found: int = 0
     no_hit_order: int = -1
     account: Booked = NOTHING_BOOKED
+    adapter_load: AdapterLoad = NO_ADAPTERS
 
     def booked(self, request: RoutedRequest) -> Booked:
         return self.account
@@ -466,9 +497,10 @@ class LlmD(_ByPrefix):
     * *prefix*: share of the prompt's blocks that it is thought to have;
     * *session*: 1 for the replica that got the session's last request;
     * *no_hit_lru*: where no replica has anything of the prompt, 1 for the one that got such a prompt longest ago, down to 0 for
-      the latest; where any has, the same for all.
+      the latest; where any has, the same for all;
+    * *adapter*: `AdapterLoad.score`, its lora-affinity scorer (from knowledge, to be checked there).
 
-    The weights are those of its default profile, which has neither of the last two; guides give no_hit_lru 2. What is read is
+    The weights are those of its default profile, which has none of the last three; guides give no_hit_lru 2. What is read is
     *poll_s* old at most (50 ms there).
 
     llm-d/llm-d-inference-scheduler at 520af478, pkg/epp/framework/plugins/scheduling/scorer and picker/maxscore; the approximate
@@ -481,11 +513,12 @@ class LlmD(_ByPrefix):
     prefix: float = 3.0
     session: float = 0.0
     no_hit_lru: float = 0.0
+    adapter: float = 0.0
     approximate: ClassVar[SentBlocks] = SentBlocks(max_blocks=256, rest=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        weights = {name: getattr(self, name) for name in ("queue", "kv", "prefix", "session", "no_hit_lru")}
+        weights = {name: getattr(self, name) for name in ("queue", "kv", "prefix", "session", "no_hit_lru", "adapter")}
         for name, weight in weights.items():
             if not (isfinite(weight) and weight >= 0):
                 raise ValueError(f"{name} is a weight of at least 0; got {weight}")
@@ -513,6 +546,7 @@ class LlmD(_ByPrefix):
             + self.prefix * shares[i]
             + self.session * (request.served_by == i)
             + self.no_hit_lru * unhit[i]
+            + (self.adapter * load.adapter_load.score(request.adapter) if self.adapter else 0.0)
             for i, load in enumerate(replicas)
         ]
 
@@ -616,6 +650,36 @@ class Reserve:
         if isinstance(answer, Refused):
             return answer if answer.at < 0 else answer._replace(at=answer.at + kept)
         return answer + kept
+
+
+@dataclass(frozen=True)
+class AdapterAffinity:
+    """The inner router chooses among the machines that are the best for the request's LoRA adapter, by `AdapterLoad.score`; with
+    *apart* each adapter has one machine, in turn. It chooses among all of them for the base model."""
+
+    inner: Router | RouteFunction = LeastOutstanding()
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        route_of(self.inner)
+
+    @property
+    def knows(self) -> Knowledge | None:
+        """The knowledge that the inner router needs."""
+        return knowledge_of(self.inner)
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
+        if request.adapter < 0:
+            return route_of(self.inner)(request, replicas)
+        if self.apart:
+            return request.adapter % len(replicas)
+        scores = [load.adapter_load.score(request.adapter) for load in replicas]
+        best = [i for i, score in enumerate(scores) if score == max(scores)]
+        stays = best.index(request.served_by) if request.served_by in best else -1
+        answer = route_of(self.inner)(request._replace(served_by=stays), [replicas[i] for i in best])
+        if isinstance(answer, Refused):
+            return answer if answer.at < 0 else answer._replace(at=best[answer.at])
+        return best[answer]
 
 
 SATURATED = "class is shed: the machines are saturated"

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from policies.view import UNTIL_CHANGE, Plan, ReplicaView, prompts
+from policies.view import DECODES, UNTIL_CHANGE, Plan, ReplicaView, prompts
 
-_DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
@@ -99,13 +98,18 @@ class Sarathi:
         setting_at_least(self, "max_sequences", 1)
         setting_is_fraction(self, "watermark")
 
+    @property
+    def decodes_below(self) -> int:
+        """See `policies.view.decodes_below`."""
+        return min(self.token_budget, self.max_sequences)
+
     def plan(self, view: ReplicaView, /) -> Plan:
         n_decoding = view.n_decoding
         left = self.token_budget - n_decoding * view.query_tokens
         if n_decoding and left <= 0:
             return _DECODES_WHOEVER_COMES
         if n_decoding and not view.waiting and not view.prefilling:
-            return _DECODES_WHOEVER_COMES if n_decoding >= self.max_sequences else _DECODES
+            return _DECODES_WHOEVER_COMES if n_decoding >= self.max_sequences else DECODES
         prefilling = view.prefilling
         if len(prefilling) == 1 and prefilling[0].remaining_tokens >= left:
             return prompts(((prefilling[0].id, left),), n_decoding > 0)

@@ -79,6 +79,7 @@ class TrtLlm:
     """True: an iteration is planned when the one before has ended, not while it runs; see `policies.view.plans_ahead`."""
 
     asks_beginnings: ClassVar[bool] = True
+    orders_queue: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         at_least("max_batch_size", self.max_batch_size, 1)
@@ -139,7 +140,7 @@ class TrtLlm:
         if not view.prefilling and (seats <= 0 or not view.waiting):
             return Plan(decode, hold=UNTIL_CHANGE, through_arrivals=seats <= 0, memo=view.memo)
         fitting, rejected, full = self._fitting(view, seats)
-        contexts = [*view.prefilling, *fitting]
+        contexts: list[PartialSeq | WaitingSeq] = [*view.prefilling, *fitting]
         run = self._run(contexts, left, self._unit(view))
         if run:
             run, memo = self._in_company(view, contexts, run, view.decode_tokens)

@@ -7,7 +7,7 @@ and there is nothing to compute before it decodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
 
@@ -16,6 +16,9 @@ UNTIL_CHANGE: Final = 1 << 40
 
 ALWAYS_NS: Final = 1 << 62
 """`Plan.until_ns` of a policy whose answer does not depend on the time."""
+
+BASE_MODEL: Final = -1
+"""The base model's number among LoRA adapters."""
 
 
 class WaitingSeq(NamedTuple):
@@ -178,6 +181,80 @@ class PrefixCache(Protocol):
         ...
 
 
+class AdaptersSeen(Protocol):
+    """The LoRA adapters that requests of a model on a machine ask for."""
+
+    @property
+    def of(self) -> ById:
+        """The adapter of each request, by id; -1: the base model."""
+        ...
+
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """Requests in the queue, by adapter; those that have none are not named."""
+        ...
+
+    def among(
+        self, waiting: Sequence[WaitingSeq], adapters: set[int], behind: WaitingSeq | None, /
+    ) -> Iterator[WaitingSeq]:
+        """Those of *waiting*, a view's queue or what a policy has made of it, that ask for these *adapters*, of those that come
+        *behind* one of them; None: of all."""
+        ...
+
+    def running(self, *, leaving: bool) -> set[int]:
+        """Adapters of admitted sequences, -1 for the base model; with *leaving* those of sequences that take no step any more
+        (`ReplicaView.n_leaving`)."""
+        ...
+
+
+class PlannedImages(Protocol):
+    """The images that a plan encodes, one sequence after the other."""
+
+    def fits(self, id_: int, cached: int, tokens: int, /) -> int:
+        """Of *tokens* prompt tokens behind *cached* ones, as many as can be computed: those ahead of the first image that is not
+        encoded and cannot be."""
+        ...
+
+    def take(self, id_: int, /) -> object:
+        """The sequence asked about last is planned."""
+        ...
+
+    def computes(self, id_: int, cached: int, tokens: int, /) -> int:
+        """Of *tokens* prompt tokens as many as `fits` says, which are planned."""
+        ...
+
+    def undo(self, id_: int, /) -> None:
+        """A sequence is preempted."""
+        ...
+
+
+class _NoImages:
+    """Prompts without images."""
+
+    def fits(self, id_: int, cached: int, tokens: int, /) -> int:
+        return tokens
+
+    def take(self, id_: int, /) -> None:
+        return
+
+    def computes(self, id_: int, cached: int, tokens: int, /) -> int:
+        return tokens
+
+    def undo(self, id_: int, /) -> None:
+        return
+
+
+NO_IMAGES: Final = _NoImages()
+
+
+class EncodedImages(Protocol):
+    """The images of a model's requests, for a scheduler that `encodes`."""
+
+    def planned(self) -> PlannedImages:
+        """For a plan, from nothing planned on."""
+        ...
+
+
 @dataclass(slots=True)
 class ReplicaView:
     """A machine's model at the moment it may start an iteration. Policies read it, and keep nothing of it for later.
@@ -243,6 +320,10 @@ class ReplicaView:
     cache: PrefixCache | None = None
     """None without a prefix cache, and for a scheduler that asks nothing of it. The hit of each waiting request is among its
     `cached_tokens`, but for a scheduler that `admits_in_turn` or `looks_itself`, which looks it up here."""
+    adapters: AdaptersSeen | None = None
+    """None where no request asks for an adapter."""
+    images: EncodedImages | None = None
+    """None where no images are encoded in iterations."""
 
     @property
     def n_running(self) -> int:
@@ -312,6 +393,9 @@ class Plan(NamedTuple):
     """Lookups in the prefix cache that a scheduler which `looks_itself` made for this plan."""
 
 
+DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
+"""A step of all decodes, held until something changes."""
+
 _new: Final = tuple[object, ...].__new__
 
 
@@ -337,9 +421,9 @@ class Scheduler(Protocol):
 
     A function `(view) -> Plan` will do as well. Attributes say what a scheduler needs of the engine beside the view; functions
     below look for them: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `asks_beginnings`, `evicts`,
-    `preempted_last`, `reserves`, `counts_steps`, `pads_to`, `seats`, `rules`. A wrapper has those of its `inner` unless it
-    has its own. A method `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned, and what
-    helps; such a run is refused.
+    `preempted_last`, `reserves`, `counts_steps`, `orders_queue`, `pads_to`, `seats`, `rules`. A wrapper has those of its `inner`
+    unless it has its own. A method `never_planned(largest: Largest) -> str | None` says why some sequence could never be planned,
+    and what helps; such a run is refused.
     """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...
@@ -420,10 +504,34 @@ def reserves(scheduler: object) -> bool:
     return bool(asked(scheduler, "reserves"))
 
 
+def encodes(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, plans which images are encoded in an iteration (`ReplicaView.images`): by an
+    attribute `encodes`."""
+    return bool(asked(scheduler, "encodes"))
+
+
 def counts_steps(scheduler: object) -> bool:
     """Whether plans of *scheduler*, or of one that it wraps, depend on the number of the step that ranks take together
     (`ReplicaView.step`): by an attribute `counts_steps`."""
     return bool(asked(scheduler, "counts_steps"))
+
+
+def orders_queue(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, admits waiting requests in another order than that of the queue, or goes on behind
+    one that does not fit: by an attribute `orders_queue`."""
+    return bool(asked(scheduler, "orders_queue"))
+
+
+def decodes_below(scheduler: object) -> int:
+    """Where no request waits, no prompt is incomplete and the KV blocks of a step are free, *scheduler* plans `DECODES` as long as
+    the sequences, and the tokens that they submit, are fewer than this: the engine then does not ask it. 0: it is always asked.
+
+    It is an attribute `decodes_below` of the class that has the method `plan`: neither a class derived from it with a plan of its
+    own nor a wrapper takes it over."""
+    for each in type(scheduler).__mro__:
+        if "plan" in vars(each):
+            return getattr(scheduler, "decodes_below", 0) if "decodes_below" in vars(each) else 0
+    return 0
 
 
 def rule_of(scheduler: object, name: str) -> bool | None:

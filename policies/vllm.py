@@ -1,62 +1,42 @@
 """vLLM's schedulers, rule for rule: `Vllm` is version 1 as of releases 0.24 to 0.33, `VllmV0` the prefill-first one before it.
 
 The rules are those of `vllm/v1/core/sched/scheduler.py` (`Scheduler.schedule`) and `vllm/v1/core/kv_cache_manager.py`
-(`KVCacheManager.allocate_slots`) of 0.32.0, and where `Rules` says so of other releases; settings and their defaults are in
-`vllm/config/scheduler.py` and `vllm/engine/arg_utils.py` (`EngineArgs.get_batch_defaults`). `tests/oracle` lays these decisions
-beside those of the releases.
+(`KVCacheManager.allocate_slots`) of 0.32.0, and where `policies.vllm_settings.Rules` says so of other releases; settings and their
+defaults are in `vllm/config/scheduler.py` and `vllm/engine/arg_utils.py` (`EngineArgs.get_batch_defaults`). `tests/oracle` lays
+these decisions beside those of the releases.
 
-Left out, and not needed for text: encoder inputs, LoRA limits, Mamba alignment, structured output, and the cadence of prompts that
-0.33 has without ranks. A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
+Images in prompts are encoded as `ReplicaView.images` says; one that does not fit ends admission, where 0.33 tries those behind.
+LoRA limits are in `policies.adapters`. Left out, and not needed for text: Mamba alignment, structured output, and the cadence of
+prompts that 0.33 has without ranks. A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
 verifies some of them; prompts of one token are not padded to a round of speculation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Final
 
 from policies.schedulers import admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
-from policies.view import UNTIL_CHANGE, Largest, Plan, PlannedBlocks, ReplicaView, RunningSeq, WaitingSeq, prompts
+from policies.view import (
+    DECODES,
+    NO_IMAGES,
+    UNTIL_CHANGE,
+    Plan,
+    PlannedBlocks,
+    PlannedImages,
+    ReplicaView,
+    RunningSeq,
+    WaitingSeq,
+    prompts,
+)
+from policies.vllm_settings import VllmSettings
 
-_DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
-class Rules(NamedTuple):
-    """The rules in which releases differ."""
-
-    counts_draft_slots: bool = True
-    """Slots that drafting takes count as tokens of the iteration."""
-    spares_one_prompt: bool = True
-    """`long_prefill_token_threshold` does not cut the prompt of a sequence that is the only one."""
-    lacks: tuple[str, ...] = ()
-    """Settings that came later."""
-    goes_on: bool = False
-    """Where the sequence of the lowest priority has preempted itself, those behind it are tried."""
-    caches_verified: bool = False
-    """Verified tokens can be found when their iteration has ended; otherwise when the sequence is planned for again."""
-    names_next_token: bool = False
-    """The name of a block has the token behind it, where a drafter reads that one: its hits lose no block."""
-    drafts_if_used: bool = False
-    """An iteration whose drafts nobody can use leaves out all passes but the first of a drafter that reads the target's states; of
-    others it takes all (`v1/worker/gpu/spec_decode`: `propose` of target_dependent_ar and of standalone_ar)."""
-
-
-_LATE_SETTINGS: Final = ("max_num_active_seqs", "long_prefill_token_threshold_adaptive")
-RELEASES: Final[dict[str, Rules]] = {
-    "0.24": Rules(counts_draft_slots=False, spares_one_prompt=False, lacks=_LATE_SETTINGS),
-    "0.28": Rules(spares_one_prompt=False, lacks=_LATE_SETTINGS),
-    "0.32": Rules(),
-    "0.33": Rules(goes_on=True, caches_verified=True, names_next_token=True, drafts_if_used=True),
-}
-"""The releases whose rules are known, the oldest first."""
-
-
 @checked_as_given
-@dataclass(frozen=True)
-class Vllm:
+class Vllm(VllmSettings):
     """Running sequences first, in order of admission, then waiting ones, within a budget of tokens; prompts are cut to fit.
 
     KV blocks are taken as tokens are scheduled. Where they run out, the last admitted is preempted (*scheduling_policy* `fcfs`), or
@@ -64,104 +44,12 @@ class Vllm:
     a GPU of 70 to 160 GiB other than an A100; scenarios take those of their device.
     """
 
-    max_num_batched_tokens: int = 8192
-    """Tokens of an iteration at most."""
-    max_num_seqs: int = 1024
-    max_num_active_seqs: int | None = None
-    """Sequences admitted at once, where these are to be fewer than *max_num_seqs*."""
-    max_num_scheduled_tokens: int | None = None
-    """Tokens of an iteration without those that drafting adds; None: *max_num_batched_tokens*."""
-    long_prefill_token_threshold: int = 0
-    """Prompt tokens of one sequence in an iteration at most, when it is not the only one; 0: no limit."""
-    long_prefill_token_threshold_adaptive: bool = False
-    """The threshold is no lower than an even share of the budget."""
-    enable_chunked_prefill: bool = True
-    """False: a prompt is admitted when what is left of the budget holds all of it."""
-    scheduler_reserve_full_isl: bool = True
-    """A sequence is admitted when the free blocks hold all of its tokens; False: when they hold its first chunk."""
-    watermark: float = 0.0
-    """Share of all blocks that admission leaves free, unless nothing runs."""
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    async_scheduling: bool = True
-    """Each iteration is planned while the one before it runs; see `policies.view.plans_ahead`."""
-    prefill_schedule_interval: int = 1
-    """Ranks compute prompts in every so many of their common steps, unless the last such step left some waiting or nobody decodes.
-    Without ranks it has no effect."""
-    release: str = "0.32"
-    """The release whose rules hold, one of `RELEASES`."""
-
-    by_chunk: ClassVar[bool] = True
-    evicts: ClassVar[bool] = True
-    admits_in_turn: ClassVar[bool] = True
-    not_settings: ClassVar[Mapping[str, str]] = {
-        "max_num_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
-        "max_long_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
-        "token_budget": "it is max_num_batched_tokens here; token_budget is sarathi's",
-    }
-
-    def __post_init__(self) -> None:
-        self._check_release()
-        setting_at_least(self, "max_num_batched_tokens", 1)
-        setting_at_least(self, "max_num_seqs", 1)
-        setting_at_least(self, "long_prefill_token_threshold", 0)
-        setting_at_least(self, "prefill_schedule_interval", 1)
-        for name in ("max_num_active_seqs", "max_num_scheduled_tokens"):
-            if getattr(self, name) is not None:
-                setting_at_least(self, name, 1)
-        setting_is_fraction(self, "watermark")
-        if self.scheduling_policy not in ("fcfs", "priority"):
-            raise ValueError(f"scheduling_policy is fcfs or priority; got {self.scheduling_policy!r}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is at least max_num_seqs ({self.max_num_seqs}), or not "
-                "all sequences could take a step"
-            )
-        if (self.max_num_active_seqs or 1) > self.max_num_seqs:
-            raise ValueError(f"max_num_active_seqs is at most max_num_seqs; got {self.max_num_active_seqs}")
-        if (self.max_num_scheduled_tokens or 1) > self.max_num_batched_tokens:
-            raise ValueError(
-                f"max_num_scheduled_tokens is at most max_num_batched_tokens; got {self.max_num_scheduled_tokens}"
-            )
-
-    def _check_release(self) -> None:
-        if self.release not in RELEASES:
-            known = ", ".join(RELEASES)
-            raise ValueError(
-                f"release is one whose scheduler is known: {known}; got {self.release!r}; "
-                "policy vllm_installed runs the scheduler of any release that is installed"
-            )
-        for name in self.rules.lacks:
-            if getattr(self, name):
-                first = next(release for release, rules in RELEASES.items() if name not in rules.lacks)
-                raise ValueError(
-                    f"release {self.release} has no {name}; leave it out, or take release {first} or a later one"
-                )
-
-    @cached_property
-    def rules(self) -> Rules:
-        """Rules that differ between releases."""
-        return RELEASES[self.release]
-
-    def never_planned(self, largest: Largest) -> str | None:
-        scheduled = self.max_num_scheduled_tokens or self.max_num_batched_tokens
-        if not self.enable_chunked_prefill and largest.request_tokens > scheduled:
-            # Release 0.32.0 asks for a budget of its longest context then, `SchedulerConfig.verify_max_model_len`.
-            return (
-                f"without enable_chunked_prefill an iteration holds all tokens of a request, {largest.request_tokens} in this "
-                f"workload, and max_num_batched_tokens is {scheduled}; give more, or leave enable_chunked_prefill on"
-            )
-        if scheduled < largest.query_tokens or self.max_num_batched_tokens < largest.drafting_tokens:
-            return (
-                f"max_num_batched_tokens ({min(scheduled, self.max_num_batched_tokens)}) holds no round of speculation, "
-                f"{largest.drafting_tokens} tokens of a sequence; vLLM verifies a part of one, which is not modelled: give more, "
-                "or draft fewer"
-            )
-        return None
-
     @property
-    def counts_steps(self) -> bool:
-        """See `policies.view.counts_steps`."""
-        return self.prefill_schedule_interval > 1
+    def decodes_below(self) -> int:
+        """See `policies.view.decodes_below`."""
+        return min(
+            self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_active_seqs or self.max_num_seqs
+        )
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if self.prefill_schedule_interval > 1 and view.step >= 0:
@@ -191,13 +79,14 @@ class Vllm:
         left = (self.max_num_scheduled_tokens or self.max_num_batched_tokens) - n_decoding * query
         left_input = self.max_num_batched_tokens - n_decoding * (query + draft_slots)
         free = view.free_blocks - view.growth_blocks
-        if left < 0 or left_input < 0 or free < 0:
+        encodes = view.images is not None and (view.prefilling or view.waiting)
+        if left < 0 or left_input < 0 or free < 0 or encodes:
             return self._plan_in_order(view, puts_off=puts_off)
         seats = self._seats(view)
         prefilling = () if puts_off else view.prefilling
         if not prefilling:
             if not view.waiting and n_decoding:
-                return _DECODES_WHOEVER_COMES if seats <= 0 and self.scheduling_policy == "fcfs" else _DECODES
+                return _DECODES_WHOEVER_COMES if seats <= 0 and self.scheduling_policy == "fcfs" else DECODES
             chunks: list[tuple[int, int]] = []
         else:
             limit = self._longest_chunk(view)
@@ -218,7 +107,7 @@ class Vllm:
                 left -= tokens
                 left_input -= tokens + draft_slots
                 chunks.append((partial.id, tokens))
-        full = self._admit(view, chunks, left, left_input, free, seats, puts_off=puts_off)
+        full = self._admit(view, chunks, left, left_input, free, seats, NO_IMAGES, puts_off=puts_off)
         if chunks:
             return prompts(tuple(chunks), n_decoding > 0 or any(not tokens for _, tokens in chunks))
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full and self.scheduling_policy == "fcfs")
@@ -244,19 +133,19 @@ class Vllm:
         return limit
 
     def _admit(
-        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int, *,
-        puts_off: bool,
+        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int,
+        images: PlannedImages, *, puts_off: bool,
     ) -> bool:  # fmt: skip
         """Add chunks of waiting sequences; return whether a later one could not join either."""
         if seats <= 0:
             return True
         if not view.waiting or left <= 0 or left_input <= self._draft_slots(view):
             return False
-        return self._admit_some(view, chunks, left, left_input, free, seats, puts_off=puts_off)
+        return self._admit_some(view, chunks, left, left_input, free, seats, images, puts_off=puts_off)
 
     def _admit_some(
-        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int, *,
-        puts_off: bool,
+        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int,
+        images: PlannedImages, *, puts_off: bool,
     ) -> bool:  # fmt: skip
         blocks = _planned(view, chunks, free)
         limit, draft_slots = self._longest_chunk(view), self._draft_slots(view)
@@ -284,6 +173,7 @@ class Vllm:
             tokens = (
                 0 if puts_off and to_compute > 1 else self._first_tokens(to_compute, view.query_tokens, limit, budget)
             )
+            tokens = images.fits(seq.id, cached, tokens)
             if not tokens:
                 return True
             reserve = kept if occupied else 0
@@ -311,6 +201,7 @@ class Vllm:
             seats -= 1
             occupied = True
             chunks.append((seq.id, tokens if to_compute else 0))
+            images.take(seq.id)
         return seats <= 0
 
     def _first_tokens(self, to_compute: int, query_tokens: int, limit: int, budget: int) -> int:
@@ -330,12 +221,11 @@ class Vllm:
     def _plan_in_order(self, view: ReplicaView, *, puts_off: bool = False) -> Plan:
         """The plan where the budget or the blocks do not serve all running sequences: one after the other, as admitted."""
         remaining = {partial.id: partial.remaining_tokens for partial in view.prefilling}
-        query, draft_slots = view.query_tokens, self._draft_slots(view)
-        left = self.max_num_scheduled_tokens or self.max_num_batched_tokens
-        left_input, free, limit = self.max_num_batched_tokens, view.free_blocks, self._longest_chunk(view)
+        query, draft_slots, limit = view.query_tokens, self._draft_slots(view), self._longest_chunk(view)
+        left, left_input = self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens
+        free, images = view.free_blocks, NO_IMAGES if view.images is None else view.images.planned()
         running = list(view.running)
-        preempted: list[int] = []
-        undone: list[tuple[int, int]] = []
+        preempted, undone = list[int](), list[tuple[int, int]]()
         gone_holders: dict[object, int] = {}
         scheduled: dict[int, tuple[int, int]] = {}
         """Tokens and new blocks, by id."""
@@ -349,7 +239,7 @@ class Vllm:
                 continue
             tokens, blocks = query, seq.growth_blocks
             if seq.id in remaining:
-                tokens = min(remaining[seq.id], limit or budget, budget)
+                tokens = images.computes(seq.id, seq.cached_tokens, min(remaining[seq.id], limit or budget, budget))
                 blocks = max(_blocks(view, seq.cached_tokens + tokens) - seq.blocks, 0)
             gone = False
             while blocks > free and not gone:
@@ -364,6 +254,7 @@ class Vllm:
                     left_input += had_tokens + draft_slots
                 free += had_blocks + _freed_blocks(view, victim, gone_holders)
                 preempted.append(victim.id)
+                images.undo(victim.id)
                 gone = victim is seq
             if gone:
                 ends = not self.rules.goes_on
@@ -373,11 +264,11 @@ class Vllm:
             left -= tokens
             left_input -= tokens + draft_slots
             at += 1
-        chunks = [(id_, tokens) for id_, (tokens, _) in scheduled.items() if id_ in remaining]
+        chunks = [(id_, tokens) for id_, (tokens, _) in scheduled.items() if tokens and id_ in remaining]
         decodes = tuple(id_ for id_ in scheduled if id_ not in remaining)
         everybody = len(decodes) == sum(seq.id not in remaining and not seq.leaving for seq in running)
         if not preempted:
-            self._admit(view, chunks, left, left_input, free, self._seats(view), puts_off=puts_off)
+            self._admit(view, chunks, left, left_input, free, self._seats(view), images, puts_off=puts_off)
         return Plan(
             (everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted), undone=tuple(undone)
         )
@@ -442,9 +333,14 @@ class VllmV0:
         setting_at_least(self, "max_num_seqs", 1)
         setting_is_fraction(self, "watermark")
 
+    @property
+    def decodes_below(self) -> int:
+        """See `policies.view.decodes_below`."""
+        return self.max_num_seqs
+
     def plan(self, view: ReplicaView, /) -> Plan:
         if not view.waiting and not view.prefilling and view.n_decoding:
-            return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_num_seqs else _DECODES
+            return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_num_seqs else DECODES
         chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
         seats = self.max_num_seqs - view.n_running
         free = admissible_blocks(view, self.watermark)

@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from policies.schedulers import checked_as_given, setting_at_least
-from policies.view import ALWAYS_NS, Plan, PlanFunction, ReplicaView, Scheduler, Terms, WaitingSeq, plan_of
+from policies.view import (
+    ALWAYS_NS,
+    Plan,
+    PlanFunction,
+    ReplicaView,
+    Scheduler,
+    Terms,
+    WaitingSeq,
+    decodes_below,
+    plan_of,
+)
 
 OVERDUE = "deadline has passed"
 TOO_LATE = "deadline cannot be met"
@@ -33,6 +43,11 @@ class EvictNewest:
     @functools.cached_property
     def _plan_inner(self) -> PlanFunction:
         return plan_of(self.inner)
+
+    @property
+    def decodes_below(self) -> int:
+        """See `policies.view.decodes_below`."""
+        return decodes_below(self.inner)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         free, growth = view.free_blocks, view.growth_blocks

@@ -48,6 +48,30 @@ def test_a_command_of_vllm_becomes_the_scenario_that_it_describes() -> None:
     assert any("VLLM_LOGGING_LEVEL" in note for note in found.notes)
 
 
+def test_slots_of_adapters_are_read_and_the_adapters_that_are_named_are_counted() -> None:
+    found = scenario_from(
+        "vllm serve meta-llama/Llama-3.1-8B-Instruct --enable-lora --max-loras 4 --max-lora-rank 32 --max-cpu-loras 8 "
+        "--lora-modules sql=/a/sql chat=/a/chat code=/a/code law=/a/law art=/a/art",
+        hardware="h100-sxm",
+    )
+    assert found.scenario.settings()["adapters"] == {
+        "count": 5, "rank": 32, "max_loras": 4, "max_lora_rank": 32, "max_cpu_loras": 8,
+    }  # fmt: skip
+    assert found.not_modelled == ()
+    assert any("adapters.popularity are the traffic's" in note for note in found.notes)
+    written = export(Chosen(scenario=found.scenario, reasons=()), "vllm")
+    assert any("--lora-modules NAME=PATH" in text for text in written.left_out)
+    again = scenario_from(written.text, hardware="h100-sxm").scenario.adapters
+    assert again is not None
+    assert (again.max_loras, again.max_lora_rank, again.max_cpu_loras) == (4, 32, 8)
+
+
+def test_slots_without_the_switch_are_named_as_without_a_place() -> None:
+    found = scenario_from("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-loras 4", hardware="h100-sxm")
+    assert found.scenario.adapters is None
+    assert found.without_effect == ("--max-loras 4",) or found.not_modelled == ("--max-loras 4",)
+
+
 def test_a_command_of_sglang_with_a_chain_of_drafts() -> None:
     found = scenario_from(
         "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 4 --mem-fraction-static 0.85 --page-size 64 "

@@ -72,6 +72,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *(
             "hwmodels.cost.CostModel",
             "hwmodels.cost.RankedCostModel",
+            "workloads.Stop",
             "workloads.Trace",
             "workloads.Workload",
             "workloads.chained",

@@ -6,6 +6,7 @@ A `Workload` is columns of integers and when they are sent; a `Trace` has arriva
 requests. Read `workload` first, then `readers`.
 """
 
+from workloads.adapters import check_adapters, draw_adapters, keyed_by_adapter
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
 from workloads.chains import chained
 from workloads.classes import ServiceClass
@@ -15,6 +16,7 @@ from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
 from workloads.generators import azure_conversation_like, closed_loop, synthesize
+from workloads.images import DrawnImages
 from workloads.join import concat, merge
 from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
 from workloads.loops import ClosedLoop
@@ -28,7 +30,7 @@ from workloads.sessions import read_sessions
 from workloads.shared_prefix import LoadStage, SharedPrefix
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
-from workloads.workload import Cancelling, Clients, Workload
+from workloads.workload import Cancelling, Clients, Stop, Stopping, Workload
 
 __all__ = [
     "FORMATS",
@@ -38,6 +40,7 @@ __all__ = [
     "ClosedLoop",
     "Conversations",
     "Deterministic",
+    "DrawnImages",
     "Empirical",
     "Fixed",
     "Follows",
@@ -59,6 +62,8 @@ __all__ = [
     "ServiceClass",
     "SharedPrefix",
     "Sinusoidal",
+    "Stop",
+    "Stopping",
     "Stream",
     "Trace",
     "Uniform",
@@ -68,11 +73,14 @@ __all__ = [
     "assign_models",
     "azure_conversation_like",
     "chained",
+    "check_adapters",
     "closed_loop",
     "concat",
+    "draw_adapters",
     "draw_classes",
     "fit_gamma_windows",
     "gamma_windows_from_counts",
+    "keyed_by_adapter",
     "merge",
     "multi_model",
     "power_law_rates",

@@ -74,6 +74,10 @@ def _more(requests: Requests) -> dict[str, Any]:
         out["predicted_tokens"] = _lengths(requests.predicted_tokens)
     if requests.encoder_tokens is not None:
         out["encoder_tokens"] = _lengths(requests.encoder_tokens)
+    if requests.adapter is not None:
+        out["adapters"] = len(np.unique(requests.adapter[requests.adapter >= 0]))
+    if requests.image_offsets is not None:
+        out["images"] = _lengths(np.diff(requests.image_offsets))
     if requests.follows is not None:
         out["waiting_for_others"] = int(np.count_nonzero(requests.follows.counts))
     if requests.abort_ns is not None:

@@ -389,7 +389,7 @@ def _said_beside(
 ) -> dict[str, list[Any]]:
     """The other columns of the requests that are taken, each of its row; *several*: one row may give several requests."""
     found: dict[str, list[Any]] = {}
-    for said in ("model", "session", "tenant", "class", "priority", "deadline_s", "abort_s"):
+    for said in ("model", "session", "tenant", "class", "priority", "deadline_s", "abort_s", "adapter"):
         if said in of:
             values = rows.column(of[said])
             found[said] = [values[row] for row in for_row]
@@ -648,6 +648,7 @@ def _numbers(parts: Sequence[_Part]) -> dict[str, Any]:
         ("abort_s", "abort_ns", 10**9, -1),
         ("encoder_tokens", "encoder_tokens", 1, 0),
         ("predicted_tokens", "predicted_tokens", 1, None),
+        ("adapter", "adapter", 1, -1),
     ):
         if (each := _values(parts, said)) is not None:
             numbers = [absent if value is None else number_of(value) for value in each]

@@ -12,6 +12,7 @@ import numpy as np
 from workloads.classes import ServiceClass
 from workloads.columns import NS_PER_S, IntArray
 from workloads.follows import Follows
+from workloads.images import joined
 from workloads.trace import Trace
 
 
@@ -62,8 +63,10 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         terms=_terms(traces),
         predicted_tokens=_of_all(traces, "predicted_tokens"),
         encoder_tokens=_of_all(traces, "encoder_tokens"),
+        adapter=_column(traces, "adapter"),
         follows=_follows(traces),
         **_prefixes(traces, shared_ids=shared_ids),
+        **joined(traces, shared=shared_ids),
         source=" + ".join(dict.fromkeys(trace.source for trace in traces)),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )

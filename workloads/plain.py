@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 from workloads.columns import NS_PER_S
+from workloads.images import cells_of
 from workloads.requests import Requests
 
 
@@ -25,15 +26,10 @@ def plain_csv(requests: Requests) -> str:
     if requests.deadline_ns is not None:
         header.append("deadline_s")
         columns.append(["" if ns < 0 else _decimal_s(ns) for ns in requests.deadline_ns.tolist()])
-    if requests.session is not None:
-        header.append("session")
-        columns.append(["" if s < 0 else s for s in requests.session.tolist()])
-    if requests.priority is not None:
-        header.append("priority")
-        columns.append(requests.priority.tolist())
-    if requests.max_tokens is not None:
-        header.append("max_tokens")
-        columns.append(requests.max_tokens.tolist())
+    for name, may_be_blank in (("session", True), ("adapter", True), ("priority", False), ("max_tokens", False)):
+        if (numbers := getattr(requests, name)) is not None:
+            header.append(name)
+            columns.append(["" if may_be_blank and number < 0 else number for number in numbers.tolist()])
     if requests.abort_ns is not None:
         header.append("abort_s")
         columns.append(["" if ns < 0 else _decimal_s(ns) for ns in requests.abort_ns.tolist()])
@@ -48,15 +44,22 @@ def plain_csv(requests: Requests) -> str:
         if (numbers := getattr(requests, name)) is not None:
             header.append(name)
             columns.append(numbers.tolist())
-    if requests.prefix_blocks is not None and requests.prefix_offsets is not None:
-        header.append(f"prefix_blocks_{requests.prefix_block_tokens}")
-        ids, offsets = requests.prefix_blocks.tolist(), requests.prefix_offsets.tolist()
-        columns.append([" ".join(map(str, ids[offsets[i] : offsets[i + 1]])) for i in range(len(requests))])
+    named = {"images": cells_of(requests), f"prefix_blocks_{requests.prefix_block_tokens}": _blocks_of(requests)}
+    kept = {name: cells for name, cells in named.items() if cells is not None}
+    header += kept
+    columns += kept.values()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(zip(*columns, strict=True))
     return text.getvalue()
+
+
+def _blocks_of(requests: Requests) -> list[str] | None:
+    if requests.prefix_blocks is None or requests.prefix_offsets is None:
+        return None
+    ids, offsets = requests.prefix_blocks.tolist(), requests.prefix_offsets.tolist()
+    return [" ".join(map(str, ids[offsets[i] : offsets[i + 1]])) for i in range(len(requests))]
 
 
 def _decimal_s(ns: int) -> str:

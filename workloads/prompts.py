@@ -45,20 +45,7 @@ class Prompts:
     ) -> Prompts | None:
         """The prompts of *rows*; None where their column holds none. *logged*: the lengths of prompts that another column says;
         *scale*: tokens as *tokens* counts them for one of those, found here where it is None."""
-        answers = rows.column(of["answer"]) if "answer" in of else [None] * len(rows)
-        by_turns = False
-        found: list[tuple[int, Any, str | None]] = []
-        for row, value in enumerate(rows.column(of["prompt"])):
-            asked = _asked(value)
-            if asked is None:
-                found.append((row, None, None))
-            elif isinstance(asked[0], tuple) and _by_turns(value):
-                by_turns = True
-                found += [
-                    (row, asked[:at], text) for at, (role, text) in enumerate(asked) if at and role == "assistant"
-                ]
-            else:
-                found.append((row, asked, _answer(answers[row])))
+        found, by_turns = _found(rows, of)
         if all(asked is None for _, asked, _ in found):
             return None
         if scale is None:
@@ -67,12 +54,10 @@ class Prompts:
         done = [_measured(asked, answer, tokens, max(1, round(BLOCK_TOKENS * scale))) for _, asked, answer in found]
         notes = [
             f"Lengths and blocks of {of['prompt']} are by tokens that are {tokens.told}; hashes of blocks alone are kept."
+            if logged is None
+            else f"Which prompts begin alike is found from {of['prompt']}, of which hashes of blocks alone are kept; its tokens "
+            f"are {tokens.told}, {scale:.2f} for each that the log counts, by which blocks are stretched."
         ]
-        if logged is not None:
-            notes[0] = (
-                f"Which prompts begin alike is found from {of['prompt']}, of which hashes of blocks alone are kept; its tokens are "
-                f"{tokens.told}, {scale:.2f} for each that the log counts, by which blocks are stretched."
-            )
         if any(each is not None and each[3] for each in done):
             notes.append("Images and other parts of messages that are not text count as nothing.")
         if by_turns:
@@ -88,6 +73,23 @@ class Prompts:
             scale=scale,
             notes=tuple(notes),
         )
+
+
+def _found(rows: Rows, of: Mapping[str, str]) -> tuple[list[tuple[int, Any, str | None]], bool]:
+    """The row, the prompt and the answer of each request, and whether rows are conversations with several."""
+    answers = rows.column(of["answer"]) if "answer" in of else [None] * len(rows)
+    by_turns = False
+    found: list[tuple[int, Any, str | None]] = []
+    for row, value in enumerate(rows.column(of["prompt"])):
+        asked = _asked(value)
+        if asked is None:
+            found.append((row, None, None))
+        elif isinstance(asked[0], tuple) and _by_turns(value):
+            by_turns = True
+            found += [(row, asked[:at], text) for at, (role, text) in enumerate(asked) if at and role == "assistant"]
+        else:
+            found.append((row, asked, _answer(answers[row])))
+    return found, by_turns
 
 
 def _scale(found: Sequence[tuple[int, Any, str | None]], tokens: Tokens, logged: Sequence[int | None]) -> float:

@@ -19,6 +19,7 @@ from workloads.columns import NS_PER_S, IntArray
 from workloads.components import BLOCK_TOKENS, ComponentOrder, Prompts, check_order, components_of, lengths_beside
 from workloads.exports import MissingOutput, Rules, read_export, says_requests
 from workloads.functions import function_counts, function_invocations
+from workloads.images import columns_of, parse_images
 from workloads.sources import is_parquet, trace_files
 from workloads.trace import Trace
 from workloads.windows import Cut, Window
@@ -297,6 +298,7 @@ def _assemble(path: Any, name: str, read: _Read, given: _Order) -> Trace | None:
             )
         order = keep
     prefix, notes = parts.pop("prefix", None), (*read.notes, *parts.pop("notes", ()))
+    images = parts.pop("images", None)
     tables = {name: parts.pop(name, ()) for name in ("models", "classes", "tenants")}
     blocks = {}
     if prefix is not None:
@@ -320,6 +322,8 @@ def _assemble(path: Any, name: str, read: _Read, given: _Order) -> Trace | None:
     columns = {key: value[order] for key, value in parts.items() if value is not None}
     if read.rebased:
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"][0]
+    if images is not None:
+        blocks |= columns_of([images[row] for row in order.tolist()])
     return Trace(**columns, **blocks, **tables, source=Path(path).name, notes=notes)
 
 
@@ -373,11 +377,11 @@ def _burstgpt(table: Table) -> dict[str, Any]:
 
 def _plain(table: Table) -> dict[str, Any]:
     prefix_name = next((name for name in table.header if _PREFIX_COLUMN.fullmatch(name)), None)
-    known = {*HEADERS["plain"], *_PLAIN_NAMES, *_PLAIN_NUMBERS, prefix_name}
+    known = {*HEADERS["plain"], *_PLAIN_NAMES, *_PLAIN_NUMBERS, "images", prefix_name}
     if unknown := [name for name in table.header if name not in known]:
         raise ValueError(
             f"{table.path}, line 1: {unknown[0]!r} is not a column of the plain format; known are "
-            f"{', '.join((*HEADERS['plain'], *_PLAIN_NAMES, *_PLAIN_NUMBERS))} and prefix_blocks_N: rename or remove it"
+            f"{', '.join((*HEADERS['plain'], *_PLAIN_NAMES, *_PLAIN_NUMBERS, 'images'))} and prefix_blocks_N: rename or remove it"
         )
     parts: dict[str, Any] = {
         "prompt_tokens": table.integers("prompt_tokens"),
@@ -389,6 +393,8 @@ def _plain(table: Table) -> dict[str, Any]:
             parts[names], parts[f"{column}_index"] = _names(table, column)
     if prefix_name is not None:
         parts["prefix"] = _blocks(table, prefix_name)
+    if "images" in table.header:
+        parts["images"] = _images(table)
     return parts | {key: read(table) for column, (key, read) in _PLAIN_NUMBERS.items() if column in table.header}
 
 
@@ -400,7 +406,18 @@ _PLAIN_NUMBERS: Mapping[str, tuple[str, Callable[[Table], IntArray]]] = {
     "priority": ("priority", lambda table: table.whole_numbers("priority", blank=0)),
     "predicted_tokens": ("predicted_tokens", lambda table: table.integers("predicted_tokens")),
     "encoder_tokens": ("encoder_tokens", lambda table: table.integers("encoder_tokens")),
+    "adapter": ("adapter", lambda table: table.integers("adapter", blank=-1)),
 }
+
+
+def _images(table: Table) -> list[list[tuple[int, int, int]]]:
+    found = []
+    for row, text in enumerate(table.texts("images")):
+        try:
+            found.append(parse_images(text))
+        except ValueError:
+            table.refuse("images", row, "images with blanks between them, each WIDTHxHEIGHT or WIDTHxHEIGHT#NUMBER")
+    return found
 
 
 def _blocks(table: Table, column: str) -> tuple[IntArray, IntArray, int]:

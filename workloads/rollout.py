@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from workloads.columns import NS_PER_S, IntArray
 from workloads.lengths import LengthDistribution
 from workloads.streams import Count, FromZero, Positive, Stream, check_bounds, stream
-from workloads.workload import Workload
+from workloads.workload import Stop, Workload
 
 _MOST_BATCHES = 1_000
 """Batches of prompts that one step may need; a share of informative groups that asks for more is taken for a slip."""
@@ -38,7 +38,9 @@ class Rollout:
     Yu et al., arXiv 2503.14476, section 3.2). `leftover` says what becomes of answers that are under way when a step ends:
     `abort` drops them (over-provisioning: more prompts are sent than wanted); with `continue` they go on with their KV while the
     weights are updated and after it, and count in a later step, which sends as many groups as have been taken (in-flight updates
-    of PipelineRL, Piché et al., arXiv 2509.19128).
+    of PipelineRL, Piché et al., arXiv 2509.19128); with `recompute` they do so until the new weights are loaded, and are then
+    computed again with what they have emitted, where the router sends them (partial rollouts of AReaL, Fu et al., arXiv
+    2505.24298, which drop the KV of the old weights).
     """
 
     prompts: Count
@@ -50,10 +52,15 @@ class Rollout:
     """Informative groups that end a step; all `prompts` where it is left out."""
     informative: Positive = 1.0
     """The share of groups that are informative, drawn for each; the others are dropped."""
-    leftover: Literal["abort", "continue"] = "abort"
+    leftover: Literal["abort", "continue", "recompute"] = "abort"
     """The fate of the answers under way when a step ends."""
     update_s: FromZero = 0.0
-    """The time from the end of a step to the next step's prompts: the update and the transfer of weights."""
+    """The time from the end of a step until its weights are there: the update and their transfer."""
+    pause_s: FromZero = 0.0
+    """The time for which machines then stand still to load them; behind it the next step's prompts are sent."""
+    redistribute: Positive | None = None
+    """The share of a step's answers that have ended when those under way are spread evenly over the machines, once a step: machines
+    with more than their share send theirs to others, where they are computed again. Left out: answers stay where they are."""
     block_tokens: Count = 16
     """Tokens that one id of the generated prompts stands for."""
 
@@ -61,12 +68,19 @@ class Rollout:
         check_bounds(self)
         if self.informative > 1:
             raise ValueError(f"informative is a share above 0, at most 1; got {self.informative!r}")
-        if self.leftover not in ("abort", "continue"):
-            raise ValueError(f"leftover is abort or continue; got {self.leftover!r}")
+        if self.redistribute is not None and self.redistribute >= 1:
+            raise ValueError(f"redistribute is a share above 0, below 1; got {self.redistribute!r}")
+        if self.leftover not in ("abort", "continue", "recompute"):
+            raise ValueError(f"leftover is abort, continue or recompute; got {self.leftover!r}")
         if self.of_a_step > self.prompts and self.informative == 1:
             raise ValueError(f"wanted is at most prompts, {self.prompts}; got {self.wanted}")
-        if self.leftover == "continue" and self.informative < 1:
-            raise ValueError("leftover: continue is for groups that all count; leave informative out, or abort")
+        if self.leftover != "abort" and self.informative < 1:
+            raise ValueError(f"leftover: {self.leftover} is for groups that all count; leave informative out, or abort")
+
+    @property
+    def stops_machines(self) -> bool:
+        """Whether machines stand still, or give answers back, at some time."""
+        return self.pause_s > 0 or self.leftover == "recompute" or self.redistribute is not None
 
     @property
     def of_a_step(self) -> int:
@@ -75,7 +89,7 @@ class Rollout:
 
     def groups(self, seed: int) -> Groups:
         """All groups of the rollout, drawn before it runs."""
-        if self.leftover == "continue":
+        if self.leftover != "abort":
             sizes = [self.prompts, *[self.of_a_step] * (self.steps - 1)]
             of = np.repeat(np.arange(self.steps), sizes)
             return Groups(of, of, np.ones(len(of), bool))
@@ -140,7 +154,9 @@ class _Trainer:
     def __init__(self, rollout: Rollout, groups: Groups) -> None:
         self._samples, self._wanted, self._steps = rollout.samples, rollout.of_a_step, rollout.steps
         self._aborts = rollout.leftover == "abort"
-        self._update_ns = round(rollout.update_s * NS_PER_S)
+        self._update_ns, self._pause_ns = (round(each * NS_PER_S) for each in (rollout.update_s, rollout.pause_s))
+        self._drops_kv = rollout.leftover == "recompute"
+        self._share = rollout.redistribute
         self._informative = groups.informative.tolist()
         firsts = np.searchsorted(groups.batch, np.arange(int(groups.batch[-1]) + 2))
         self._batches = list(zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True))
@@ -150,7 +166,12 @@ class _Trainer:
         self._under_way = dict[int, None]()
         """Rows that were sent and have not ended, in the order in which they were sent."""
         self._step = self._taken = 0
+        self._spread = False
+        """Answers under way are still to be spread over the machines in this step."""
+        self._sent = 0
+        """Answers that were under way at the beginning of the step, or sent in it."""
         self._gone: list[int] = []
+        self._stops: list[Stop] = []
 
     def start(self, now_ns: int, /) -> Iterator[tuple[int, int]]:
         """Send the next batch."""
@@ -159,11 +180,16 @@ class _Trainer:
         for row in range(first * self._samples, last * self._samples):
             self._under_way[row] = None
             yield row, now_ns
+        self._sent = len(self._under_way)
+        self._spread = self._share is not None
 
     def ended(self, row: int, now_ns: int, /) -> Iterator[tuple[int, int]]:
         if row not in self._under_way:
             return  # It was aborted.
         del self._under_way[row]
+        if self._spread and len(self._under_way) <= (1 - (self._share or 0)) * self._sent:
+            self._spread = False
+            self._stops.append(Stop(now_ns, now_ns, drops_kv=True, only_fuller=True))
         group = row // self._samples
         self._left[group] -= 1
         if self._left[group] == 0 and self._informative[group]:
@@ -180,8 +206,16 @@ class _Trainer:
         if self._aborts or last:
             self._gone += self._under_way
             self._under_way.clear()
+            self._spread = False
         if not last:
-            yield from self.start(now_ns + self._update_ns)
+            loaded_ns = now_ns + self._update_ns
+            if self._drops_kv or self._pause_ns:
+                self._stops.append(Stop(loaded_ns, loaded_ns + self._pause_ns, drops_kv=self._drops_kv))
+            yield from self.start(loaded_ns + self._pause_ns)
+
+    def stops(self) -> list[Stop]:
+        stops, self._stops = self._stops, []
+        return stops
 
     def cancelled(self) -> list[int]:
         gone, self._gone = self._gone, []

@@ -31,10 +31,13 @@ class Stream(IntEnum):
     ARRIVAL_STATES = 106
     PROMPTS = 107
     TURNS = 108
+    ADAPTERS = 119
     CLASSES = 120
     PREDICTIONS = 121
     MISSING_OUTPUTS = 122
     INFORMATIVE = 123
+    IMAGES = 130
+    GRAMMARS = 125
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

@@ -74,7 +74,19 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 """Names by what they say, the surest first. Case and what is between words do not count, and those of outer objects may be
 in front: `response.usage.promptTokens` is `prompt_tokens`, and `usageDetails.input` is `usage_details_input`."""
 
-OTHERS = ("tenant", "class", "priority", "deadline_s", "abort_s", "encoder_tokens", "predicted_tokens", "status")
+OTHERS = (
+    *(
+        "tenant",
+        "class",
+        "priority",
+        "deadline_s",
+        "abort_s",
+        "encoder_tokens",
+        "predicted_tokens",
+        "adapter",
+        "status",
+    ),
+)
 """Fields that --map can name besides; of these only `status` is looked for by itself."""
 FIELDS = (*SYNONYMS, *OTHERS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,6 +40,35 @@ class Cancelling(Clients, Protocol):
         ...
 
 
+class Stop(NamedTuple):
+    """Machines stand still from one instant to another: what runs ends its iteration, and none begins."""
+
+    at_ns: int
+    until_ns: int
+    drops_kv: bool = False
+    """Iterations end at once, all KV is dropped, and requests are routed again at the end, with what they have emitted."""
+    only_fuller: bool = False
+    """The same of machines alone that have more than an even share of the requests."""
+
+
+class Stopping(Clients, Protocol):
+    """Clients that have machines stand still."""
+
+    def stops(self) -> Iterable[Stop]:
+        """Stops from now on; asked after each `ended`, and each is told once."""
+        ...
+
+
+_OF_IMAGES = ("image_width", "image_height", "image_content")
+
+
+def _taken_runs(offsets: IntArray, index: IntArray) -> tuple[IntArray, IntArray]:
+    """Offsets of the runs of the rows *index*, and the places of what they have."""
+    counts = np.diff(offsets)[index]
+    found = np.concatenate(([0], np.cumsum(counts)))
+    return found, np.repeat(offsets[:-1][index] - found[:-1], counts) + np.arange(found[-1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Workload(ABC):
     """Requests of one run: what each of them is, as columns of one length n >= 1, and when it is sent.
@@ -63,6 +92,7 @@ class Workload(ABC):
         "tenant_index": 0,
         "predicted_tokens": 0,
         "encoder_tokens": 0,
+        "adapter": -1,
     }
     """The columns with one value a request, and the least value of each; a kind with further columns adds them."""
 
@@ -96,6 +126,15 @@ class Workload(ABC):
     """Output tokens that a predictor expects of each request; schedulers see it. None: there is no predictor."""
     encoder_tokens: IntArray | None = None
     """Tokens of images and the like that are encoded before the prompt is computed; 0: nothing is. None: nobody says."""
+    adapter: IntArray | None = None
+    """LoRA adapter that each request asks for, numbered from 0; -1: the base model. None: nobody says."""
+    image_offsets: IntArray | None = None
+    """n + 1 offsets into the next three: row i has the images from the i-th on, in their order in the prompt. None: nobody says."""
+    image_width: IntArray | None = None
+    image_height: IntArray | None = None
+    """Pixels."""
+    image_content: IntArray | None = None
+    """A number for what each image shows: equal for equal images, which have one size."""
     prefix_blocks: IntArray | None = None
     """Block ids of all requests end to end; equal ids after equal ids are equal tokens, as far as two requests have them. Where a
     request has more of them than its prompt needs, they name the tokens that it emits as well, which a later prompt may contain;
@@ -127,6 +166,7 @@ class Workload(ABC):
         if self.terms and tuple(each.name for each in self.terms) != self.classes:
             raise ValueError(f"terms are those of the classes {self.classes!r}, in their order; got {self.terms!r}")
         self._check_prefixes(n)
+        self._check_images(n)
         if self.abort_ns is not None and ((sent_ns := self.sent_ns) is None or (sent_ns < 0).any()):
             raise ValueError("requests that wait for others cannot be given up as well; leave out abort_ns")
 
@@ -170,11 +210,12 @@ class Workload(ABC):
         values = {name: getattr(self, name) for name in self.LEAST}
         changes: dict[str, Any] = {name: None if each is None else each[index] for name, each in values.items()}
         if self.prefix_blocks is not None and self.prefix_offsets is not None:
-            counts = np.diff(self.prefix_offsets)[index]
-            offsets = np.concatenate(([0], np.cumsum(counts)))
-            first = np.repeat(self.prefix_offsets[:-1][index] - offsets[:-1], counts)
-            changes["prefix_offsets"] = offsets
-            changes["prefix_blocks"] = self.prefix_blocks[first + np.arange(offsets[-1])]
+            changes["prefix_offsets"], rows = _taken_runs(self.prefix_offsets, index)
+            changes["prefix_blocks"] = self.prefix_blocks[rows]
+        if self.image_offsets is not None:
+            changes["image_offsets"], rows = _taken_runs(self.image_offsets, index)
+            for name in _OF_IMAGES:
+                changes[name] = getattr(self, name)[rows]
         return changes
 
     def limit(self, n: int) -> Self:
@@ -262,6 +303,30 @@ class Workload(ABC):
                 f"for a prompt of {self.prompt_tokens[row]} and {self.output_tokens[row]} output tokens; they cannot have more"
             )
 
+    def _check_images(self, n: int) -> None:
+        parts = [getattr(self, name) for name in ("image_offsets", *_OF_IMAGES)]
+        if all(part is None for part in parts):
+            return
+        if self.image_offsets is None or any(part is None for part in parts):
+            raise ValueError(f"image_offsets and {', '.join(_OF_IMAGES)} go together; got only some of them")
+        offsets = int_column(self.image_offsets, "image_offsets")
+        object.__setattr__(self, "image_offsets", offsets)
+        columns = [
+            int_column(getattr(self, name), name, minimum=0 if name == "image_content" else 1) for name in _OF_IMAGES
+        ]
+        for name, column in zip(_OF_IMAGES, columns, strict=True):
+            object.__setattr__(self, name, column)
+        lengths = {len(column) for column in columns}
+        if len(offsets) != n + 1 or offsets[0] != 0 or {int(offsets[-1])} != lengths or np.any(np.diff(offsets) < 0):
+            raise ValueError(
+                f"image_offsets are {n + 1} non-decreasing numbers from 0 to the number of images; got {offsets!r}"
+            )
+        width, height, content = columns
+        order = np.lexsort((height, width, content))
+        same = np.diff(content[order]) == 0
+        if (same & ((np.diff(width[order]) != 0) | (np.diff(height[order]) != 0))).any():
+            raise ValueError("images of one number are the same, and have one size; give others another number")
+
     # Single requests.
 
     def __len__(self) -> int:
@@ -276,6 +341,15 @@ class Workload(ABC):
             return np.empty(0, dtype=np.int64)
         row = range(len(self))[row]
         return self.prefix_blocks[self.prefix_offsets[row] : self.prefix_offsets[row + 1]]
+
+    def images_of(self, row: int) -> list[tuple[int, int, int]]:
+        """Width, height and content of the images of one request."""
+        if self.image_offsets is None:
+            return []
+        row = range(len(self))[row]
+        own = slice(int(self.image_offsets[row]), int(self.image_offsets[row + 1]))
+        width, height, content = (getattr(self, name)[own].tolist() for name in _OF_IMAGES)
+        return list(zip(width, height, content, strict=True))
 
     def model_of(self, row: int) -> str | None:
         """The name of the model that a request asks for; None without names."""

@@ -7,6 +7,7 @@ time whole modules, products with them; a fit takes these from the device's own 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,7 @@ def attended(ops: Ops, rows: Any, chunks: Any, pairs: Any, most: Any) -> tuple[A
 
     The sequences of *chunks* are taken to be alike: contexts of their rows rise by one from row to row.
     """
-    each = rows / chunks
+    each = rows / ops.where(chunks > 0, chunks, 1)
     last = pairs / rows + 0.5 * each
     first = ops.maximum(0.0, last - each)
     turn = ops.minimum(ops.maximum(most, first), last)
@@ -90,7 +91,8 @@ def prefill_form(
 ) -> PrefillForm:
     """A layer's work for prompts beside its products: heads per device, each of which meets a key in `head_dim` numbers.
 
-    A key stands for `compress` tokens (0: there are none but those of the window); of `chosen` keys a query attends to so many
+    A key stands for `compress` tokens (0: there are none but those of the window, which is infinite where the pairs are of what a
+    query attends to); of `chosen` keys a query attends to so many
     (None: to all) after `index_flops` for each. `flat_until`: equal scores as of a benchmark with dummy weights, which the
     kernel that chooses among up to so many tokens is slow at; None: scores as in use. `in_blocks`: 1 where products are of FP8 in
     blocks, else 0. `multiplied_heads`: those that tensor cores multiply, where a group with fewer heads fills a tile in part.
@@ -101,18 +103,19 @@ def prefill_form(
     launch, more, layers = params.launch_s - in_blocks * params.block_starts_s, params.sequence_s, run.layers
 
     def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
-        keys, _ = attended(ops, rows, chunks, pairs, window)
+        keys = pairs if window == math.inf else attended(ops, rows, chunks, pairs, window)[0]
         seconds = launch + more * (chunks - 1.0) * ops.where(rows > chunks, 1.0, 0.0) + rows * by_row + kv * by_kv
         if compress:
             some, beyond = (pairs, 0.0) if most is None else attended(ops, rows, chunks, pairs, most)
             keys = keys + some / compress
             scores = pairs / compress * by_score
-            seconds = seconds + ops.maximum(scores, kv / chunks / compress * params.walk_s)
+            seconds = seconds + ops.maximum(scores, kv / ops.where(chunks > 0, chunks, 1) / compress * params.walk_s)
             if most is not None:
                 seconds = seconds + params.choose_s * ops.where(beyond > 0.0, 1.0, 0.0)
                 if flat_until is not None:
                     seconds = seconds + _flat_s(params, sheet, ops, (rows, chunks, pairs), most, flat_until)
-        return layers * (seconds + keys * by_pair)
+        # Launches that a graph hides of products are no more than a few prompt tokens take.
+        return layers * ops.maximum(0.0, seconds + keys * by_pair)
 
     return form
 

@@ -76,6 +76,13 @@ MIXED = KernelForm(
     equation=attention.attention_mixed_s,
     source="the form of prompts, in which a decode is a chunk of its query tokens",
 )
+ENCODER = FoldedForm(
+    family="encoder",
+    parameters=PrefillParams,
+    equation=attention.attention_prefill_s,
+    source="the form of prompts over all pairs of an item's patches, a set for each width of a head",
+    folded=attention.prefill_form,
+)
 MOE = KernelForm(
     family="moe",
     parameters=MoeParams,
@@ -207,7 +214,20 @@ HOST = KernelForm(
 FAMILIES: Mapping[str, KernelForm[Any]] = {
     form.family: form
     for form in (
-        *(GEMM, PREFILL, DECODE, MIXED, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, STEPPED, EXCHANGE, ELEMENTWISE),
+        *(
+            GEMM,
+            PREFILL,
+            DECODE,
+            MIXED,
+            ENCODER,
+            MOE,
+            MLA_PREFILL,
+            MLA_DECODE,
+            COLLECTIVE,
+            STEPPED,
+            EXCHANGE,
+            ELEMENTWISE,
+        ),
         *(MLA_BMM, MLA_MODULE, LINEAR_PREFILL, LINEAR_DECODE, COMPRESSED_PREFILL, COMPRESSED_DECODE),
         *(TPU_GEMM, TPU_PREFILL, TPU_DECODE, CPU_GEMM, CPU_PREFILL, CPU_DECODE, HOST),
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from hwmodels.kernels.attention import WIDE_HEADS, DecodeParams, PrefillParams, kernel_source, widest_group
 from hwmodels.kernels.cpu import CpuAttentionParams
-from hwmodels.kernels.families import CPU_DECODE, CPU_PREFILL, DECODE, MIXED, PREFILL
+from hwmodels.kernels.families import CPU_DECODE, CPU_PREFILL, DECODE, ENCODER, MIXED, PREFILL
 from hwmodels.kernels.form import KernelForm
 from hwmodels.kernels.parameters import Datasheet, optional_defaults
 from hwmodels.measured.files import Measurement
@@ -160,6 +160,26 @@ def _by_kernel(m: Measurement, device: Datasheet, prompts: bool) -> Iterator[tup
 
 def _window_of(m: Measurement, rows: np.ndarray) -> dict[str, np.ndarray]:
     return {"window": m.columns["window_size"][rows]} if "window_size" in m.columns else {}
+
+
+def encoder(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    """Attention of vision encoders, in which every token of a sequence sees every other: a part for each width of a head."""
+    names = {"batch": "batch_size", "heads": "num_heads", "query": "seq_len", "head_dim": "head_dim"}
+
+    def shape(c: Columns) -> Shape:
+        tokens = c["batch"] * c["query"]
+        return {
+            "chunks": c["batch"], "rows": tokens, "pairs": tokens * c["query"], "kv_tokens": tokens, "heads": c["heads"],
+            "kv_heads": c["heads"], "head_dim": c["head_dim"], "longest_kv": c["query"], "resident": True,
+        }  # fmt: skip
+
+    for width in np.unique(m.columns["head_dim"]).tolist():
+        rows, columns = pick(m, m.columns["head_dim"] == width, names)
+        yield Part(
+            form=ENCODER, sheet=device, variants=(f"{width:g}/{m.source}",), rows=rows, columns=columns, shape=shape,
+            groups=("heads", "query"), starts=(PrefillParams(), PrefillParams(launch_s=3e-6)),
+            fixed=("unpacked", *sorted(optional_defaults(PrefillParams).keys() - {"cache_reach"})),
+        )  # fmt: skip
 
 
 def prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:

@@ -1,22 +1,26 @@
-"""Modules of DeepSeek-V4: attention to compressed tokens, whose products are priced by the device's own parameters, and
-hyper-connections."""
+"""Modules of attention to compressed or chosen tokens (DeepSeek-V4 and V3.2, GLM-5, MiniMax-M3), whose products are priced by the
+device's own parameters, and hyper-connections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from hwmodels.gpu import gemm_seconds, product_format
 from hwmodels.kernels.compressed import CompressedParams
-from hwmodels.kernels.families import COMPRESSED_DECODE, COMPRESSED_PREFILL
+from hwmodels.kernels.families import COMPRESSED_DECODE, COMPRESSED_PREFILL, MLA_BMM
 from hwmodels.kernels.parameters import Datasheet
+from hwmodels.measured.attention import CACHE_BYTES
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.names import catalogue_model
 from hwmodels.measured.part import Columns, Part, Shape, pick
 from hwmodels.measured.products import elementwise_part
-from hwmodels.model import Attention, AttentionKind, CompressedAttention, ModelSpec
+from hwmodels.model import EXPAND, Attention, AttentionKind, CompressedAttention, LatentAttention, ModelSpec
+from hwmodels.operations import HEAD_TILE
 from hwmodels.precision import precision
 from hwmodels.profiles import load_profile
 from hwmodels.stacks import kernels_of, servers
@@ -173,6 +177,87 @@ def blocks(m: Measurement, device: Datasheet) -> Iterator[Part]:
             fixed=(*fixed, *(() if prompts else ("sequence_s", "walk_s"))),
             starts=tuple(replace(_without_choice(start), choose_s=1e-5, wide_s=0.0, walk_s=1e-8 * prompts) for start in _STARTS),
         )  # fmt: skip
+
+
+def sparse(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    """Latent attention to chosen tokens (DeepSeek-V3.2, GLM-5): layers that choose them, and (`shared`) layers that take what
+    another chose.
+
+    Short prompts to which SGLang attends densely run another kernel: they are compared, and fit nothing.
+    """
+    every_row = np.ones(len(m))
+    chooses = m.columns.get("indexer", every_row) > 0
+    dense = np.char.startswith(m.columns.get("kernel", every_row.astype(str)).astype(str), "dense")
+    for choosing, cache, fitted in itertools.product((True, False), CACHE_BYTES, (True, False)):
+        mask = (chooses == choosing) & (m.columns["kv_dtype"] == cache) & (dense != fitted)
+        yield from _sparse_part(m, device, mask, choosing, cache, fitted)
+
+
+def _sparse_part(
+    m: Measurement, device: Datasheet, mask: np.ndarray, choosing: bool, cache: str, fitted: bool
+) -> Iterator[Part]:
+    prompts = "seq_len" in m.columns
+    names = {"batch": "batch_size", "past": "kv_len", "heads": "num_heads", **({"query": "seq_len"} if prompts else {})}
+    rows, columns = pick(m, _formats(m, device) & mask, names)
+    if not len(rows):
+        return
+    specs = [catalogue_model(label) for label in m.columns["model"][rows].tolist()]
+    latent = _latent_of(specs[0])
+    columns["products_s"] = _products_s(m, device, rows, functools.partial(_sparse_matrices, choosing=choosing))
+    columns["products_s"] += _head_products_s(device, specs, columns)
+    columns["in_blocks"] = (m.columns["gemm_dtype"][rows] == "fp8_block").astype(float)
+    columns["hidden"] = np.array([float(spec.hidden) for spec in specs])
+    columns["index_flops"] = np.array([2.0 * _latent_of(spec).index_heads * latent.index_dim for spec in specs])
+    scored_bytes = float(specs[0].index_bytes_per_layer()) * choosing
+    entry_bytes = (latent.kv_lora_rank + latent.rope_dim) * CACHE_BYTES[cache]
+
+    def shape(c: Columns) -> Shape:
+        found: Shape = {
+            "heads": c["heads"], "head_dim": latent.absorbed_width, "hidden": c["hidden"], "compress": 1.0, "window": 0.0,
+            "products_s": c["products_s"], "in_blocks": c["in_blocks"], "chosen": float(latent.index_topk),
+            "index_flops": c["index_flops"] * choosing, "token_bytes": scored_bytes,
+            "multiplied_heads": np.maximum(c["heads"], float(HEAD_TILE)), **_sums(c, prompts),
+        }  # fmt: skip
+        return found if prompts else {**found, "entry_bytes": entry_bytes}
+
+    both = len(np.unique(columns["in_blocks"])) > 1
+    fixed = (
+        *("flat_s", "flat_query_s", "flat_token_s", "walk_s", "sequence_s"),
+        *(() if both else ("block_starts_s",)),
+        *(() if choosing else ("score_efficiency", "choose_s")),
+    )
+    name = "dsa" if choosing else "dsa-shared"
+    own = f"{name}-fp8" if cache == "fp8" else name
+    yield Part(
+        form=COMPRESSED_PREFILL if prompts else COMPRESSED_DECODE, sheet=device,
+        variants=tuple(dict.fromkeys((f"{own}/{m.source}", f"{name}/{m.source}"))), rows=rows, columns=columns, shape=shape,
+        groups=("heads", "batch") if fitted else (), fixed=fixed,
+        starts=tuple(replace(_without_choice(start), choose_s=1e-5 * choosing, sequence_s=0.0) for start in _STARTS),
+    )  # fmt: skip
+
+
+def _latent_of(spec: ModelSpec) -> LatentAttention:
+    assert isinstance(spec.attention, LatentAttention)
+    return spec.attention
+
+
+def _sparse_matrices(label: str, heads: int, *, choosing: bool) -> list[tuple[str, int, int]]:
+    spec = catalogue_model(label)
+    latent = _latent_of(spec)
+    found = [each for each in latent.matrices(spec.hidden, "window", latent.n_heads // heads) if each[0] != EXPAND]
+    return [*found, *(latent.index_matrices(spec.hidden) if choosing else ())]
+
+
+def _head_products_s(device: Datasheet, specs: Sequence[ModelSpec], columns: Columns) -> np.ndarray:
+    """Seconds of the products head by head in each row, in 16 bits, which a run prices by themselves."""
+    params = load_profile(device.name).get("mla_bmm", ["bf16/cublas"])
+    tokens = columns["batch"] * columns.get("query", np.ones(len(specs)))
+    latents = [_latent_of(spec) for spec in specs]
+    found = np.zeros(len(specs))
+    for n, k in (("kv_lora_rank", "nope_dim"), ("v_dim", "kv_lora_rank")):
+        wide, deep = (np.array([float(getattr(each, name)) for each in latents]) for name in (n, k))
+        found += MLA_BMM.seconds(params, device, {"tokens": tokens, "heads": columns["heads"], "n": wide, "k": deep})
+    return found
 
 
 def hyper_connections(m: Measurement, device: Datasheet) -> Iterator[Part]:

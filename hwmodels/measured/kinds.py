@@ -65,6 +65,11 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "attention_windowed_decode": (
         rf"attention_windowed_decode_{_NODE}{DTYPE}_{_SOFTWARE}", (*_DECODE, *_WINDOW), ("query_len", *_SPREAD)
     ),
+    "encoder_attention": (
+        rf"encoder_attention_{_NODE}{DTYPE}_{_SOFTWARE}",
+        ("num_heads", "head_dim", "batch_size", "seq_len", "latency_us"),
+        (),
+    ),
     "host": (rf"host_{_NODE}{DTYPE}_{_SOFTWARE}", ("op", "layers", "latency_us"), _SPREAD),
     "attention_mixed": (
         rf"attention_mixed_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
@@ -166,6 +171,16 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         rf"msa_module_decode_{_NODE}_{_SOFTWARE}",
         ("gemm_dtype", "kv_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
         (),
+    ),
+    "sparse_prefill": (
+        rf"dsa_module_prefill_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "kv_dtype", "num_heads", "batch_size", "seq_len", "kv_len", "latency_us"),
+        ("indexer", "kernel"),
+    ),
+    "sparse_decode": (
+        rf"dsa_module_decode_{_NODE}_{_SOFTWARE}",
+        ("model", "gemm_dtype", "kv_dtype", "num_heads", "batch_size", "kv_len", "latency_us"),
+        ("indexer", "kernel"),
     ),
     "hyper_connections": (
         rf"mhc_module_{_NODE}{DTYPE}_{_SOFTWARE}", ("op", "kernel", "hidden_size", "num_tokens", "latency_us"), ()

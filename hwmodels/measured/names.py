@@ -78,38 +78,48 @@ def recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, s
     ]
     if not by_columns:
         return None, {"reason": _nearest(stem, header)}
-    for kind in by_columns:
+    return _by_name(stem, by_columns) or _by_hints(stem, by_columns)
+
+
+def _by_name(stem: str, kinds: Sequence[str]) -> tuple[str, dict[str, str]] | None:
+    """The first of *kinds* whose usual name a file has, and its labels."""
+    for kind in kinds:
         if match := re.fullmatch(KINDS[kind][0], stem):
             labels = {name: value or "" for name, value in match.groupdict().items()}
             # A word of another order may stand where the usual pattern expects the device.
             if "device" not in labels or _is_device(labels["device"]) or not hints(stem).get("device"):
                 return kind, labels
+    return None
+
+
+def _by_hints(stem: str, kinds: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """One of *kinds* for a name in an order of its own, with the labels found in it; None and the reason where some are lacking."""
     labels = hints(stem)
     tpu = bool(re.fullmatch(r"v\d+[a-z]*", labels.get("device", ""))) and labels.get("device") != "v100"
-    by_columns = [kind for kind in by_columns if tpu or not kind.startswith("tpu_") or len(by_columns) == 1]
+    kinds = [kind for kind in kinds if tpu or not kind.startswith("tpu_") or len(kinds) == 1]
     # Of kinds whose columns all fit, the one that asks for the most: a layers file is a gemm file with more in it.
-    kind = max(by_columns, key=lambda kind: (tpu and kind.startswith("tpu_"), len(KINDS[kind][1])))
+    kind = max(kinds, key=lambda kind: (tpu and kind.startswith("tpu_"), len(KINDS[kind][1])))
     if lacking := [what for what in _NEEDED.get(kind, ()) if not labels.get(what)]:
         return None, {
             "reason": f"its columns are those of {kind}; let its name also say {_EXAMPLES[lacking[0]]}",
             "kind": kind,
         }
-    if not kind.startswith(("e2e_silicon", "iteration")):
-        assumed = (
-            []
-            if labels.get("dtype") or kind.startswith(("collective", "allreduce", "dispatch", "moe", "e2e"))
-            else ["bf16"]
-        )
-        if not labels.get("source") and not kind.startswith(("collective", "allreduce", "dispatch", "tpu_")):
-            labels["source"] = default_stack().name
-            assumed.append(f"{default_stack().title}'s kernels")
-        if assumed:
-            labels["assumed"] = (
-                f"read as {kind} by its columns; the name says no other: {' and '.join(assumed)} assumed"
-            )
+    if not kind.startswith(("e2e_silicon", "iteration")) and (assumed := _assume(kind, labels)):
+        labels["assumed"] = f"read as {kind} by its columns; the name says no other: {' and '.join(assumed)} assumed"
     if kind == "collectives_nccl":
         labels["source"] = "nccl"
     return kind, labels
+
+
+def _assume(kind: str, labels: dict[str, str]) -> list[str]:
+    """Whatever is taken for granted of a file whose name says neither format nor software; the software goes into *labels*."""
+    assumed = []
+    if not labels.get("dtype") and not kind.startswith(("collective", "allreduce", "dispatch", "moe", "e2e")):
+        assumed.append("bf16")
+    if not labels.get("source") and not kind.startswith(("collective", "allreduce", "dispatch", "tpu_")):
+        labels["source"] = default_stack().name
+        assumed.append(f"{default_stack().title}'s kernels")
+    return assumed
 
 
 def _nearest(stem: str, header: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from hwmodels.model.catalogue import (
 from hwmodels.model.config import spec_from_config
 from hwmodels.model.fields import FAMILIES
 from hwmodels.model.spec import (
+    EXPAND,
     LOCAL,
     Attention,
     AttentionKind,
@@ -25,6 +26,7 @@ from hwmodels.model.spec import (
 
 __all__ = [
     "CATALOGUE",
+    "EXPAND",
     "FAMILIES",
     "LOCAL",
     "Attention",

@@ -35,6 +35,7 @@ from hwmodels.model.spec import (
     LinearAttention,
     ModelSpec,
 )
+from hwmodels.model.vision import vision_of
 from hwmodels.precision import precision
 
 _KINDS: Mapping[str, AttentionKind] = {
@@ -398,10 +399,11 @@ def spec_from_config(
     own = object_of(config.get("rooftrace"), f"{where}: rooftrace")
     notes: list[str] = [*(Config(own, f"{where}: rooftrace").listed("notes", str) or ())]
     data: dict[str, Any] = dict(config)
-    if text := object_of(config.get("text_config"), f"{where}: text_config"):
-        data = {**{k: v for k, v in config.items() if k != "text_config"}, **text}
+    named_text = "llm_config" if "llm_config" in config else "text_config"
+    if text := object_of(config.get(named_text), f"{where}: {named_text}"):
+        data = {**{k: v for k, v in config.items() if k != named_text}, **text}
         if config.get("model_type") != data.get("model_type") or "vision_config" in config:
-            notes.append("The text model only: image and video encoders are left out.")
+            notes.append("The text model: an encoder of images counts where encode is given, and others are left out.")
     family = data.get("model_type")
     if not isinstance(family, str):
         raise ValueError(f"{where}: model_type is missing; a HuggingFace config.json states it")
@@ -417,6 +419,7 @@ def spec_from_config(
     formats = {"attention_precision": base, "mlp_precision": base, "expert_precision": base, "base_precision": base}
     common: dict[str, Any] = {"name": name, "family": family, "source": own.get("source", where), **formats}
     spec = _MAKERS.get(layers, _layered_spec)(c, layers, common, tuple(notes))
+    spec = replace(spec, vision=vision_of(config, text_hidden=spec.hidden, where=where))
     return quantised(spec, data, quant_config, where, given=given)
 
 
@@ -445,7 +448,7 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         window = attention.index_topk
         kinds = tuple[AttentionKind, ...]("window" for _ in kinds)
         notes += (
-            f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of "
+            f"Sparse attention: each query reads {attention.index_topk} chosen tokens, counted as a window of "
             "that size, plus an indexer over all tokens.",
         )
         if shared := indexers.count(False):

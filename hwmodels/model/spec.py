@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from hwmodels.model.vision import Vision
 from hwmodels.precision import precision
 
 AttentionKind = Literal["full", "window", "chunked", "linear", "csa", "hca", "blocks", "none"]
@@ -70,6 +71,10 @@ class Attention:
         return [*found, ("index_qk", (self.index_heads + 1) * self.index_dim, hidden)] if kind == "blocks" else found
 
 
+EXPAND = "kv_up"
+"""The product that expands latents into keys and values of all heads, which decodes do not: they absorb it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1): one cached latent for all heads.
@@ -90,6 +95,32 @@ class LatentAttention:
     index_topk: int = 0
     index_heads: int = 0
     index_dim: int = 0
+
+    @property
+    def absorbed_width(self) -> int:
+        """Half of the numbers that a head multiplies for a key: key and value are the latent, and the rotated part is of the key
+        alone."""
+        return self.kv_lora_rank + self.rope_dim // 2
+
+    def matrices(self, hidden: int, _: AttentionKind, tensor: int = 1) -> list[tuple[str, int, int]]:
+        """Name, columns n and inner size k of a layer's products on one of *tensor* devices, but an indexer's: heads are split."""
+        heads = self.n_heads // tensor
+        query, latent = heads * (self.nope_dim + self.rope_dim), self.kv_lora_rank + self.rope_dim
+        if self.q_lora_rank:
+            found = [("qkv_down", self.q_lora_rank + latent, hidden), ("q_up", query, self.q_lora_rank)]
+        else:
+            found = [("q", query, hidden), ("kv_down", latent, hidden)]
+        if self.output_gate:
+            found.append(("attention_gate", heads * self.v_dim, hidden))
+        expand = (EXPAND, heads * (self.nope_dim + self.v_dim), self.kv_lora_rank)
+        return [*found, expand, ("attention_out", hidden, heads * self.v_dim)]
+
+    def index_matrices(self, hidden: int) -> list[tuple[str, int, int]]:
+        """As `matrices`, of an indexer, which every device has whole."""
+        return [
+            ("index_q", self.index_heads * self.index_dim, self.q_lora_rank),
+            ("index_k", self.index_dim + self.index_heads, hidden),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +325,8 @@ class ModelSpec:
     is_mtp: bool = False
     """Its layers are another model's for multi-token prediction: each normalises that model's state and the embedding of the next
     token, projects both together to the hidden size, and ends in a normalisation; embedding and head are that model's own."""
+    vision: Vision | None = None
+    """The encoder of images beside it, which is in none of the counts here; None: there is none, or it is not modelled."""
     notes: tuple[str, ...] = ()
     """Sentences on what is left out or approximated."""
     source: str = ""

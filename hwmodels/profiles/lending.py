@@ -37,7 +37,7 @@ _ARITHMETIC = {
 _ONE_LAYER = "bf16/lss"
 """Tables of one measured layer, which say nothing of another device."""
 _WORDS = {
-    "gemm": "GEMM", "prefill": "prompts", "decode": "decodes", "moe": "experts",
+    "gemm": "GEMM", "prefill": "prompts", "decode": "decodes", "encoder": "encoders", "moe": "experts",
     "mla_prefill": "latent attention", "mla_decode": "latent attention", "mla_bmm": "latent attention",
     "linear_prefill": "linear attention", "linear_decode": "linear attention",
     "compressed_prefill": "attention to compressed tokens", "compressed_decode": "attention to compressed tokens",

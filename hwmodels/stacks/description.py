@@ -221,6 +221,11 @@ class Stack:
     published: Published | None = None
     stream_by: Literal["tokens", "iterations"] = "tokens"
     """Tokens that are sent together (`stream_interval`) are counted in these."""
+    shares_context: bool = False
+    """Devices may share the KV of a sequence, or the tokens of a prompt, as `hwmodels.parallel` has it."""
+    compiled_go_first: bool = False
+    """A request whose grammar has been compiled is looked at before those that wait for nothing else; otherwise it comes to the
+    end of the queue."""
     rank_router: str | None = None
     """The router among the ranks of a machine, one of `routers`; None: in turn."""
     routers: Mapping[str, str] = field(default_factory=dict)

@@ -64,7 +64,7 @@ class Adder(Room):
         self._input = settings.max_prefill_tokens - beside
         self._available = view.free_blocks * view.block_tokens
         ratio = 1.0 if settings.ignore_eos else past.ratio
-        expected: float = 0
+        expected = 0.0
         for _, _, emitted, max_new in running:
             left = max_new - emitted
             expected += (left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS) * ratio

@@ -51,6 +51,7 @@ class Sglang(Settings):
     reserves: ClassVar[bool] = True
     preempted_last: ClassVar[bool] = True
     looks_itself: ClassVar[bool] = True
+    orders_queue: ClassVar[bool] = True
 
     def never_planned(self, largest: Largest) -> str | None:
         if not 0 < self.chunked_prefill_size < largest.block_tokens:

@@ -159,56 +159,84 @@ def server_in(words: Sequence[str]) -> tuple[str, int, Sequence[str]] | None:
 
 
 def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], release: str) -> Command:
-    table, gone_from = options_of(engine), _gone_from(engine)
-    strange: list[str] = []
-    others: list[str] = []
-    words = [each for word in words for each in launches()[engine].respelt(word)]
-    model: str | None = None
-    options: dict[str, Any] = {}
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
-        if not _is_option(word):
-            if model is not None:
-                raise RooftraceError(
-                    f"{word!r} belongs to no option of {engine}, and the model is {model!r}; put it in quotes, or "
-                    "give it after its option"
-                )
-            model = word
-            continue
-        spelling, equals, inline = word.partition("=")
-        name, _, within = spelling.partition(".") if spelling.startswith("--") else (spelling, "", "")
-        gone = gone_from.get(_plain(name))
-        known = _option(engine, table, f"--{gone.now}" if gone and gone.now else name) if not gone or gone.now else None
-        if known is None:
-            end = at if equals else _values_end(words, at, model, gone)
-            written = " ".join([word, *words[at:end]])
-            what = _unmodelled(engine, release, written, name, gone)
-            did = f"{written} of {engine} {release}" + (f", which {gone.did}" if gone else "")
-            (others if what is None else strange).append(what or did)
-            at = end
-            continue
-        option, value = known
-        if (lacking := _lacking(engine, release, name, f"--{option.name}", gone)) is not None:
-            strange.append(lacking)
-        if option.takes != "switch":
-            values = [inline] if equals else []
-            end = _end_of(option, words, at, values, model)
-            values += words[at:end]
-            at = end
-            if not values and option.takes != "optional":
-                raise RooftraceError(f"{spelling} of {engine} needs a value")
-            value = values if option.takes == "list" else (values or [""])[0]
-        elif equals:
-            value = value == (inline.lower() not in ("false", "0", "no"))
-        if within:
-            _put_within(options, option.name, within, value)
-        else:
-            options[option.name] = value
+    reading = _Words(engine, release, [each for word in words for each in launches()[engine].respelt(word)])
+    while reading.words:
+        reading.take()
     return Command(
-        engine=engine, model=model, options=options, aside=aside, strange=tuple(strange), others=tuple(others)
-    )
+        engine=engine, model=reading.model, options=reading.options, aside=aside,
+        strange=tuple(reading.strange), others=tuple(reading.others),
+    )  # fmt: skip
+
+
+class _Words:
+    """The words of a server that have yet to be read, and what has been read of them."""
+
+    def __init__(self, engine: str, release: str, words: list[str]) -> None:
+        self._engine, self._release = engine, release
+        self._table, self._gone_from = options_of(engine), _gone_from(engine)
+        self.words = words
+        self.model: str | None = None
+        self.options: dict[str, Any] = {}
+        self.strange: list[str] = []
+        self.others: list[str] = []
+
+    def take(self) -> None:
+        """Reads the next word, and the values that follow it where it is an option."""
+        word = self.words.pop(0)
+        if not _is_option(word):
+            self._take_model(word)
+            return
+        spelling, _, _ = word.partition("=")
+        name, _, within = spelling.partition(".") if spelling.startswith("--") else (spelling, "", "")
+        gone = self._gone_from.get(_plain(name))
+        known = None
+        if not gone or gone.now:
+            known = _option(self._engine, self._table, f"--{gone.now}" if gone else name)
+        if known is None:
+            self._take_unmodelled(word, name, gone)
+            return
+        option, switched = known
+        if (lacking := _lacking(self._engine, self._release, name, f"--{option.name}", gone)) is not None:
+            self.strange.append(lacking)
+        value = self._value(word, option, switched)
+        if within:
+            _put_within(self.options, option.name, within, value)
+        else:
+            self.options[option.name] = value
+
+    def _take_model(self, word: str) -> None:
+        if self.model is not None:
+            raise RooftraceError(
+                f"{word!r} belongs to no option of {self._engine}, and the model is {self.model!r}; put it in quotes, or "
+                "give it after its option"
+            )
+        self.model = word
+
+    def _take_unmodelled(self, word: str, name: str, gone: _Gone | None) -> None:
+        end = 0 if "=" in word else _values_end(self.words, self.model, gone)
+        written = " ".join([word, *self._next(end)])
+        why = _unmodelled(self._engine, self._release, written, name, gone)
+        if why is not None:
+            self.strange.append(why)
+        else:
+            did = f", which {gone.did}" if gone else ""
+            self.others.append(f"{written} of {self._engine} {self._release}{did}")
+
+    def _value(self, word: str, option: Option, switched: bool) -> Any:
+        """The value of an *option*: text, a list of texts, or True and False of a switch, which its spelling has *switched*."""
+        spelling, equals, inline = word.partition("=")
+        if option.takes == "switch":
+            return switched == (inline.lower() not in ("false", "0", "no")) if equals else switched
+        values = [inline] if equals else []
+        values += self._next(_end_of(option, self.words, values, self.model))
+        if not values and option.takes != "optional":
+            raise RooftraceError(f"{spelling} of {self._engine} needs a value")
+        return values if option.takes == "list" else (values or [""])[0]
+
+    def _next(self, count: int) -> list[str]:
+        """Takes the next *count* words."""
+        taken, self.words = self.words[:count], self.words[count:]
+        return taken
 
 
 def _lacking(engine: str, release: str, spelling: str, option: str, gone: _Gone | None) -> str | None:
@@ -252,22 +280,22 @@ def _those(having: Sequence[str], releases: Sequence[str]) -> str:
     return f"those from {having[-1]} have" if having[0] == releases[0] else f"{having[-1]} to {having[0]} have"
 
 
-def _end_of(option: Option, words: Sequence[str], at: int, given: Sequence[str], model: str | None) -> int:
-    """The place where the values of an option end, some of which may be *given* within its own word."""
+def _end_of(option: Option, words: Sequence[str], given: Sequence[str], model: str | None) -> int:
+    """The number of *words* that are values of an option, some of which may be *given* within its own word."""
     wanted = {"value": 1, "optional": 1, "list": len(words)}[option.takes] - len(given)
-    end = at
-    while end < len(words) and end - at < wanted and not _is_option(words[end]):
+    end = 0
+    while end < len(words) and end < wanted and not _is_option(words[end]):
         if option.takes == "optional" and model is None and end == len(words) - 1:
             break
         end += 1
     return end
 
 
-def _values_end(words: Sequence[str], at: int, model: str | None, gone: _Gone | None) -> int:
-    """The place where the values of an option end that the release does not have: the last word of a command may be its model."""
+def _values_end(words: Sequence[str], model: str | None, gone: _Gone | None) -> int:
+    """The number of *words* that are values of an option that the release does not have: the last of a command may be its model."""
     most = {"switch": 0, "value": 1}.get(gone.takes, len(words)) if gone else len(words)
-    end = at
-    while end < len(words) and end - at < most and not _is_option(words[end]):
+    end = 0
+    while end < len(words) and end < most and not _is_option(words[end]):
         if gone is None and model is None and end == len(words) - 1:
             break
         end += 1

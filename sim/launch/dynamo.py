@@ -44,7 +44,7 @@ def manifest(chosen: Chosen) -> Export:
         part, name = command.scenario, name or "worker"
         parallel = part.parallel
         container = _container(command.target, _MODULES[command.target], _arguments(command))
-        devices = parallel.tensor * parallel.pipeline * parallel.data
+        devices = parallel.gpus
         known = device_catalogue().get(str(part.device_name))
         if known is not None and known.vendor == "AMD":
             command.not_carried(

@@ -60,7 +60,7 @@ class _Pool(NamedTuple):
     @property
     def devices(self) -> int:
         parallel = self.part.parallel
-        return parallel.tensor * parallel.pipeline * parallel.data
+        return parallel.gpus
 
     @property
     def launch(self) -> Launch:

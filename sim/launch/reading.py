@@ -83,6 +83,11 @@ class Reading:
         except ValueError:
             raise RooftraceError(f"--{name} takes whole numbers; got {_value(value)!r}") from None
 
+    def words(self, name: str) -> list[str]:
+        """Words of an option that takes a list; none where it was not given."""
+        value = self._take(name)
+        return [] if value is None else [str(each) for each in value] if isinstance(value, list) else [str(value)]
+
     def number(self, name: str) -> float | None:
         text = self.text(name)
         try:

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.decoding import statistics_of_counts
+from sim.metrics.adapters import adapter_figures
 from sim.metrics.classes import fairness, limits_of, within
 from sim.metrics.columns import STATUS_NAMES, Columns
 from sim.metrics.fleet import fleet_figures, replica_s, serving_s, stage_s
-from sim.metrics.handover import encode_figures, handover_figures
+from sim.metrics.handover import encode_figures, grammar_figures, handover_figures
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
 from sim.metrics.requests import e2el_s, finished, first_arrival_ns, queue_s, span_ns, tpot_s, ttft_s
@@ -70,6 +71,8 @@ def _window_summary(
         whole_run.append("busy_fraction")
     if "handover" in whole:
         whole_run.append("handover.link_use")
+    if "adapters" in whole:
+        whole_run.append("adapters")
     if "prefix_cache" in whole:
         whole_run.append("prefix_cache.evictions")
     if "kv_tiers" in whole:
@@ -106,7 +109,9 @@ def _window_summary(
         **rank_figures(columns, begin, end),
         **fleet_figures(part, meta, begin, end),
         **_prefix_cache(part, meta),
+        **adapter_figures(meta),
         **encode_figures(part),
+        **grammar_figures(part),
         **handover_figures(part, meta, whole["makespan_s"]),
         **kv_tiers(part, meta),
         **_by_group(part, groups, slo, span_s, end),
@@ -173,7 +178,9 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
         **rank_figures(columns),
         **fleet_figures(requests, meta, begin, end),
         **_prefix_cache(requests, meta),
+        **adapter_figures(meta),
         **encode_figures(requests),
+        **grammar_figures(requests),
         **handover_figures(requests, meta, span_s),
         **kv_tiers(requests, meta),
         **({"releases": meta["releases"]} if "releases" in meta else {}),
@@ -188,7 +195,8 @@ def _peak_seconds(meta: Mapping[str, Any], begin: int, end: int) -> tuple[float,
     """FLOPs and bytes that the GPUs of machines could have done between two instants while they could serve; 0 where unknown."""
     serving, span_s = serving_s(meta, begin, end), (end - begin) * 1e-9
     if serving is not None and "machine_peaks" in meta:
-        flops, n_bytes = (serving @ np.array(meta["machine_peaks"])).tolist()
+        peaks = np.array(meta["machine_peaks"])  # machines that only encode come behind, and have none
+        flops, n_bytes = (serving[: len(peaks)] @ peaks).tolist()
         return flops, n_bytes
     return span_s * (meta.get("peak_flops_per_s") or 0.0), span_s * (meta.get("peak_bytes_per_s") or 0.0)
 

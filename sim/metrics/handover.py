@@ -31,9 +31,23 @@ ENCODE_STAGES: Mapping[str, tuple[str, str]] = {
 """The stages of a request before its prompt is computed, the front end in the first; together they are its `queue_s`."""
 
 
+def grammar_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The entry `structured_output` of a summary: finished requests that waited for a grammar to be compiled, and for how long;
+    empty where no answer keeps to one."""
+    if "grammar_wait_ns" not in requests:
+        return {}
+    waits_ns = requests["grammar_wait_ns"][finished(requests)]
+    waits_s = waits_ns[waits_ns > 0] * 1e-9
+    return {"structured_output": {"waited": len(waits_s), "compile_wait_s": statistics(waits_s)}}
+
+
 def encode_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """The entry `encode` of a summary: finished requests that were encoded, and their `stages` in seconds; empty where there is no
-    machine that encodes."""
+    """The entries `encode` and `images` of a summary: finished requests that were encoded on machines of their own, and their
+    `stages` in seconds; images that were `encoded` in steps for finished requests, `hits` that were found encoded, their share of
+    both, and `encode_s`, the time of encoding in the steps of each request for which some were encoded. Empty where there is no
+    such thing."""
+    if "encoded_images" in requests:
+        return {"images": _image_figures(requests)}
     if "encode_landed_ns" not in requests:
         return {}
     over = finished(requests) & (requests["encode_landed_ns"] >= 0)
@@ -41,6 +55,17 @@ def encode_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         name: statistics((requests[end] - requests[begin])[over] * 1e-9) for name, (begin, end) in ENCODE_STAGES.items()
     }
     return {"encode": {"requests": int(over.sum()), "stages": stages}}
+
+
+def _image_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    done = finished(requests)
+    encoded, hits = (int(requests[name][done].sum()) for name in ("encoded_images", "image_hits"))
+    return {
+        "encoded": encoded,
+        "hits": hits,
+        "hit_rate": hits / (hits + encoded) if hits + encoded else None,
+        "encode_s": statistics(requests["encode_ns"][done & (requests["encoded_images"] > 0)] * 1e-9),
+    }
 
 
 def handover_figures(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], span_s: float) -> dict[str, Any]:

@@ -22,7 +22,8 @@ def rollout_figures(
 
     A step lasts from its first prompt, or from the end of the one before where answers go on meanwhile, to the last answer of
     the groups that end it: `step_s`. `p90_s` and `p99_s` are the times from its beginning until so many of these answers were
-    there, `tail_share` the part of its time after `p90_s`. `idle_s` is the time that replicas, together, had no request before
+    there, `tail_share` the part of its time after `p90_s`; where machines stand still or give answers back, `recomputed_tokens` are
+    those whose KV was given up. `idle_s` is the time that replicas, together, had no request before
     it ended, `idle_share` the same over all their time. Of all answers `kept` were for groups that ended a step, `dropped` for
     others that had finished, `aborted` when a step ended. Where some were rejected, lost or never ended, `answers` says how
     many, and there are no steps: nobody knows when those who waited for them gave up.
@@ -45,7 +46,7 @@ def rollout_figures(
         taken = taken[np.argsort(ended_ns[taken], kind="stable")][: rollout.of_a_step]
         kept[taken] = True
         begin_ns = int(sent_ns[groups.step == step].min())
-        if rollout.leftover == "continue" and step:
+        if rollout.leftover != "abort" and step:
             begin_ns = end_ns
         end_ns = int(ended_ns[taken].max())
         steps.append(_step(requests, _rows(taken, rollout), begin_ns, end_ns, replicas))
@@ -58,6 +59,7 @@ def rollout_figures(
             "steps": steps,
             "step_s": statistics(durations),
             "tail_share": float(np.mean(tails)) if tails else None,
+            **({"recomputed_tokens": int(requests["recomputed_tokens"].sum())} if rollout.stops_machines else {}),
             "idle_s": idle_s,
             "idle_share": idle_s / all_s if idle_s is not None and all_s else None,
             "answers": {

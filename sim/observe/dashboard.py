@@ -21,6 +21,7 @@ _PANELS: Mapping[str, tuple[str, str, str, str]] = {
     "ttft_s": ("TTFT, mean", "s", "histogram", "ttft"),
     "itl_s": ("ITL, mean", "s", "histogram", "itl"),
     "running": ("Running requests", "short", "gauge", "running"),
+    "in_flight": ("Requests in flight", "short", "gauge", "in_flight"),
     "waiting": ("Waiting requests", "short", "gauge", "waiting"),
     "kv_used": ("KV cache in use", "percentunit", "share", "kv_used"),
 }
@@ -31,6 +32,7 @@ _NAMES: Mapping[str, tuple[str, str]] = {
     "ttft_s": ("time_to_first_token_seconds", "Mean time to the first token"),
     "itl_s": ("inter_token_latency_seconds", "Mean time between tokens"),
     "running": ("requests_running", "Requests that run"),
+    "in_flight": ("requests_in_flight", "Requests in flight"),
     "waiting": ("requests_waiting", "Requests that wait"),
     "kv_used": ("kv_cache_usage", "Share of the KV cache in use"),
 }
@@ -56,7 +58,8 @@ def dashboard(
     panels = []
     for quantity, (name, unit, kind, counted) in _PANELS.items():
         expression = _expression(known, kind, counted, matching)
-        queries = [("predicted", predicted_name(quantity))] + ([("observed", expression)] if expression else [])
+        if not expression:
+            continue
         at = len(panels)
         panels.append(
             {
@@ -68,7 +71,9 @@ def dashboard(
                 "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
                 "targets": [
                     {"refId": "AB"[i], "expr": text, "legendFormat": legend}
-                    for i, (legend, text) in enumerate(reversed(queries))
+                    for i, (legend, text) in enumerate(
+                        (("observed", expression), ("predicted", predicted_name(quantity)))
+                    )
                 ],
             }
         )

@@ -1,9 +1,10 @@
 """When a deployment and its simulation part, and what may be the cause: a slow machine, or a router that does not see load.
 
-The change test is a two-sided CUSUM of log(observed / simulated) by interval: deviations from the level of the first quarter of
-the intervals, in units of their own scatter, less half a unit each, are added up while they go one way, and 5 units raise the
-alarm. With independent normal scatter a false alarm comes once in about 465 intervals (Hawkins and Olwell, Cumulative Sum Charts,
-1998). The scatter is that of differences between neighbours, and no less than what a repeated measurement has.
+The change test is of log(observed / simulated) by interval: its deviations from their mean are added up, and the largest such sum,
+over the scatter of one interval and the root of their number, raises an alarm above 1.63. Without a change and with independent
+scatter that happens in one observation of a hundred (the distribution of Kolmogorov; Ploberger and Kraemer, Econometrica 60, 1992).
+The change began behind the interval in which the sum is largest. The scatter is that of differences between neighbours, and no less
+than a repeated measurement has.
 """
 
 from __future__ import annotations
@@ -23,13 +24,10 @@ if TYPE_CHECKING:
     from sim.observe.curves import Observed
 
 FloatArray = NDArray[np.float64]
-ALLOWED = 0.5
-"""Units that a deviation may have without adding to the sum."""
-ALARM = 5.0
+ALARM = 1.628
+"""The 99th percentile of the largest sum without a change."""
 FEWEST = 8
 """Intervals below which nothing is said about changes."""
-_NORMAL = 1.4826
-"""Standard deviations of a normal distribution in its median absolute deviation."""
 LEAST_SCATTER: Mapping[str, float] = {"ttft_s": 0.06, "itl_s": 0.02, "requests_per_s": 0.02, "kv_used": 0.05}
 """Scatter of the log that a repeated measurement has (`sim.bench.fitting.ERRORS`), below which none is taken."""
 WATCHED = ("itl_s", "ttft_s")
@@ -49,32 +47,21 @@ class Change:
 
     quantity: str
     since_s: float
-    """Unix time from which on it did: where the sum that raised the alarm began."""
-    found_s: float
-    """The end of the interval in which the alarm was raised."""
+    """Unix time from which on it did."""
     by: float
     """Observed over simulated after it over the same before it, less 1."""
 
 
 def scatter(values: FloatArray, least: float) -> float:
-    """The standard deviation of *values* around a level that may change: of differences between neighbours, robustly."""
-    steps = np.diff(values)
-    if len(steps) < 2:
-        return least
-    return max(least, _NORMAL * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2.0))
+    """The standard deviation of *values* around a level that may change once: of differences between neighbours."""
+    return max(least, float(np.sqrt(np.mean(np.diff(values) ** 2) / 2.0)))
 
 
-def cusum(values: FloatArray, level: float, unit: float) -> tuple[int, int] | None:
-    """The interval in which the deviations of *values* began that raised an alarm, and that of the alarm; None without one."""
-    for side in (1.0, -1.0):
-        total, began = 0.0, 0
-        for at, value in enumerate(values):
-            total = max(0.0, total + side * (value - level) / unit - ALLOWED)
-            if total == 0.0:
-                began = at + 1
-            if total > ALARM:
-                return began, at
-    return None
+def change_in(values: FloatArray, unit: float) -> int | None:
+    """The first of *values* behind a change of their level, where there is one; *unit* is their scatter without it."""
+    sums = np.abs(np.cumsum(values - values.mean()))[:-1]
+    at = int(np.argmax(sums))
+    return at + 1 if sums[at] / (unit * math.sqrt(len(values))) > ALARM else None
 
 
 def changes(found: Beside) -> list[Change]:
@@ -90,20 +77,11 @@ def changes(found: Beside) -> list[Change]:
         if len(known) < FEWEST:
             continue
         values = logs[known]
-        level = float(np.median(values[: max(3, len(values) // 4)]))
-        alarm = cusum(values, level, scatter(values, LEAST_SCATTER[name]))
-        if alarm is None:
-            continue
-        began, at = alarm
-        after, before = values[began:], values[:began] if began else np.array([level])
-        said.append(
-            Change(
-                quantity=name,
-                since_s=float(found.edges_s[known[began]]),
-                found_s=float(found.edges_s[known[at] + 1]),
-                by=float(np.expm1(np.median(after) - np.median(before))),
-            )
-        )
+        began = change_in(values, scatter(values, LEAST_SCATTER[name]))
+        if began is not None:
+            since_s = float(found.edges_s[known[began]])
+            by = float(np.expm1(values[began:].mean() - values[:began].mean()))
+            said.append(Change(quantity=name, since_s=since_s, by=by))
     return said
 
 
@@ -136,10 +114,11 @@ def machines(seen: Observed, edges_s: FloatArray, replayed: Replayed) -> list[Ma
 
     ITL at a number of running requests is a straight line through all simulated machines and intervals.
     """
-    itl = {name: np.asarray(_of_instance(seen, name, edges_s, "itl_s")) for name in seen.histograms.get("itl", {})}
-    running = {name: np.asarray(_of_instance(seen, name, edges_s, "running")) for name in itl}
+    itl = {name: each.mean(edges_s) for name, each in seen.histograms.get("itl", {}).items()}
+    level = "running" if "running" in seen.gauges else "in_flight"
+    running = {name: _gauge_of(seen, level, name, edges_s) for name in itl}
     residuals: dict[str, FloatArray] = {}
-    slope, base = _line(replayed)
+    slope, base = _line(replayed, level)
     for name, values in itl.items():
         expected = base + slope * running[name] if np.isfinite(running[name]).any() else np.full(len(values), base)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -174,16 +153,14 @@ def _middle(values: FloatArray) -> FloatArray:
     )
 
 
-def _of_instance(seen: Observed, name: str, edges_s: FloatArray, quantity: str) -> FloatArray:
-    if quantity == "itl_s":
-        return seen.histograms["itl"][name].mean(edges_s)
-    curve = seen.gauges.get(quantity, {}).get(name)
+def _gauge_of(seen: Observed, gauge: str, instance: str, edges_s: FloatArray) -> FloatArray:
+    curve = seen.gauges.get(gauge, {}).get(instance)
     return np.full(len(edges_s) - 1, np.nan) if curve is None else curve.mean_between(edges_s)
 
 
-def _line(replayed: Replayed) -> tuple[float, float]:
-    """Slope and value at none of ITL over running requests, through all simulated machines and intervals."""
-    x = np.concatenate([each["running"] for each in replayed.by_machine])
+def _line(replayed: Replayed, level: str) -> tuple[float, float]:
+    """Slope and value at none of ITL over requests that run or are in flight, through all simulated machines and intervals."""
+    x = np.concatenate([each[level] for each in replayed.by_machine])
     y = np.concatenate([each["itl_s"] for each in replayed.by_machine])
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
@@ -224,16 +201,15 @@ def causes(seen: Observed, edges_s: FloatArray, replayed: Replayed) -> list[Caus
 def _router(seen: Observed, edges_s: FloatArray, replayed: Replayed, slow: set[str]) -> Cause | None:
     """A router that does not see load, told by scrapes: how unevenly requests are in flight at an instant, machines that are slow
     left out, against the same instants of the simulated rule."""
-    names = [name for name in seen.gauges.get("running", {}) if name not in slow]
+    levels = [seen.gauges[name] for name in ("running", "waiting") if name in seen.gauges]
+    if "running" not in seen.gauges:
+        levels = [seen.gauges["in_flight"]] if "in_flight" in seen.gauges else []
+    names = [name for name in (levels[0] if levels else ()) if name not in slow]
     if len(names) < 2 or replayed.runs[0].machines < 2:
         return None
-    at_s = seen.gauges["running"][names[0]].at_s
+    at_s = levels[0][names[0]].at_s
     at_s = at_s[(at_s >= edges_s[0]) & (at_s <= edges_s[-1])]
-    in_flight = []
-    for name in names:
-        waiting = seen.gauges.get("waiting", {}).get(name)
-        level = seen.gauges["running"][name].at(at_s)
-        in_flight.append(level if waiting is None else level + waiting.at(at_s))
+    in_flight = [np.sum([each[name].at(at_s) for each in levels if name in each], axis=0) for name in names]
     theirs = unevenness(in_flight)
     begin_s = float(edges_s[0] - replayed.edges_s[0])
     of_runs = np.array([unevenness(_simulated_at(run, (at_s - begin_s) * _NS)) for run in replayed.runs])

@@ -46,6 +46,8 @@ class Stretch:
     end_s: float
     rate_per_s: float
     measured_s: Mapping[str, float]
+    by_running: bool = False
+    """Whether time per token is how long requests run over their output tokens, for nobody measures the gaps."""
 
 
 def stretches(
@@ -67,10 +69,19 @@ def stretches(
             for name, of in (("tpot", "itl_s"), ("ttft", "ttft_s"))
             if of in rows and np.isfinite(rows[of][0]) and rows[of][0] > 0
         }
+        by_running = "itl_s" not in rows and {"running", "output_tokens_per_s"} <= set(rows)
+        if by_running and rows["output_tokens_per_s"][0] > 0 and rows["running"][0] > 0:
+            measured["tpot_s"] = float(rows["running"][0] / rows["output_tokens_per_s"][0])
         if measured and total[end] - total[at] >= _FEWEST:
             rate = float((total[end] - total[at]) / (edges_s[end] - edges_s[at]))
             found.append(
-                Stretch(begin_s=float(edges_s[lead]), end_s=float(edges_s[end]), rate_per_s=rate, measured_s=measured)
+                Stretch(
+                    begin_s=float(edges_s[lead]),
+                    end_s=float(edges_s[end]),
+                    rate_per_s=rate,
+                    measured_s=measured,
+                    by_running=by_running,
+                )
             )
         at = end
     found.sort(key=lambda each: each.rate_per_s)
@@ -84,24 +95,32 @@ class _Within:
 
     begin_ns: float
     end_ns: float
+    by_running: bool = False
+    """`Stretch.by_running`."""
 
     def __call__(self, columns: Columns) -> tuple[NDArray[np.bool_], Mapping[str, float]]:
         requests = columns.requests
         came, first, ended = (requests[name] for name in ("arrival_ns", "first_token_ns", "finish_ns"))
         counted = (requests["status"] == 0) & (first >= self.begin_ns) & (first < self.end_ns)
         gaps = (requests["status"] == 0) & (requests["output_tokens"] > 1) & (ended > first)
-        inside = np.minimum(ended, self.end_ns) - np.maximum(first, self.begin_ns)
-        inside = np.where(gaps, np.maximum(inside, 0.0), 0.0)
+        inside = self._inside(first, ended, gaps)
         tokens = (requests["output_tokens"] - 1) * inside / np.maximum(ended - first, 1)
+        if self.by_running:
+            inside = self._inside(requests["scheduled_ns"], ended, gaps)
         nan = float("nan")
         return counted, {
             "ttft_s": float((first - came)[counted].mean() / _NS) if counted.any() else nan,
             "tpot_s": float(inside.sum() / tokens.sum() / _NS) if tokens.sum() >= 1 else nan,
         }
 
+    def _inside(self, begin: NDArray[np.int64], end: NDArray[np.int64], mine: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """The part of each time between two instants that lies within."""
+        inside = np.minimum(end, self.end_ns) - np.maximum(begin, self.begin_ns)
+        return np.where(mine, np.maximum(inside, 0.0), 0.0)
+
 
 def fit(
-    scenario: Scenario, seen: Observed, traffic: ObservedTraffic, *, share_groups: int = 1, most: int = CASES,
+    scenario: Scenario, seen: Observed, traffic: ObservedTraffic, *, most: int = CASES,
     requests: int = REQUESTS, kv_known: bool = False,
 ) -> Fit:  # fmt: skip
     """The stack of *scenario* fitted to what was observed, by stretches from the least to the most load.
@@ -114,12 +133,14 @@ def fit(
             f"{scenario.source}: only deployments on GPUs, calibrated and not by measured steps, have terms that can be fitted; "
             "--no-fit replays it as it is"
         )
-    trace = traffic.workload(scenario.seed, share_groups=share_groups)
+    trace = traffic.workload(scenario.seed)
     cases: list[Case] = []
     for each in stretches(seen, traffic, most=most, requests=requests):
         part, begin_ns = _part(trace, traffic, each)
-        experiment = replace(resolve(scenario, part).experiment, seed=scenario.seed)
-        within = _Within(begin_ns=begin_ns, end_ns=begin_ns + (each.end_s - each.begin_s) * _NS)
+        experiment = replace(resolve(scenario, part).experiment, seed=scenario.seed, in_flight=_limit(part, traffic))
+        within = _Within(
+            begin_ns=begin_ns, end_ns=begin_ns + (each.end_s - each.begin_s) * _NS, by_running=each.by_running
+        )
         name = f"{each.begin_s - traffic.begin_s:.0f} to {each.end_s - traffic.begin_s:.0f} s, {each.rate_per_s:.3g}/s"
         try:
             cases.append(case_of(name, each.measured_s, experiment, deployment, within))
@@ -135,6 +156,11 @@ def fit(
         return fitted(cases, Setting(stack=deployment.made_by.stack), priors_of(cases[0]), names=names)
     except ValueError as error:
         raise RooftraceError(f"{scenario.source}: {error}") from None
+
+
+def _limit(part: Trace, traffic: ObservedTraffic) -> int | None:
+    """The limit of clients, where there are more requests."""
+    return traffic.in_flight if traffic.in_flight is not None and traffic.in_flight < len(part) else None
 
 
 def _part(trace: Trace, traffic: ObservedTraffic, each: Stretch) -> tuple[Trace, float]:

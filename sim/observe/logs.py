@@ -192,7 +192,7 @@ def observed_of(logged: Arrival) -> Observed:
     begin_s, end_s = float(logged.at_s.min()), float(ended_s[known].max())
     instants_s = np.linspace(begin_s, end_s, _INSTANTS)
     counters: dict[str, dict[str, Curve]] = {"finished": {}, "prompt_tokens": {}, "output_tokens": {}}
-    gauges: dict[str, dict[str, Curve]] = {"running": {}}
+    gauges: dict[str, dict[str, Curve]] = {"in_flight": {}}
     histograms: dict[str, dict[str, Counted]] = {}
     for name in dict.fromkeys(names.tolist()):
         mine = np.flatnonzero((names == name) & known)
@@ -206,7 +206,7 @@ def observed_of(logged: Arrival) -> Observed:
             counters[quantity][name] = _counted_up(ended_s[mine], amount, begin_s)
         came, gone = np.sort(logged.at_s[mine]), np.sort(ended_s[mine])
         level = np.searchsorted(came, instants_s, "right") - np.searchsorted(gone, instants_s, "right")
-        gauges["running"][name] = Curve(at_s=instants_s, values=level.astype(np.float64))
+        gauges["in_flight"][name] = Curve(at_s=instants_s, values=level.astype(np.float64))
         for quantity, at_s, n, seconds in _latencies(logged, mine, ended_s):
             keep = np.isfinite(at_s) & np.isfinite(seconds) & (n > 0)
             if keep.any():

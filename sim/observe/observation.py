@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,12 +60,28 @@ class Source:
                     f"{self.url} has none of the names that are known between those two instants; is --match too narrow, or does "
                     "it scrape another fleet?"
                 )
-            return observed(series, self.url), logged
+            return _completed(observed(series, self.url), logged), logged
         if scraped:
-            return observed(read_files(scraped, matching), ", ".join(map(str, scraped[:3]))), logged
+            seen = observed(read_files(scraped, matching), ", ".join(map(str, scraped[:3])))
+            return _completed(seen, logged), logged
         if logged is None:
             raise RooftraceError("give files of metrics or logs, or --prometheus URL")
         return observed_of(logged), logged
+
+
+def _completed(seen: Observed, logged: Arrival | None) -> Observed:
+    """*seen* with the latencies and counts of a log where the metrics have none."""
+    if logged is None or logged.e2el_s is None:
+        return seen
+    other = observed_of(logged)
+    return replace(
+        seen,
+        counters={**other.counters, **seen.counters},
+        histograms={**other.histograms, **seen.histograms},
+        missing=tuple(
+            each for each in seen.missing if not each.startswith(("TTFT", "ITL", "The number", "The lengths"))
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +93,6 @@ class How:
     fits: bool = True
     replications: int = 3
     """Draws of the traffic."""
-    share_groups: int = 1
-    """Beginnings that prompts share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +134,6 @@ def observe(
     the stack.
     """
     how, notes = how or How(), list[str]()
-    groups = how.share_groups
     begin_s, end_s = (traffic.begin_s + float(traffic.edges_s[at]) for at in (0, -1))
     edges_s = hours(begin_s, end_s, seen.scrape_s, how.every_s)
     said = list(seen.kv_blocks.values())
@@ -131,11 +144,11 @@ def observe(
     if how.fits and scenario.stack_file is not None:
         notes.append(f"serving_stack is {scenario.serving_stack}, a fit already, and stays as it is")
     elif how.fits:
-        found = fitted(scenario, seen, traffic, share_groups=groups, kv_known=bool(said) or given)
+        found = fitted(scenario, seen, traffic, kv_known=bool(said) or given)
         write_whole(out / STACK, stack_text(found, scenario, files, []))
         present = scenario.with_value("serving_stack", str((out / STACK).resolve()))
     seeds = range(present.seed, present.seed + how.replications)
-    replayed = replay(present, traffic, edges_s, seeds=seeds, share_groups=groups)
+    replayed = replay(present, traffic, edges_s, seeds=seeds)
     both = beside(seen, edges_s, replayed)
     blocks = int(replayed.runs[0].columns.meta["kv_blocks_total"][0])
     kv = kv_blocks(both, blocks, said)
@@ -145,9 +158,9 @@ def observe(
             "the present has those that it tells"
         )
         present = present.with_value("memory.kv_blocks", max(1, round(kv.told)))
-        replayed = replay(present, traffic, edges_s, seeds=seeds, share_groups=groups)
+        replayed = replay(present, traffic, edges_s, seeds=seeds)
         both = beside(seen, edges_s, replayed)
-    write(present, traffic.workload(present.seed, share_groups=groups), out)
+    write(present, traffic.workload(present.seed), out)
     return Observation(
         seen=seen,
         traffic=traffic,

@@ -33,11 +33,12 @@ QUANTITIES: Mapping[str, str] = {
     "ttft_s": "TTFT",
     "itl_s": "ITL",
     "running": "running",
+    "in_flight": "in flight",
     "waiting": "waiting",
     "kv_used": "KV use",
 }
 """What is laid beside each other, with its head in tables: rates are of requests that end and of tokens, latencies are means."""
-RELATIVE = ("requests_per_s", "output_tokens_per_s", "ttft_s", "itl_s", "running", "waiting")
+RELATIVE = ("requests_per_s", "output_tokens_per_s", "ttft_s", "itl_s", "running", "in_flight", "waiting")
 """Those of which an error is a share of what was observed; of KV use it is a difference of shares."""
 LEAST_HOUR_S = 3600.0
 _HOURS = 24
@@ -73,12 +74,10 @@ def observed_rows(seen: Observed, edges_s: FloatArray) -> dict[str, FloatArray]:
         mean = next((mean for quantity in quantities if (mean := seen.mean(quantity, edges_s)) is not None), None)
         if mean is not None:
             found[name] = mean[1]
-    for name in ("running", "waiting", "kv_used"):
+    for name in ("running", "waiting", "in_flight", "kv_used"):
         gauge = seen.gauge(name, edges_s)
         if gauge is not None:
             found[name] = gauge
-    if "running" not in found and (in_flight := seen.gauge("in_flight", edges_s)) is not None:
-        found["running"] = in_flight - found.get("waiting", 0.0)
     return found
 
 
@@ -142,6 +141,7 @@ def _rows(run: Run, mine: NDArray[np.bool_], edges_s: FloatArray, replicas: Iter
         "ttft_s": np.where(n > 0, waited / np.maximum(n, 1), np.nan),
         "itl_s": np.where(decoded >= 1, decoding_s / np.maximum(decoded, 1), np.nan),
         "running": mean_level(edges_ns, scheduled[mine], finish[mine]),
+        "in_flight": mean_level(edges_ns, came[mine], finish[mine]),
         "waiting": mean_level(edges_ns, np.minimum(came + run.front_ns, scheduled)[mine], scheduled[mine]),
         "kv_used": rate_of_parts(edges_ns, held) / max(len(chosen), 1),
     }
@@ -220,16 +220,20 @@ def _means(rows: Sequence[Mapping[str, FloatArray]]) -> dict[str, FloatArray]:
 
 
 def replay(
-    scenario: Scenario, traffic: ObservedTraffic, edges_s: FloatArray, *, seeds: Sequence[int], share_groups: int = 1,
+    scenario: Scenario, traffic: ObservedTraffic, edges_s: FloatArray, *, seeds: Sequence[int],
     router: Router | None = None,
 ) -> Replayed:  # fmt: skip
     """*traffic* on the deployment of *scenario*, drawn and run once for each of *seeds*; *edges_s* are Unix time. One run stands
     for all where nothing is random. *router*: in place of the scenario's."""
     found: list[Run] = []
     for seed in steps(seeds, "replays"):
-        built = resolve(scenario, traffic.workload(seed, share_groups=share_groups))
+        trace = traffic.workload(seed)
+        built = resolve(scenario, trace)
+        limit = traffic.in_flight if traffic.in_flight is not None and traffic.in_flight < len(trace) else None
         own = built.experiment.router if router is None else router
-        found.append(run_of(replace(built, experiment=replace(built.experiment, seed=seed, router=own))))
+        found.append(
+            run_of(replace(built, experiment=replace(built.experiment, seed=seed, router=own, in_flight=limit)))
+        )
         if alike([each.result.summary for each in found]):
             found = found[:1]
             break

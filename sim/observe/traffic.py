@@ -100,6 +100,10 @@ class ObservedTraffic:
     """Share of prompt tokens found in the prefix cache; NaN where it is not known."""
     logged: Arrival | None = None
     """The requests themselves, where a log has them."""
+    share_groups: int = 1
+    """Beginnings that prompts share, where hits of the prefix cache are counted."""
+    in_flight: int | None = None
+    """The most requests that clients have in flight, beyond which they wait to send; None: they do not wait."""
     how: tuple[str, ...] = ()
     """How arrivals and lengths were found, and what they cannot say, a sentence each."""
 
@@ -112,12 +116,12 @@ class ObservedTraffic:
     def requests(self) -> int:
         return round(float(self.arrivals.sum())) if self.logged is None else len(self.logged)
 
-    def workload(self, seed: int, *, share_groups: int = 1) -> Trace:
+    def workload(self, seed: int) -> Trace:
         """The requests: those of the log, or as many as came in each interval at times drawn evenly within it, with lengths drawn
         from its buckets so that its means are kept. RooftraceError where there is none."""
         if self.logged is not None:
             return _as_logged(self.logged)
-        return _drawn(self, seed, share_groups)
+        return _drawn(self, seed)
 
 
 def observed_traffic(
@@ -285,7 +289,7 @@ def _hit(seen: Observed, edges_s: FloatArray, how: list[str]) -> FloatArray:
     return np.where(of > 0, np.clip(hits / np.maximum(of, 1e-9), 0.0, 1.0), np.nan)
 
 
-def _drawn(traffic: ObservedTraffic, seed: int, share_groups: int) -> Trace:
+def _drawn(traffic: ObservedTraffic, seed: int) -> Trace:
     counts = _whole(traffic.arrivals)
     n = int(counts.sum())
     if n < 1:
@@ -304,7 +308,7 @@ def _drawn(traffic: ObservedTraffic, seed: int, share_groups: int) -> Trace:
     output = _tokens(traffic.output, interval, stream(seed, Stream.OUTPUT_LENGTHS), "outputs", "--output-tokens")
     hit = np.nan_to_num(traffic.prefix_hit)[interval]
     shared = np.minimum((hit * prompt / BLOCK_TOKENS).round().astype(np.int64), (prompt - 1) // BLOCK_TOKENS)
-    group = stream(seed, Stream.PROMPTS).integers(0, share_groups, n)
+    group = stream(seed, Stream.PROMPTS).integers(0, traffic.share_groups, n)
     return _trace(at_s, prompt, output, shared, group, f"observed traffic, seed {seed}")
 
 
@@ -315,35 +319,38 @@ def _as_logged(logged: Arrival) -> Trace:
     cached = np.zeros(n, np.int64) if logged.cached_tokens is None else np.maximum(logged.cached_tokens, 0)
     prompt = np.maximum(logged.prompt_tokens, 1)
     shared = np.minimum(cached // BLOCK_TOKENS, (prompt - 1) // BLOCK_TOKENS)
-    group = np.zeros(n, np.int64) if logged.session is None else np.where(logged.session < 0, 0, logged.session + 1)
+    session = np.full(n, -1, np.int64) if logged.session is None else logged.session
     output = np.maximum(logged.output_tokens, 1)
-    return _trace(logged.at_s, prompt, output, shared, group, "the requests of the log", logged.session)
+    return _trace(logged.at_s, prompt, output, shared, session, "the requests of the log", logged.session)
 
 
 def _trace(
     at_s: FloatArray, prompt: IntArray, output: IntArray, shared: IntArray, group: IntArray, source: str,
     session: IntArray | None = None,
 ) -> Trace:  # fmt: skip
-    """A trace of prompts that begin with so many *shared* blocks of their *group*'s beginning, and are their own behind them."""
+    """A trace of prompts that begin with so many *shared* blocks, and are their own behind them.
+
+    The shared ones are of a beginning that its *group* has in common; with a *session*, of the prompt before it in its session.
+    """
     prefixes = {}
     if shared.any():
-        longest = np.zeros(int(group.max()) + 1, np.int64)
-        np.maximum.at(longest, group, shared)
-        heads = np.concatenate(([0], np.cumsum(longest)))
-        # Blocks behind the shared ones are named too: a group whose prompts grow finds what the one before computed.
         blocks = prompt // BLOCK_TOKENS
-        own = heads[-1] + np.concatenate(([0], np.cumsum(blocks - shared)))
-        ids = [
-            np.concatenate((heads[g] + np.arange(k), o + np.arange(b - k)))
-            for g, k, b, o in zip(group.tolist(), shared.tolist(), blocks.tolist(), own.tolist(), strict=False)
-        ]
-        prefixes = {
-            "prefix_blocks": np.concatenate(ids).astype(np.int64),
-            "prefix_offsets": np.concatenate(([0], np.cumsum(blocks))),
-            "prefix_block_tokens": BLOCK_TOKENS,
-        }
+        offsets = np.concatenate(([0], np.cumsum(blocks)))
+        longest = int(shared.max())
+        ids = np.arange(int(offsets[-1]), dtype=np.int64) + (int(group.max()) + 2) * longest
+        latest: dict[int, int] = {}
+        for row, (of, k) in enumerate(zip(group.tolist(), shared.tolist(), strict=True)):
+            begin = int(offsets[row])
+            before = latest.get(of) if session is not None and of >= 0 else None
+            if before is None:
+                ids[begin : begin + k] = (of + 1 if session is None else 0) * longest + np.arange(k)
+            else:
+                k = min(k, int(blocks[before]))
+                ids[begin : begin + k] = ids[offsets[before] : offsets[before] + k]
+            latest[of] = row
+        prefixes = {"prefix_blocks": ids, "prefix_offsets": offsets, "prefix_block_tokens": BLOCK_TOKENS}
     return Trace(
-        arrival_ns=np.rint((at_s) * _NS).astype(np.int64),
+        arrival_ns=np.rint(at_s * _NS).astype(np.int64),
         prompt_tokens=prompt,
         output_tokens=output,
         session=session,
@@ -400,8 +407,7 @@ def _pools(lengths: LengthsOverTime) -> tuple[IntArray, FloatArray, FloatArray]:
 
 def _moved(low: FloatArray, high: FloatArray, mean: float, rng: np.random.Generator) -> IntArray:
     """One length for each bucket from above *low* to *high*, with their *mean* as far as buckets allow."""
-    at = rng.random(len(low))
-    values = low + at * (high - low)
+    values = low + rng.random(len(low)) * (high - low)
     now = float(values.mean())
     towards = high if mean > now else low
     reach = float(towards.mean()) - now
@@ -410,11 +416,11 @@ def _moved(low: FloatArray, high: FloatArray, mean: float, rng: np.random.Genera
     return np.maximum(np.floor(values + rng.random(len(low))), 1).astype(np.int64)
 
 
-def sentences(traffic: ObservedTraffic, share_groups: int) -> Iterator[str]:
+def sentences(traffic: ObservedTraffic) -> Iterator[str]:
     """How the traffic was found, and what its replay takes for granted."""
     yield from traffic.how
     if traffic.logged is None:
         yield "within an interval requests are sent at times drawn evenly, and a request's two lengths independently"
         if np.nan_to_num(traffic.prefix_hit).any():
-            groups = "one beginning" if share_groups == 1 else f"{share_groups} beginnings"
+            groups = "one beginning" if traffic.share_groups == 1 else f"{traffic.share_groups} beginnings"
             yield f"prompts share {groups} as long as the hits say; --prefix-groups says otherwise"

@@ -50,10 +50,10 @@ def settings_of(text: str) -> tuple[str, ...]:
 
 def alternative(
     scenario: Scenario, traffic: ObservedTraffic, edges_s: FloatArray, present: Replayed, settings: Sequence[str], *,
-    seeds: Sequence[int], share_groups: int = 1,
+    seeds: Sequence[int],
 ) -> Alternative:  # fmt: skip
     """*scenario* with other *settings* under the same requests as *present*, and by how much it differs from that."""
-    other = replay(scenario.with_set(*settings), traffic, edges_s, seeds=seeds, share_groups=share_groups)
+    other = replay(scenario.with_set(*settings), traffic, edges_s, seeds=seeds)
     differences, how = differences_of(present.runs, other.runs)
     return Alternative(settings=tuple(settings), replayed=other, differences=differences, how=how)
 

@@ -131,18 +131,21 @@ def _shares(tokens: FloatArray, attended: FloatArray, part: float) -> FloatArray
 
 
 def machines_of(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> list[tuple[int, Mapping[str, Any]]]:
-    """Devices of each machine, and what the manifest says of them."""
+    """Devices of each machine, and what the manifest says of them; machines that only encode, behind the others, are left out."""
+    indices = (
+        [] if fleet is None else [i for i, role in zip(fleet["pools"], fleet["roles"], strict=True) if role != "encode"]
+    )
     if "pools" in manifest:
         pools = {name: (pool["gpus"] // pool["replicas"], pool["hardware"]) for name, pool in manifest["pools"].items()}
         of_each = [name for name, pool in manifest["pools"].items() for _ in range(pool["replicas"])]
         if fleet is not None:
-            of_each = [fleet["names"][index] for index in fleet["pools"]]
+            of_each = [fleet["names"][index] for index in indices]
         return [pools[name] for name in of_each]
     if "hardware" not in manifest or "scenario" not in manifest:
         return []
     scenario = manifest["scenario"]
     one = (math.prod(scenario["parallel"][name] for name in _DEVICES), manifest["hardware"])
-    return [one] * (scenario["replicas"] if fleet is None else len(fleet["pools"]))
+    return [one] * (scenario["replicas"] if fleet is None else len(indices))
 
 
 def _paid_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int, n: int) -> list[float]:
@@ -150,7 +153,7 @@ def _paid_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int, n: int) -> list
     if meta.get("fleet") is None:
         return [(end_ns - begin_ns) * 1e-9] * n
     by_state = seconds_by_state(meta["fleet"], begin_ns, end_ns)
-    return (by_state.sum(axis=1) - by_state[:, OFF]).tolist()
+    return (by_state.sum(axis=1) - by_state[:, OFF]).tolist()[:n]
 
 
 def usd_per_machine_hour(columns: Columns, manifest: Mapping[str, Any]) -> list[float] | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _ABSENT_IS_NULL = (
     *("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "replica"),
     *("prefill_replica", "prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns"),
+    "adapter",
     *("encoder", "encode_begin_ns", "encoded_ns", "encode_landed_ns"),
     *("loaded_tokens", "loads_under_way", "stores_under_way"),  # of iterations, on replicas without tiers
 )

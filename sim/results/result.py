@@ -78,7 +78,8 @@ class Result:
         groups = rollout.groups(scenario["seed"])
         requests, meta = self.columns.requests, self.columns.meta
         # A request is known by its last machine, which is all of them where they do not come and go, nor hand requests over.
-        one_each = "fleet" not in meta and "landed_ns" not in requests
+        stays = rollout.redistribute is None and rollout.leftover != "recompute"
+        one_each = stays and "fleet" not in meta and "landed_ns" not in requests
         return rollout_figures(requests, rollout, groups, len(meta["kv_blocks_total"]) if one_each else None)
 
     @property

@@ -197,6 +197,8 @@ def _rollout(rollout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         return []
     steps, n = rollout["steps"], len(rollout["steps"])
     answers = ", ".join(f"{each:,} {name}" for name, each in rollout["answers"].items() if each or name == "kept")
+    if rollout.get("recomputed_tokens"):
+        answers += f"; {rollout['recomputed_tokens']:,} tokens computed again"
     if not steps:
         return [("Answers", f"{answers}; when steps ended is not known")]
     mean = {key: sum(each[key] for each in steps) / n for key in ("p90_s", "p99_s", "step_s")}
@@ -227,6 +229,38 @@ def _encode(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
             f"{found['requests']:,} requests, queued for {queued} on average, encoded in {encoded}, sent in {sent}{then}",
         )
     ]
+
+
+def _adapters(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found or found["running_mean"] is None:
+        return []
+    waiting, loads = (
+        found["waiting_for_slot_mean"],
+        [f"{found['slot_loads']:,} to slots in {seconds_text(found['slot_load_s'])}"],
+    )
+    if found["disk_loads"]:
+        loads.insert(0, f"{found['disk_loads']:,} from disk in {seconds_text(found['disk_load_s'])}")
+    text = f"{found['running_mean']:.3g} of {found['max_loras']} slots in an iteration on average, {found['running_max']} at most"
+    text += f"; {waiting:,.3g} requests waiting for a slot" if waiting else ""
+    return [("Adapters", text), ("Adapter loads", ", ".join(loads))]
+
+
+def _images(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found or found["hit_rate"] is None:
+        return []
+    taken = f", {seconds_text(found['encode_s']['mean'])} in the steps of a request" if found["encoded"] else ""
+    told = f"{found['encoded']:,} encoded, {found['hits']:,} found encoded ({found['hit_rate']:.1%}){taken}"
+    return [("Images", told)]
+
+
+def _structured(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    waits = found["compile_wait_s"]
+    told = (
+        f", {seconds_text(waits['mean'])} on average, at most {seconds_text(waits['max'])}" if found["waited"] else ""
+    )
+    return [("Grammars", f"{found['waited']:,} requests waited for theirs to be compiled{told}")]
 
 
 def _handover(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -306,37 +340,46 @@ def _steps(summary: Mapping[str, Any]) -> str:
 def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if found is None:
         return []
-    hours = f"{found['device_hours']:,.3g} device-hours"
+    hours = f"{_digits(found['device_hours'])} device-hours"
     rows = []
     if found["usd"] is not None:
         if found.get("usd_per_hour") is not None:
             each = f"{money(found['usd_per_hour'])} an hour, {money(found['usd_per_month'])} a month of 730 h"
             rows += [("Deployment", each), ("Prices", found["price_basis"])]
-        parts = f"${found['usd']:,.3g} for {hours}"
+        parts = f"${_digits(found['usd'])} for {hours}"
         if found["usd_per_m_output"] is not None:
-            parts += f", ${found['usd_per_m_output']:,.3g} per million output tokens"
+            parts += f", ${_digits(found['usd_per_m_output'])} per million output tokens"
         if found["usd_per_m_input"] is not None and found["usd_per_m_generated"] is not None:
-            parts += f"; divided: ${found['usd_per_m_input']:,.3g} input, ${found['usd_per_m_generated']:,.3g} output"
+            parts += f"; divided: ${_digits(found['usd_per_m_input'])} input, ${_digits(found['usd_per_m_generated'])} output"
         rows.append(("Cost", parts))
     else:
         rows.append(("Cost", f"{hours}; no price is known: costs.usd_per_device_hour"))
     of_classes = {name: each for name, each in found.get("classes", {}).items() if each["usd"]}
     if of_classes:
         texts = [
-            f"{name} ${each['usd']:,.3g} ({each['usd'] / found['usd']:.0%}), {_price(each['usd_per_m_input'])} input, "
+            f"{name} ${_digits(each['usd'])} ({each['usd'] / found['usd']:.0%}), {_price(each['usd_per_m_input'])} input, "
             f"{_price(each['usd_per_m_generated'])} output"
             for name, each in of_classes.items()
         ]
         rows.append(("Cost by class", f"{'; '.join(texts)} per million tokens"))
     kwh = {name: found[name] / _J_PER_KWH for name in ("joule", "joule_low", "joule_high", "tdp_joule")}
-    energy = f"{kwh['joule']:,.3g} kWh ({kwh['joule_low']:,.3g} to {kwh['joule_high']:,.3g}; at the limit {kwh['tdp_joule']:,.3g})"
+    energy = (
+        f"{_digits(kwh['joule'])} kWh ({_digits(kwh['joule_low'])} to {_digits(kwh['joule_high'])}; "
+        f"at the limit {_digits(kwh['tdp_joule'])})"
+    )
     for name, unit in (("joule_per_output_token", "J per output token"), ("mean_w", "W in the mean")):
         if found[name] is not None:
-            ends = f" ({found[f'{name}_low']:,.3g} to {found[f'{name}_high']:,.3g})" if f"{name}_low" in found else ""
-            energy += f", {found[name]:,.3g} {unit}{ends}"
+            low, high = found.get(f"{name}_low"), found.get(f"{name}_high")
+            ends = "" if low is None else f" ({_digits(low)} to {_digits(high)})"
+            energy += f", {_digits(found[name])} {unit}{ends}"
     if found["carbon_g"] is not None:
-        energy += f", {found['carbon_g']:,.3g} g of carbon"
+        energy += f", {_digits(found['carbon_g'])} g of carbon"
     return [*rows, ("Energy", f"{energy}; {found['power_basis']}")]
+
+
+def _digits(value: float) -> str:
+    """Three digits, and all those before the point: '0.456', '3,126'."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
 
 
 def money(usd: float) -> str:
@@ -401,7 +444,10 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_fleet(summary.get("fleet")),
         *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),
+        *_adapters(summary.get("adapters")),
         *_encode(summary.get("encode")),
+        *_images(summary.get("images")),
+        *_structured(summary.get("structured_output")),
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
         *_rollout(summary.get("rollout")),

@@ -23,11 +23,13 @@ from hwmodels.graphs import GraphSettings
 from hwmodels.precision import PRECISIONS
 from hwmodels.stacks import default_scheduler, default_stack, stacks
 from policies.ranks import PromptBalance
+from sim.scenario.adapters import AdapterSettings
 from sim.scenario.chosen import Distribution, Eviction, Own, Process, Router, Scheduler
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.encoding import EncodeSettings
 from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, OneOf, Section
+from sim.scenario.structured_output import StructuredOutput
 from sim.scenario.tiers import Degraded, Fabric, Tier
 from sim.text import unknown
 from workloads import FORMATS, Rollout, ServeGen, SharedPrefix
@@ -74,9 +76,18 @@ class Parallel(Section):
     """Groups of the tensor x data GPUs that hold different experts; within a group each expert is split by columns. 1: every expert
     is split over all."""
 
+    decode_context: Annotated[int, Field(ge=1)] = 1
+    """GPUs of the `tensor` that share the KV of each sequence, token by token, where each would have the same key-value heads
+    (vLLM's `--decode-context-parallel-size`): as many times the tokens fit, and decodes read each token on one of them."""
+    prefill_context: Annotated[int, Field(ge=1)] = 1
+    """Groups of `tensor` GPUs that share the tokens of every prompt, and the decodes (vLLM's `--prefill-context-parallel-size`).
+    Each has the whole KV cache."""
+    kv_interleave: Annotated[int, Field(ge=1)] = 1
+    """Tokens that follow each other on one GPU of `decode_context` (vLLM's `--cp-kv-cache-interleave-size`)."""
+
     @property
     def gpus(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.data * self.prefill_context
 
 
 class Memory(Section):
@@ -157,6 +168,17 @@ class Predictor(Section):
 
     error: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of the logarithm of guess over truth: 0 knows all, 0.7 is wrong by a factor of two one time in three."""
+
+
+class RequestImages(Section):
+    """Images that are drawn for each request. Their tokens come on top of `prompt_tokens`, ahead of the text."""
+
+    per_request: Distribution = Distribution(distribution="fixed", tokens=1)
+    width: Distribution
+    """Pixels of each image."""
+    height: Distribution
+    distinct: Annotated[int, Field(ge=1)] | None = None
+    """Different images that there are, each asked for equally often; where it is left out, all are different."""
 
 
 def _as_text(value: Any) -> Any:
@@ -301,6 +323,8 @@ class Workload(Section):
     """Keep the first requests only."""
     predictor: Predictor | None = None
     """Guesses of output lengths, drawn around the truth; where it is left out, the trace's column `predicted_tokens`, if any."""
+    images: RequestImages | None = None
+    """Images in prompts; where it is left out, the trace's column `images`, if any."""
     models: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Models that the requests ask for, drawn at random in proportion to these shares; in place of what a trace asks for."""
 
@@ -638,6 +662,11 @@ class Settings(Section):
     """The hand-over from pools that prefill to pools that decode: which emits the first token, when room is taken, what stays."""
     encode: EncodeSettings | None = None
     """Machines that encode what comes with prompts, before these are computed; where it is left out, nothing is encoded."""
+    adapters: AdapterSettings | None = None
+    """LoRA adapters that requests ask for, and the slots that servers have for them; where it is left out, all ask for the model
+    itself."""
+    structured_output: StructuredOutput | None = None
+    """Answers that keep to a grammar; where it is left out, none does."""
     autoscale: Autoscale | None = None
     """Machines come and go; where it is left out, all of them are there from beginning to end."""
     failures: Failures | None = None

@@ -66,6 +66,7 @@ ROUTERS: Mapping[str, str] = {
     "prefix": "policies.routers:Prefix",
     "llm_d": "policies.routers:LlmD",
     "dynamo": "policies.routers:Dynamo",
+    "adapter": "policies.routers:AdapterAffinity",
     "reserve": "policies.routers:Reserve",
     "shed": "policies.routers:Shed",
     **{name: path for stack in stacks().values() for name, path in stack.routers.items()},

@@ -90,6 +90,11 @@ def _check(scenario: Scenario) -> None:
             f"{scenario.source}: classes: a request that a client sends says no class of service; leave classes out, and give "
             "requests a priority"
         )
+    if scenario.structured_output is not None:
+        raise ScenarioError(
+            f"{scenario.source}: structured_output: clients say themselves which answers keep to a grammar, and the endpoint does "
+            "not constrain any; leave structured_output out"
+        )
     if scenario.encode is not None:
         raise ScenarioError(
             f"{scenario.source}: encode: clients send text, and nobody says what there is to encode; leave encode out"

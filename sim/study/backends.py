@@ -29,6 +29,17 @@ class Backend(Protocol):
     def close(self, *, now: bool) -> None: ...
 
 
+def fresh_processes(jobs: int) -> Any:
+    """An executor of *jobs* processes of this machine (joblib's loky), each with one thread for numerics.
+
+    Fresh for each study: a reused process would keep an older version of a policy that was edited since.
+    """
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return ProcessPoolExecutor(max_workers=jobs, timeout=20, env=threads)
+
+
 class Inline:
     """This process."""
 
@@ -53,7 +64,7 @@ class Inline:
 
 
 class Processes:
-    """*jobs* processes of this machine (joblib's loky), each with one thread for numerics."""
+    """*jobs* processes of this machine."""
 
     def __init__(self, jobs: int, folder: Path) -> None:
         self.width = jobs
@@ -62,11 +73,7 @@ class Processes:
 
     def submit(self, batch: Sequence[tuple[str, Scenario]]) -> Future[list[Outcome]]:
         if self._executor is None:
-            from joblib.externals.loky import ProcessPoolExecutor
-
-            threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-            # Fresh for each sweep: a reused process would keep an older version of a policy that was edited since.
-            self._executor = ProcessPoolExecutor(max_workers=self.width, timeout=20, env=threads)
+            self._executor = fresh_processes(self.width)
         return self._executor.submit(run_batch, batch, self.folder, os.getpid())
 
     def died(self, error: BaseException) -> bool:

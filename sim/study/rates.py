@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sim.errors import RooftraceError
@@ -14,8 +15,9 @@ from sim.run import simulate
 from sim.scenario import Scenario
 from sim.scenario.workload import workload_of
 from sim.study import statistics as st
+from sim.study.backends import fresh_processes
 from sim.study.notes import Noted, Notes
-from sim.under_way import under_way
+from sim.under_way import steps, under_way
 
 ATTAINMENT = 0.99
 REPLICATIONS = 3
@@ -205,6 +207,31 @@ def highest_rate(
 
     within, outside = bisect(probe, start_per_s=sum(own) / len(own), tolerance=tolerance)
     return Rate(rate_per_s=within, outside_per_s=outside, judgements=tuple(judgements), level=level, notes=notes.found)
+
+
+def highest_rates(
+    scenarios: Sequence[Scenario],
+    target: Target | None = None,
+    *,
+    jobs: int | None = None,
+    replications: int = REPLICATIONS,
+    tolerance: float = TOLERANCE,
+) -> list[Rate]:
+    """`highest_rate` of each of *scenarios*, in their order, on *jobs* processes (None: all cores)."""
+    if jobs is None:
+        import joblib
+
+        jobs = joblib.cpu_count()
+    search = partial(highest_rate, target=target, replications=replications, tolerance=tolerance)
+    jobs = min(jobs, len(scenarios))
+    if jobs == 1:
+        return [search(each) for each in steps(scenarios, unit="candidates")]
+    executor = fresh_processes(jobs)
+    try:
+        searches = [executor.submit(search, each) for each in scenarios]
+        return [each.result() for each in steps(searches, unit="candidates")]
+    finally:
+        executor.shutdown(wait=True, kill_workers=True)
 
 
 def bisect(

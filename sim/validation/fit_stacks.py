@@ -551,9 +551,11 @@ def _ends(log_ratios: np.ndarray, tail: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _factors(log_ratios: np.ndarray, tail: float) -> list[float]:
-    """The same as factors, of those that are known."""
-    return [round(float(np.exp(end)), 3) for end in _ends(log_ratios[np.isfinite(log_ratios)], tail)]
+def _factors(log_ratios: np.ndarray, tail: float, stretch: float = 1.0) -> list[float]:
+    """The same as factors, of those that are known, so many times as wide."""
+    low, high = _ends(log_ratios[np.isfinite(log_ratios)], tail)
+    more = 0.5 * (stretch - 1.0) * (high - low)
+    return [round(float(np.exp(end)), 3) for end in (low - more, high + more)]
 
 
 def tail_of(groups: Sequence[str], log_ratios: np.ndarray) -> float:
@@ -562,16 +564,29 @@ def tail_of(groups: Sequence[str], log_ratios: np.ndarray) -> float:
     return next((tail for tail in _TAILS if held_without(groups, log_ratios, tail) >= LEVEL), 0.0)
 
 
-def held_of(groups: Sequence[str], log_ratios: np.ndarray) -> float:
-    """Share of the ratios that lie within the interval, tail and all, which the ratios of the other groups give."""
+def apart(groups: Sequence[str], log_ratios: np.ndarray) -> np.ndarray:
+    """How far each known ratio lies from the middle of the interval, tail and all, which the ratios of the other groups give, over
+    half its width."""
     names, known = np.array(groups), np.isfinite(log_ratios)
-    inside = np.zeros(len(names), bool)
+    found = np.zeros(len(names))
     for each in set(groups):
         mine = names == each
-        tail = tail_of([name for name in groups if name != each], log_ratios[~mine])
-        low, high = _ends(log_ratios[~mine & known], tail)
-        inside |= mine & (log_ratios >= low) & (log_ratios <= high)
-    return float(inside[known].mean())
+        others = log_ratios[~mine & known]
+        if len(others):
+            low, high = _ends(others, tail_of([name for name in groups if name != each], log_ratios[~mine]))
+            found[mine] = np.abs(2.0 * log_ratios[mine] - low - high) / max(high - low, 1e-12)
+    return found[known]
+
+
+def held_of(groups: Sequence[str], log_ratios: np.ndarray) -> float:
+    """Share of the ratios that lie within the interval, tail and all, which the ratios of the other groups give."""
+    return float((apart(groups, log_ratios) <= 1.0 + 1e-9).mean())
+
+
+def stretch_of(groups: Sequence[str], log_ratios: np.ndarray) -> float:
+    """The factor on an interval's width with which it holds nine in ten ratios of a group that it was not taken from, 1 at least:
+    of few groups even the farthest ratios hold too few of another."""
+    return max(1.0, float(np.quantile(apart(groups, log_ratios), LEVEL, method="higher")))
 
 
 def held_without(groups: Sequence[str], log_ratios: np.ndarray, tail: float = 5.0) -> float:
@@ -600,10 +615,10 @@ def _intervals(
     for i, quantity in enumerate(("tpot_s", "ttft_s")):
         deployments, models = (np.log(measured[:, i] / held[by][:, i]) for by in ("group", "model"))
         groups = [p.group for p in points]
-        tail = tail_of(groups, deployments)
+        tail, by_model = tail_of(groups, deployments), [p.model for p in points]
         entry[quantity] = {
             "deployment": _factors(deployments, tail),
-            "model": _factors(models, tail_of([p.model for p in points], models)),
+            "model": _factors(models, tail_of(by_model, models), stretch_of(by_model, models)),
             "device": _factors(by_device[:, i], tail),
             "held": round(held_of(groups, deployments), 3),
         }
@@ -636,7 +651,8 @@ _INTERVALS_HEAD = """\
 # Written by `python -m sim.validation.fit_stacks MEASURED --intervals FILE`; `hwmodels.serving_intervals` says what they are: the
 # ends of measured over predicted, on rows of which the fit had not seen the deployment, the model, the device (the last on the
 # straight lines of the fit), without as much on either side as lets nine in ten rows lie within the interval of all other
-# deployments (models), 5 percent at most. held: share of the rows within the interval that all other deployments give.
+# deployments (models), 5 percent at most; those of models as much wider as that takes. held: share of the rows within the
+# interval that all other deployments give.
 """
 
 

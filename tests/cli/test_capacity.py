@@ -130,7 +130,7 @@ def test_candidates_of_a_sweep_are_judged_by_every_limit_of_the_target():
 
 def test_a_tighter_limit_carries_less():
     rates = [
-        json.loads(rooftrace("--slo", "--tbt-p99", limit, "--set", POISSON, "--json").stdout)["rate_per_s"]
+        json.loads(rooftrace("--tbt-p99", limit, "--set", POISSON, "--json").stdout)["rate_per_s"]
         for limit in ("0.0065", "0.05")
     ]
     assert rates[0] < rates[1]
@@ -139,11 +139,10 @@ def test_a_tighter_limit_carries_less():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tbt-p99", "0.1"], "add --slo"),
         (["--slo", "--set", "slo={}"], "--slo needs limits"),
         (["--slo", "--set", "workload.arrivals={process: closed_loop, concurrency: 4}"], "no arrival rate to search"),
         (["--tokens", "0"], "--tokens is a whole number"),
-        (["--queue-p50", "1"], "add --slo"),
+        (["--queue-p50", "1", "--reserve-gb", "1"], "--reserve-gb does not apply"),
         (["--slo", "--tokens", "64"], "--tokens does not apply"),
         (["--published", "--reserve-gb", "1"], "--reserve-gb does not apply"),
         (["--slo", "--tbt-p99", "nan"], "--tbt-p99 is a finite number of seconds"),

@@ -66,8 +66,12 @@ SLOW = {
     "calibrate": ("--backend", "numpy", "--budget", "2s", "--allow-noise", "--out", "out"),
     "reproduce": ("speculative", "--quick", "--jobs", "1"),
     "bench fit": (*BENCH, "--out", "stack.toml"),
+    "observe": (
+        EXAMPLES / "observe" / "counters.csv", "--scenario", EXAMPLES / "observe" / "deployment.yaml", "--no-fit",
+        "--replications", "2", "--what-if", "replicas=3", "--out", "out",
+    ),
     "bench next": (BENCH[0], "--rate", "2", "--prompt-tokens", "256", "--output-tokens", "32"),
-}
+}  # fmt: skip
 BY_HAND = ("serve",)
 """Its table comes when it is stopped (tests/serve)."""
 NO_TABLE: dict[str, tuple[Any, ...]] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.engine.serve import engine_core
+from sim.build import is_compiled
 
-COMPILED = not str(engine_core.__file__).endswith(".py")
+COMPILED = is_compiled()
 
 patches_the_engine = pytest.mark.skipif(
     COMPILED, reason="classes of the compiled engine cannot be replaced from outside"

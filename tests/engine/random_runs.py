@@ -12,6 +12,7 @@ import numpy as np
 
 from hwmodels.reach import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
+from policies.adapters import MaxLoras
 from policies.control import Concurrency, Control, Knative, RateModel, Schedule, TargetTracking
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
@@ -37,12 +38,14 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
+from sim.engine.batch.grammars import GrammarSpec
+from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.spec.roles import HandoverSpec, KvPath, Role, Room
 from sim.engine.tiers.links import Limit, LinkSpec, Slowdown
 from sim.engine.tiers.tiers import TierKind, TierSpec, WriteRule
 from tests.engine.costs import Linear, Ranked
-from workloads import ClosedLoop, Follows, Trace
+from workloads import ClosedLoop, Follows, Trace, keyed_by_adapter
 
 DECODINGS = (
     Speculative(method="draft_model", num_speculative_tokens=3, acceptance=Iid(alpha=0.6)),
@@ -561,6 +564,40 @@ def with_limits(experiment: Experiment, seed: int) -> Experiment:
     return replace(experiment, replicas=tuple(machines), handover=handover)
 
 
+def with_adapters(experiment: Experiment, seed: int) -> Experiment:
+    """The same where requests ask for LoRA adapters, on the machines that can serve them; without any where none can."""
+    rng = random.Random(f"adapters of {seed}")
+    count = rng.randrange(1, 8)
+    slots = rng.randrange(1, 6)
+    host = slots + rng.randrange(0, 4)
+    times = [rng.choice([0.0, 1e-5, 3e-4]) for _ in range(3)]
+    spec = AdapterSpec(
+        ranks=tuple(rng.choice([8, 16]) for _ in range(count)),
+        max_loras=slots,
+        max_cpu_loras=host,
+        step_s=lambda rows, adapters: times[0] + times[1] * adapters + times[2] * rows,
+        disk_s=lambda rank: 1e-3 * rank,
+        slot_s=lambda rank: rng_s + 1e-5 * rank,
+        loaded=rng.random() < 0.5,
+    )
+    rng_s = rng.choice([0.0, 2e-3])
+    machines: list[MachineSpec] = []
+    for machine in experiment.machines:
+        serves = all(core.cost.n_stages == (core.micro_batches or 1) == 1 for core in machine.hosted)
+        if machine.ranks > 1 or not serves:
+            machines.append(machine)
+            continue
+        leaving = rng.random() < 0.5
+        hosted = tuple(
+            replace(core, adapters=spec, scheduler=MaxLoras(core.scheduler, max_loras=slots, counts_leaving=leaving))
+            for core in machine.hosted
+        )
+        machines.append(replace(machine, hosted=hosted))
+    adapter = np.array([rng.randrange(-1, count) for _ in range(len(experiment.workload))])
+    workload = keyed_by_adapter(replace(experiment.workload, adapter=adapter))
+    return replace(experiment, workload=workload, replicas=tuple(machines))
+
+
 @dataclass(frozen=True)
 class Noting:
     """Sends requests to who has most of them cached, and writes down what it is told."""
@@ -572,6 +609,40 @@ class Noting:
         found = [load.found_tokens(request) for load in replicas]
         self.told.append(found)
         return found.index(max(found))
+
+
+def with_grammars(experiment: Experiment, seed: int) -> Experiment:
+    """The same where some requests, or all, have grammars: few of them that are kept and used again, or many. Machines with ranks
+    have none."""
+    rng = random.Random(f"grammars of {seed}")
+    n = rng.choice([1, 3, 40])
+    share = rng.choice([0.3, 0.8, 1.0])
+    spec = GrammarSpec(
+        grammar=[rng.randrange(n) if rng.random() < share else -1 for _ in range(len(experiment.workload))],
+        compile_s=[rng.choice([0.0, 1e-3, 0.0137, 0.2]) for _ in range(n)],
+        threads=rng.choice([1, 2, 8]),
+        kept=rng.choice([1, 2, 100]),
+        step_s=rng.choice([0.0, 5e-6]),
+        mask_s=rng.choice([0.0, 1e-5, 3e-4, 2e-3]),
+        apply_s=rng.choice([0.0, 1e-6]),
+        overlapped=rng.random() < 0.7,
+        goes_first=rng.random() < 0.6,
+    )
+
+    return grammars_on(experiment, spec)
+
+
+def grammars_on(experiment: Experiment, spec: GrammarSpec) -> Experiment:
+    """The same with these grammars on every machine without ranks."""
+
+    def of(machine: MachineSpec | ReplicaSpec) -> MachineSpec | ReplicaSpec:
+        if isinstance(machine, ReplicaSpec):
+            return replace(machine, grammars=spec)
+        if machine.ranks > 1:
+            return machine
+        return replace(machine, hosted=tuple(replace(core, grammars=spec) for core in machine.hosted))
+
+    return replace(experiment, replicas=tuple(of(machine) for machine in experiment.replicas))
 
 
 def with_looks(experiment: Experiment, seed: int) -> tuple[Experiment, Noting]:

@@ -10,10 +10,12 @@ import pytest
 
 from policies.routers import LeastOutstanding
 from policies.schedulers import Sarathi
+from policies.vllm import Vllm
 from sim.engine import ABORTED, FINISHED, Columns, Experiment, ReplicaSpec, run
 from sim.metrics.rollout import rollout_figures
+from sim.theory.rollout import packing_bound_s
 from tests.engine.costs import Linear
-from workloads import Fixed, Resampled, Rollout, Uniform
+from workloads import Fixed, LogNormal, Resampled, Rollout, Uniform
 from workloads.rollout import RolloutRequests
 
 MS = 1_000_000
@@ -23,9 +25,17 @@ def made(rollout: Rollout, *, lengths: Any = None, seed: int = 0) -> RolloutRequ
     return rollout.workload(Fixed(tokens=4), lengths or Uniform(min_tokens=1, max_tokens=40), seed)
 
 
-def served(requests: RolloutRequests, *, machines: int = 1, **how: Any) -> Columns:
+def served(
+    requests: RolloutRequests,
+    *,
+    machines: int = 1,
+    scheduler: Any = None,
+    cost: Any = None,
+    kv_blocks: int = 100_000,
+    **how: Any,
+) -> Columns:
     """All prompts fit in one iteration, and each iteration takes a millisecond."""
-    spec = ReplicaSpec(cost=Linear(), scheduler=Sarathi(token_budget=10_000), kv_blocks=100_000)
+    spec = ReplicaSpec(cost=cost or Linear(), scheduler=scheduler or Sarathi(token_budget=10_000), kv_blocks=kv_blocks)
     return run(Experiment(workload=requests, replicas=(spec,) * machines, router=LeastOutstanding()), **how)
 
 
@@ -79,7 +89,7 @@ def ends_ms(columns: Columns, requests: RolloutRequests) -> list[float]:
 def drawn(seed: int) -> RolloutRequests:
     rng = np.random.default_rng(seed)
     prompts = int(rng.integers(2, 7))
-    leftover = "abort" if rng.random() < 0.6 else "continue"
+    leftover: Any = "abort" if rng.random() < 0.6 else "continue"
     some = leftover == "abort" and rng.random() < 0.5
     rollout = Rollout(
         prompts=prompts,
@@ -90,6 +100,19 @@ def drawn(seed: int) -> RolloutRequests:
         leftover=leftover,
         # An iteration begins with the answers that are being aborted: an update that is as long hides it.
         update_s=float(rng.integers(1, 30)) * 1e-3,
+    )
+    return made(rollout, seed=seed)
+
+
+def stopping(seed: int) -> RolloutRequests:
+    """The same with machines that stand still, drop what they keep, or give answers to others."""
+    requests, rng = drawn(seed), np.random.default_rng(seed + 1_000_000)
+    rollout = replace(
+        requests.rollout,
+        leftover=str(rng.choice(["continue", "recompute"])),
+        informative=1.0,
+        pause_s=float(rng.choice([0.0, 2.5e-3, 0.1])),
+        redistribute=None if rng.random() < 0.5 else float(rng.choice([0.3, 0.6, 0.9])),
     )
     return made(rollout, seed=seed)
 
@@ -109,6 +132,72 @@ def test_spans_equal_stepping() -> None:
         )
         for name in ("status", "arrival_ns", "first_token_ns", "finish_ns", "emitted_tokens", "replica"):
             assert (columns.requests[name] == stepped.requests[name]).all(), (seed, name)
+
+
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 1_000), marks=pytest.mark.slow)])
+def test_spans_equal_stepping_where_machines_stand_still(seeds: range) -> None:
+    for seed in seeds:
+        requests, rng = stopping(seed), np.random.default_rng(seed)
+        scheduler = Vllm(max_num_batched_tokens=64, max_num_seqs=5, async_scheduling=bool(rng.random() < 0.7))
+        cost = Linear(kv_s=float(rng.choice([0.0, 1e-6])))
+        columns, stepped = (
+            served(
+                requests,
+                machines=3,
+                scheduler=scheduler,
+                cost=cost,
+                kv_blocks=60,
+                fast_forward=fast,
+                check_invariants=not fast,
+            )
+            for fast in (True, False)
+        )
+        for name in (
+            "status",
+            "arrival_ns",
+            "first_token_ns",
+            "finish_ns",
+            "emitted_tokens",
+            "replica",
+            "recomputed_tokens",
+        ):
+            assert (columns.requests[name] == stepped.requests[name]).all(), (seed, name)
+        wanted = np.isin(columns.requests["status"], (FINISHED, ABORTED))
+        assert wanted[columns.requests["arrival_ns"] >= 0].all()
+
+
+def test_machines_stand_still_while_weights_are_loaded_and_keep_their_kv() -> None:
+    rollout = Rollout(prompts=2, wanted=1, steps=2, leftover="continue", update_s=5e-3, pause_s=0.1)
+    requests = replace(made(rollout), output_tokens=np.array([10, 30, 2]))
+    columns = served(requests)
+
+    # The first step ends at 10 ms. An iteration that begins at 15 ms ends; two more begin behind the pause, and then all is over.
+    assert columns.requests["finish_ns"].tolist() == [10 * MS, -1, 117 * MS]
+    assert columns.requests["arrival_ns"].tolist() == [0, 0, 115 * MS]
+    assert columns.requests["emitted_tokens"].tolist() == [10, 18, 2]
+    assert not columns.requests["recomputed_tokens"].any()
+
+
+def test_answers_are_computed_again_with_what_they_have_where_kv_is_dropped() -> None:
+    rollout = Rollout(prompts=2, wanted=1, steps=2, leftover="recompute", update_s=5e-3, pause_s=0.1)
+    requests = replace(made(rollout), output_tokens=np.array([10, 19, 40]))
+    columns = served(requests)
+
+    # The iteration that ends at 15 ms is dropped: 14 tokens, of which the latest has no KV yet, and 5 more behind the pause.
+    assert columns.requests["finish_ns"][:2].tolist() == [10 * MS, 120 * MS]
+    assert columns.requests["recomputed_tokens"][:2].tolist() == [0, 4 + 13]
+
+
+def test_the_tail_is_spread_over_the_machines_once_a_share_has_ended() -> None:
+    """Six answers in turn on two machines: those of the second are short, and half of the long ones go there."""
+    rollout = Rollout(prompts=6, redistribute=0.5)
+    requests = replace(made(rollout), output_tokens=np.array([50, 5, 50, 5, 50, 5]))
+    spread = served(requests, machines=2).requests
+    stay = served(replace(requests, rollout=replace(rollout, redistribute=None)), machines=2).requests
+    assert stay["replica"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert sorted(spread["replica"][[0, 2, 4]].tolist()) in ([0, 0, 1], [0, 1, 1])
+    assert spread["recomputed_tokens"][[1, 3, 5]].tolist() == [0, 0, 0]
+    assert (spread["recomputed_tokens"][[0, 2, 4]] > 0).all()
 
 
 def test_answers_under_way_are_aborted_when_enough_groups_have_ended() -> None:
@@ -145,6 +234,26 @@ def test_no_step_is_shorter_than_the_longest_answer_that_it_waits_for() -> None:
                 each["step_s"] * 1e3 >= requests.output_tokens[rows].max() - 1e-6
                 or rows.sum() > requests.rollout.of_a_step
             )
+
+
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 1_060), marks=pytest.mark.slow)])
+def test_the_last_answer_comes_when_a_count_says_and_not_before_the_bound(seeds: range) -> None:
+    """Machines that serve one answer at a time, a millisecond a token: the count is of each machine's own tokens."""
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        rollout = Rollout(prompts=int(rng.integers(1, 20)), samples=int(rng.integers(1, 5)))
+        requests, machines = (
+            made(rollout, lengths=LogNormal(mu=2.7, sigma=1.2, max_tokens=300), seed=seed),
+            int(rng.integers(1, 6)),
+        )
+        alone = Sarathi(token_budget=10_000, max_sequences=1)
+        found = served(requests, machines=machines, scheduler=alone).requests
+        lengths = requests.output_tokens
+        by_machine = [int(lengths[found["replica"] == machine].sum()) for machine in range(machines)]
+        assert found["finish_ns"].max() == max(by_machine) * MS, seed
+        assert max(by_machine) >= packing_bound_s(int(lengths.max()), int(lengths.sum()), machines), seed
+        together = served(requests, machines=machines).requests
+        assert together["finish_ns"].max() == lengths.max() * MS, seed
 
 
 def test_figures_of_a_step_by_hand() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -204,6 +205,68 @@ def test_layers_are_priced_by_the_modules_of_the_stack():
     assert stage.attention[at][1](SCALARS, 32, 32, 32 * 4000) == pytest.approx(whole)
     variants = {use.kernel.variant for use in cost._gpu(found.device).uses([], found.cost.work_by_stage)}
     assert {"csa/vllm", "hca/vllm"} <= variants
+
+
+@pytest.mark.parametrize(("model", "layers"), [("glm-5", (78, 0)), ("glm-5.2", (21, 57))])
+def test_latent_attention_to_chosen_tokens_is_priced_by_its_modules(model, layers):
+    """Layers that choose tokens by the module with an indexer, those that take another's choice by the one without."""
+    found = deploy(model=model, hardware="b200", parallel={"tensor": 8}, cost=Calibrated.for_stack("sglang"))
+    stage = found.cost._stages[0]
+    forms = {shape.kind: stage.attention[i] for i, shape in enumerate(stage.work.attention)}
+    sheet = found.profile.datasheet
+    whole = {
+        "heads": 8,
+        "multiplied_heads": 64,
+        "head_dim": 544,
+        "hidden": 6144,
+        "compress": 1.0,
+        "window": 0.0,
+        "chosen": 2048.0,
+    }
+    scored = {**whole, "index_flops": 2.0 * 32 * 128, "entry_bytes": 1152.0, "token_bytes": 132.0}
+    params = found.profile.get("compressed_decode", ["dsa/sglang"])
+    one_s = compressed_decode_s(params, sheet, seqs=32, kv_tokens=32 * 4000, **scored)
+    assert forms["indexer"][1](SCALARS, 32, 32, 32 * 4000) == pytest.approx(layers[0] * one_s)
+    params = found.profile.get("compressed_decode", ["dsa-shared/sglang"])
+    one_s = compressed_decode_s(params, sheet, seqs=32, kv_tokens=32 * 2048, **whole, entry_bytes=1152.0)
+    assert forms["mla"][1](SCALARS, 32, 32, 32 * 2048, 32 * 1952) == pytest.approx(layers[1] * one_s)
+    variants = {
+        use.kernel.variant
+        for use in Calibrated.for_stack("sglang")._gpu(found.device).uses([], found.cost.work_by_stage)
+    }
+    assert ("dsa-shared/sglang" in variants) == bool(layers[1])
+    assert "dsa/sglang" in variants
+
+
+def test_a_prompt_attends_to_no_more_than_was_chosen():
+    """A prompt of 16,384 tokens against the sum over its tokens, whether a layer chooses or is given the pairs as they are."""
+    params = CompressedParams(launch_s=0.0, row_s=0.0, head_s=0.0, wide_s=0.0)
+    shape = {"heads": 64, "head_dim": 544, "hidden": 0.0}
+    n, most = 16_384, 2048
+    kept = sum(min(i + 1, most) for i in range(n))
+    key_s = 4.0 * 64 * 544 / (SHEET.flops_per_s("bf16") * params.compute_efficiency)
+    choosing = compressed_prefill_s(
+        params,
+        SHEET,
+        rows=n,
+        chunks=1,
+        pairs=n * (n + 1) / 2,
+        kv_tokens=n,
+        **shape,
+        compress=1.0,
+        window=0.0,
+        chosen=2048.0,
+    )
+    given = compressed_prefill_s(
+        params, SHEET, rows=n, chunks=1, pairs=kept, kv_tokens=n, **shape, compress=0.0, window=math.inf
+    )
+    assert given == pytest.approx(kept * key_s)
+    assert choosing == pytest.approx(given, rel=1e-3)
+
+
+def test_no_prompt_takes_less_than_no_time():
+    hidden = CompressedParams(launch_s=-2e-4)
+    assert prefill_form(hidden, SHEET, **CSA)(SCALARS, 1, 1, 1, 1) == 0.0
 
 
 def test_a_device_without_such_kernels_says_which_are_missing():

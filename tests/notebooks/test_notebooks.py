@@ -21,6 +21,7 @@ def test_there_is_a_notebook_for_each_story():
         "capacity-planning",
         "how-much-cache",
         "your-benchmark",
+        "rollout-tail",
     ]
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from policies.routers import (
+    AdapterAffinity,
+    AdapterLoad,
     Booked,
     Dynamo,
     LeastKv,
@@ -234,3 +236,31 @@ def test_trtllm_spreads_requests_evenly_before_it_looks_at_tokens() -> None:
     assert (
         TrtLlmRanks().route(RoutedRequest(0), (Load(running=2, prompt_tokens=5), Load(running=2, prompt_tokens=4))) == 1
     )
+
+
+def test_a_machine_that_runs_the_adapter_is_best_then_one_with_room_then_one_where_it_waits() -> None:
+    full = frozenset({1, 2})
+    loads = [
+        Load(adapter_load=AdapterLoad(running=full, max_loras=2)),
+        Load(adapter_load=AdapterLoad(running=full, waiting=frozenset({7}), max_loras=2)),
+        Load(adapter_load=AdapterLoad(running=frozenset({1}), max_loras=2)),
+        Load(adapter_load=AdapterLoad(running=frozenset({7, 2}), max_loras=2)),
+    ]
+    request = RoutedRequest(0, adapter=7)
+    assert [load.adapter_load.score(7) for load in loads] == [0.0, 0.6, 0.8, 1.0]
+    for shown in (loads, loads[:3], loads[:2]):
+        assert AdapterAffinity().route(request, shown) == len(shown) - 1
+        assert LlmD(queue=0.0, kv=0.0, prefix=0.0, adapter=1.0).route(request, shown) == len(shown) - 1
+
+
+def test_the_inner_router_chooses_among_the_best_machines_for_an_adapter_and_among_all_for_the_base_model() -> None:
+    has = AdapterLoad(running=frozenset({3}), max_loras=1)
+    loads = [Load(running=0), Load(running=5, adapter_load=has), Load(running=2, adapter_load=has)]
+    assert AdapterAffinity().route(RoutedRequest(0, adapter=3), loads) == 2
+    assert AdapterAffinity().route(RoutedRequest(0), loads) == 0
+    assert AdapterAffinity(SessionAffinity()).route(RoutedRequest(0, adapter=3, served_by=1), loads) == 1
+
+
+def test_an_adapter_that_has_a_machine_of_its_own_is_served_there() -> None:
+    homes = [AdapterAffinity(apart=True).route(RoutedRequest(0, adapter=i), [Load(running=i)] * 3) for i in range(6)]
+    assert homes == [0, 1, 2, 0, 1, 2]

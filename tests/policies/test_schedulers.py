@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from policies.published import OrcaPaged, Static
 from policies.schedulers import Sarathi
-from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, WaitingSeq
-from policies.vllm import VllmV0
+from policies.view import DECODES, UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, WaitingSeq, decodes_below
+from policies.vllm import Vllm, VllmV0
+from policies.wrappers import Cap, EvictNewest
 
 QUEUE = (WaitingSeq(1, tokens=300), WaitingSeq(2, tokens=100), WaitingSeq(3, tokens=50))
 
@@ -103,3 +106,23 @@ def test_an_empty_replica_keeps_no_watermark() -> None:
 def test_settings_out_of_bounds_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("scheduler", [Sarathi(40, 12), Sarathi(9, 30), Vllm(40, 12), Vllm(40, 30, 9), VllmV0(40, 12)])
+def test_decodes_that_the_engine_does_not_ask_about_are_planned_as_it_takes_them_to_be(scheduler: Any) -> None:
+    below = decodes_below(scheduler)
+    assert 0 < decodes_below(EvictNewest(scheduler)) == below
+    planned = {
+        EvictNewest(scheduler).plan(ReplicaView(n_decoding=n, n_leaving=leaving, free_blocks=7, growth_blocks=7))
+        for n in range(1, below)
+        for leaving in range(below - n)
+    }
+    assert planned == {DECODES}
+
+
+def test_a_scheduler_that_plans_itself_is_asked_about_every_iteration() -> None:
+    class Derived(Sarathi):
+        def plan(self, view: ReplicaView, /) -> Plan:
+            return Plan(decode=view.n_decoding > 0)
+
+    assert decodes_below(Derived()) == decodes_below(Cap(Sarathi(), max_sequences=2)) == decodes_below(max) == 0

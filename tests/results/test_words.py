@@ -37,6 +37,14 @@ def test_facts_are_those_of_the_summary(summary):
     assert f"${costs['usd']:,.3g} for {costs['device_hours']:,.3g} device-hours" in facts["Cost"]
 
 
+def test_large_costs_are_written_out(summary):
+    large = {name: each * 1e6 if isinstance(each, float) else each for name, each in summary["costs"].items()}
+    facts = dict(fact_rows({**summary, "costs": large}))
+    assert large["mean_w"] > large["usd_per_m_output"] > 1000
+    assert f"{large['mean_w']:,.0f} W in the mean" in facts["Energy"]
+    assert "e+" not in facts["Energy"] + facts["Cost"]
+
+
 def test_what_a_protocol_reports_is_first_token_then_later_ones():
     assert trust_rows({"reported": {"ttft_s": 0.1, "tpot_s": None}}) == [
         ("As the protocol reports", "TTFT 100 ms, TPOT -")

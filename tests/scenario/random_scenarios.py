@@ -243,9 +243,63 @@ def draw(rng: Random) -> Mapping:
     if not {"pools", "placement"} & set(found) and rng.random() < 0.1:
         found["memory"]["max_model_len"] = max(64, int(load.longest * rng.choice([0.6, 0.9, 1.5])))
     late = {"event_delay_s", "poll_s"} & set(str(found.get("router")).split("'"))
-    if not (late or around.fleet_changes or "failures" in found) and (own := Random(str(found))).random() < 0.2:
+    if not late and (own := Random(str(found))).random() < 0.2:
         found["encode"] = _encoders(own, load)
+    if (own := Random(f"stops of {found}")).random() < 0.5:
+        _stop_machines(own, found)
+    if (own := Random(f"context of {found}")).random() < 0.3:
+        _share_context(own, found)
+    if "'data'" not in str(found) and (own := Random(f"grammars of {found}")).random() < 0.2:
+        found["structured_output"] = _some(
+            own, 0.4, share=[0, 0.3], grammars=[5, 100], exponent=[1.2], compile_s=[0, 0.3], threads=[1], kept=[2],
+            mask_s=[1e-4], overlapped=[False],
+        )  # fmt: skip
     return found
+
+
+def _stop_machines(rng: Random, found: Mapping) -> None:
+    """Have machines stand still between the steps of a rollout, where that is modelled."""
+    rollout, text = found["workload"].get("rollout"), str(found)
+    if rollout is None or any(
+        word in text
+        for word in ("'tiers'", "'role'", "'autoscale'", "'failures'", "'encode'", "event_delay_s", "poll_s")
+    ):
+        return
+    rollout |= _some(rng, 0.6, pause_s=[0.0, 0.3], redistribute=[0.2, 0.8])
+    if "informative" not in rollout:
+        rollout["leftover"] = rng.choice(["continue", "recompute", "abort"])
+
+
+def _share_context(rng: Random, found: Mapping) -> None:
+    """Have devices of the one deployment share prompts or KV, where that is modelled."""
+    parallel, memory = found.get("parallel", {}), found.get("memory", {})
+    plain = found.get("model") in (
+        "llama-3.2-1b",
+        "qwen3-0.6b",
+        "llama-3.1-8b",
+        "qwen3-30b-a3b",
+        "mixtral-8x7b",
+        "deepseek-v3",
+    )
+    alone = found.get("serving_stack", "vllm") in ("vllm", "ideal") and not {"pools", "placement"} & set(found)
+    drafts = found.get("decoding", {}).get("method", "ngram") not in ("ngram", "autoregressive", "medusa")
+    if (
+        not plain
+        or not alone
+        or drafts
+        or "tiers" in memory
+        or "data" in parallel
+        or not isinstance(found["hardware"], str)
+    ):
+        return
+    if found["hardware"].startswith("tpu"):
+        return
+    if found["model"] == "deepseek-v3" and rng.random() < 0.7:
+        parallel["decode_context"] = rng.choice([2, 4, 8])
+    else:
+        parallel["prefill_context"] = rng.choice([2, 3])
+        if "expert" in parallel:
+            parallel["prefill_context"], parallel["expert"] = 2, 2 * parallel["expert"]
 
 
 def _encoders(rng: Random, load: _Load) -> Mapping:

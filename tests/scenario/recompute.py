@@ -124,7 +124,7 @@ class _Run:
         some = self.fleet[self.fleet["state"].isin([_STATES.index(state) for state in states])]
         length = (some["until_ns"].clip(upper=end) - some["at_ns"].clip(lower=begin)).clip(lower=0)
         by_machine = length.groupby(some["machine"]).sum()
-        return by_machine.reindex(range(self._n_machines()), fill_value=0).to_numpy() * 1e-9
+        return by_machine.reindex(range(len(self.meta["fleet"]["pools"])), fill_value=0).to_numpy() * 1e-9
 
     def _n_machines(self) -> int:
         return len(self._machines())
@@ -135,13 +135,13 @@ class _Run:
         if "pools" not in manifest:
             scenario = manifest["scenario"]
             parallel = scenario["parallel"]
-            n = scenario["replicas"] if fleet is None else len(fleet["pools"])
+            n = scenario["replicas"] if fleet is None else sum(role != "encode" for role in fleet["roles"])
             return [(parallel["tensor"] * parallel["pipeline"] * parallel["data"], manifest["hardware"])] * n
         pools = manifest["pools"]
         names = (
             [name for name, pool in pools.items() for _ in range(pool["replicas"])]
             if fleet is None
-            else [fleet["names"][pool] for pool in fleet["pools"]]
+            else [fleet["names"][i] for i, role in zip(fleet["pools"], fleet["roles"], strict=True) if role != "encode"]
         )
         return [(pools[name]["gpus"] // pools[name]["replicas"], pools[name]["hardware"]) for name in names]
 
@@ -165,6 +165,7 @@ class _Run:
             "saturated": self._saturated(),
             "speculation": self._speculation(),
             **self._encode(self.requests),
+            **self._grammars(self.requests),
             **self._handover(self.requests),
             **self._tiers(self.requests),
             **self._ranks(None, None),
@@ -198,6 +199,9 @@ class _Run:
         )
         groups["step"], groups["counts"] = drawn.step, drawn.informative & groups["ended"]
         hands_on = self.fleet is not None or "landed_ns" in answers
+        moves = rollout.leftover == "recompute" or rollout.redistribute is not None
+        given_up = {"recomputed_tokens": int(answers["recomputed_tokens"].sum())} if moves or rollout.pause_s else {}
+        hands_on |= moves
         steps, kept, end_ns = [], set[int](), 0
         for step in range(rollout.steps) if others.empty else ():
             mine = groups[groups["counts"] & ~groups.index.isin(kept)]
@@ -230,6 +234,7 @@ class _Run:
                 "steps": steps,
                 "step_s": _statistics(lasting),
                 "tail_share": np.mean(tails) if tails else None,
+                **given_up,
                 "idle_s": idle_s,
                 "idle_share": None
                 if idle_s is None
@@ -373,7 +378,7 @@ class _Run:
                 span_s = (end - begin) * 1e-9
                 could = (span_s * (meta.get("peak_flops_per_s") or 0.0), span_s * (meta.get("peak_bytes_per_s") or 0.0))
             else:
-                could = tuple(peaks @ np.array(meta["machine_peaks"]))
+                could = tuple(peaks[: len(meta["machine_peaks"])] @ np.array(meta["machine_peaks"]))
             found |= {"mfu": _over(meta.get("flops"), could[0]), "mbu": _over(meta.get("hbm_bytes"), could[1])}
         return found
 
@@ -412,6 +417,7 @@ class _Run:
             **self._throughput(begin, end, whole=False),
             **self._utilisation(begin, end, whole=False),
             **self._encode(inside),
+            **self._grammars(inside),
             **self._handover(inside),
             **self._tiers(inside),
             **self._ranks(begin, end),
@@ -513,6 +519,12 @@ class _Run:
         }
 
     def _encode(self, requests: pd.DataFrame) -> dict[str, Any]:
+        if "encoded_images" in requests:
+            done = requests[requests["status"] == "finished"]
+            encoded, hits = int(done["encoded_images"].sum()), int(done["image_hits"].sum())
+            times = _statistics(done[done["encoded_images"] > 0]["encode_ns"] * 1e-9)
+            share = hits / (hits + encoded) if hits + encoded else None
+            return {"images": {"encoded": encoded, "hits": hits, "hit_rate": share, "encode_s": times}}
         if "encoder" not in requests:
             return {}
         over = requests[(requests["status"] == "finished") & (requests["encoder"] >= 0)]
@@ -523,6 +535,12 @@ class _Run:
             for name, begin, end in zip(names, instants[:-1], instants[1:], strict=True)
         }
         return {"encode": {"requests": len(over), "stages": stages}}
+
+    def _grammars(self, requests: pd.DataFrame) -> dict[str, Any]:
+        if "grammar_wait_ns" not in requests:
+            return {}
+        waits = requests[(requests["status"] == "finished") & (requests["grammar_wait_ns"] > 0)]["grammar_wait_ns"]
+        return {"structured_output": {"waited": len(waits), "compile_wait_s": _statistics(waits * 1e-9)}}
 
     def _handover(self, requests: pd.DataFrame) -> dict[str, Any]:
         if "landed_ns" not in requests:
@@ -694,7 +712,7 @@ class _Run:
 
         asked = self.manifest["scenario"].get("costs") or {}
         price, pue, carbon = asked.get("usd_per_device_hour"), asked.get("pue", 1.0), asked.get("carbon_g_per_kwh")
-        there = self._machine_s(_STATES[1:], self.begin, self.end)
+        there = self._machine_s(_STATES[1:], self.begin, self.end)[: len(machines)]
         hours = sum(n * s for (n, _), s in zip(machines, there, strict=True)) / 3600
         prices = [facts["price_usd_per_hour"] for _, facts in machines]
         if price is not None:

@@ -92,10 +92,10 @@ def test_every_request_of_a_workload_without_the_column_may_have_as_many_tokens(
         ({"encoder_tokens": 1}, {"router": {"policy": "prefix", "event_delay_s": 0.1}}, "learns late of machines"),
         ({"encoder_tokens": 1, "router": "best"}, {}, "encode.router: 'best' is not a policy"),
         ({"encoder_tokens": 1, "token_s": -1}, {}, "encode.token_s"),
-        ({"encoder_tokens": 1}, {"autoscale": {"policy": {"policy": "schedule", "machines": [1], "every_s": 1}, "max": 2}},
-         "autoscale of the others beside them is not modelled"),
-        ({"encoder_tokens": 1}, {"failures": {"times": [{"machine": 0, "at_s": 1, "for_s": 1}]}},
-         "failures of the others beside them is not modelled"),
+        ({"encoder_tokens": 1, "token_s": None}, {}, "token_s is missing, the seconds that each token takes"),
+        ({"encoder_tokens": 1, "bandwidth_gb_per_s": None}, {}, "bandwidth_gb_per_s is missing"),
+        ({"encoder_tokens": 1, "budget_tokens": 5}, {}, "budget_tokens is of encoding in the steps of an engine"),
+        ({"at": "engine"}, {}, "request_s is of machines that only encode"),
         ({"encoder_tokens": 1}, {"pools": {"a": {}, "b": {"model": "llama-3.2-1b"}}}, "encode: .* give bytes_per_token"),
     ],
 )  # fmt: skip
@@ -106,6 +106,32 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         settings = {**settings, "workload": {**DRAWN, "models": {"llama-3.1-8b": 1, "llama-3.2-1b": 1}}}
     with pytest.raises(ScenarioError, match=sentence):
         build(scenario({**ENCODE, **encode}, **settings))
+
+
+SCHEDULE = {"policy": {"policy": "schedule", "at_s": [0, 0.3], "machines": [1, 2]}, "max": 2, "interval_s": 0.1}
+
+
+def test_machines_that_encode_and_those_that_serve_come_and_go_and_fail() -> None:
+    settings = {
+        "workload": {**DRAWN, "arrivals": {"process": "poisson", "rate_per_s": 50.0}, "requests": 80},
+        "autoscale": SCHEDULE,
+        "failures": {"times": [{"machine": 0, "at_s": 0.4, "for_s": 0.2}, {"machine": 2, "at_s": 0.5, "for_s": 0.1}]},
+    }
+    asked = scenario({**ENCODE, "encoder_tokens": 500, "autoscale": SCHEDULE}, **settings)
+    result = simulate(build(asked))
+    assert set(result.requests["encoder"]) == {2, 3}
+    assert set(result.requests["status"]) == {"finished"}
+    assert result.summary["fleet"]["failures"] == 2
+    with pytest.raises(ScenarioError, match=r"encode\.autoscale\.policy: perfect knows when"):
+        build(
+            scenario(
+                {
+                    **ENCODE,
+                    "encoder_tokens": 1,
+                    "autoscale": {**SCHEDULE, "policy": {"policy": "perfect", "rate_per_s": 5}},
+                }
+            )
+        )
 
 
 def test_a_trace_that_says_what_there_is_to_encode_says_it_alone(tmp_path: Path) -> None:

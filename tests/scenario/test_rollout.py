@@ -8,6 +8,7 @@ import pytest
 
 from sim import Result, Scenario, ScenarioError, simulate
 from sim.results.words import fact_rows
+from sim.scenario.assembly import build
 from sim.scenario.workload import workload_of
 from workloads.rollout import RolloutRequests
 
@@ -67,6 +68,8 @@ def test_nothing_is_said_of_idle_time_where_requests_change_machines() -> None:
         ("{prompts: 4, informative: 0.5, leftover: continue}", LENGTHS, "leftover: continue is for groups that all count"),
         ("{prompts: 1, informative: 1e-9}", LENGTHS, "step 0 has 0 informative groups after 1,000 batches of 1, and 1 are"),
         ("{prompts: 4, sample: 2}", LENGTHS, "did you mean samples?"),
+        ("{prompts: 4, redistribute: 1}", LENGTHS, "redistribute is a share above 0, below 1; got 1"),
+        ("{prompts: 4, informative: 0.5, leftover: recompute}", LENGTHS, "leftover: recompute is for groups that all count"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_in_a_sentence(rollout: str, more: str, says: str) -> None:
@@ -74,3 +77,48 @@ def test_what_cannot_be_is_said_in_a_sentence(rollout: str, more: str, says: str
         workload_of(scenario(rollout, more))
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "settings", "says"),
+    [
+        (
+            "{prompts: 4, pause_s: 1, leftover: continue}",
+            "failures={mean_up_s: 1800, mean_down_s: 60}",
+            "rollout.pause_s has machines stop what runs",
+        ),
+        (
+            "{prompts: 4, leftover: recompute}",
+            "memory.tiers=[{kind: host, gib: 4}]",
+            "with memory.tiers; leave one of the two out",
+        ),
+        (
+            "{prompts: 4, redistribute: 0.5}",
+            "encode={token_s: 0, encoder_tokens: 5, bandwidth_gb_per_s: 1}",
+            "(--set workload.rollout.redistribute=null)",
+        ),
+    ],
+)
+def test_what_is_not_modelled_where_machines_stand_still_is_one_sentence(
+    rollout: str, settings: str, says: str
+) -> None:
+    with pytest.raises(ScenarioError) as error:
+        build(scenario(rollout).with_set(settings))
+    assert says in str(error.value)
+
+
+def test_answers_that_are_computed_again_are_told_and_moved() -> None:
+    kept, dropped = (
+        simulate(
+            scenario(f"{{prompts: 6, samples: 4, wanted: 3, steps: 4, pause_s: 0.5, leftover: {each}}}").with_set(
+                "replicas=2"
+            )
+        )
+        for each in ("continue", "recompute")
+    )
+    assert kept.summary["rollout"]["recomputed_tokens"] == 0 < dropped.summary["rollout"]["recomputed_tokens"]
+    assert "computed again" in dict(fact_rows(dropped.summary))["Answers"]
+    assert dropped.summary["rollout"]["idle_share"] is None
+    for result in (kept, dropped):
+        first, second = result.summary["rollout"]["steps"][:2]
+        assert second["begin_s"] == pytest.approx(first["begin_s"] + first["step_s"])

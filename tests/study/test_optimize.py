@@ -223,7 +223,6 @@ def test_the_command_finds_a_rate_and_a_deployment(tmp_path):
         (["--tolerance", "2"], "--tolerance"),
         (["--set", "slo={}"], "no SLO"),
         (["--axis", "replicas=1", "--axis", "replicas=2"], "given twice"),
-        (["--jobs", "2"], "leave out --jobs"),
         (["--goal", "cost", "--axis", "replicas=1", "--tolerance", "0.1"], "is about --goal rate"),
     ],
 )
@@ -231,6 +230,16 @@ def test_what_cannot_be_optimised_is_refused(arguments, message):
     done = CliRunner().invoke(build_app(), ["optimize", *arguments])
     assert done.exit_code == 2, done.output
     assert message in done.stderr
+
+
+def test_candidates_have_the_same_rates_in_processes_of_their_own_as_in_this_one(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(BASE.with_set("slo.ttft_s=0.05").with_set("workload.requests=60").to_yaml())
+    asked = ["optimize", str(file), "--axis", "replicas=1,2", "--tolerance", "0.5", "--replications", "2", "--json"]
+    alone, apart = (CliRunner().invoke(build_app(), [*asked, "--jobs", jobs]) for jobs in ("1", "2"))
+    assert apart.exit_code == 0, apart.output
+    assert json.loads(apart.stdout) == json.loads(alone.stdout)
+    assert [row["replicas"] for row in json.loads(apart.stdout)["candidates"]] == [1, 2]
 
 
 def test_an_slo_that_no_rate_keeps_is_said_and_ends_with_one(tmp_path):

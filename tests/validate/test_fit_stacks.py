@@ -22,6 +22,7 @@ from sim.validation.fit_stacks import (
     START,
     Point,
     _eager_points,
+    apart,
     as_they_stand,
     behind,
     fit_what_matters,
@@ -34,6 +35,7 @@ from sim.validation.fit_stacks import (
     predict,
     predict_and_slopes,
     served_points,
+    stretch_of,
     tail_of,
     ways,
     with_terms,
@@ -272,7 +274,7 @@ def test_an_interval_widens_where_model_or_device_is_a_stranger(tmp_path, monkey
         assert serving_interval("vllm", "known", "here", model_kind="dense fp8") == found["known", "here"]
         strange = serving_interval("vllm", "known", "here", model_kind="hybrid bf16")
         assert (*strange.tpot, *strange.ttft) == pytest.approx((0.72, 1.65, 0.28, 1.32))
-        assert strange.basis.endswith("no fit had seen, wider for none of them is of hybrid models in bf16")
+        assert strange.basis.endswith("no fit had seen, wider since no row is of hybrid models in bf16")
     finally:
         serving_intervals._table.cache_clear()
         serving_intervals._kinds.cache_clear()
@@ -331,6 +333,18 @@ def test_the_share_that_is_held_is_of_deployments_that_neither_ends_nor_tail_wer
     even = np.tile(np.linspace(-0.1, 0.1, 10), 20)
     assert held_of(groups, even) == pytest.approx(1.0)
     assert held_of(groups, np.where(np.arange(200) < 10, 9.0, even)) == pytest.approx(0.95)
+
+
+def test_of_few_models_an_interval_is_stretched_until_it_holds_nine_rows_in_ten_of_another():
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        # The farthest of six models has 40 of 240 rows, which the other five cannot hold.
+        groups = [str(n // 40) for n in range(240)]
+        ratios = np.repeat(rng.normal(0.0, 0.3, 6), 40) + rng.normal(0.0, 0.1, 240)
+        ratios[::30] = np.nan
+        far, stretch = apart(groups, ratios), stretch_of(groups, ratios)
+        assert stretch == 1.0 or 0.9 <= (far <= stretch).mean() < 0.93
+        assert (stretch == 1.0) == (held_of(groups, ratios) >= LEVEL)
 
 
 @pytest.mark.parametrize("name", ["vllm", "trtllm", "sglang"])

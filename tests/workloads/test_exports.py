@@ -196,7 +196,7 @@ def test_every_column_of_the_plain_format_can_be_named_in_an_export(write):
     columns = {
         "arrival_s": "0 2.5", "prompt_tokens": "30 40", "output_tokens": "5 6", "max_tokens": "9 10", "deadline_s": "3 4.5",
         "abort_s": "7 8", "priority": "1 0", "session": "4 4", "model": "a b", "class": "c d", "tenant": "e f",
-        "encoder_tokens": "576 0", "predicted_tokens": "4 7",
+        "encoder_tokens": "576 0", "predicted_tokens": "4 7", "adapter": "3 0",
     }  # fmt: skip
     rows = ["\n".join(",".join(row) for row in zip(*(values.split() for values in columns.values()), strict=True)), ""]
     plain = read_trace(write("\n".join([",".join(columns), *rows])))

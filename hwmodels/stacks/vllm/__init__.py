@@ -119,6 +119,8 @@ STACK = Stack(
         of_sequences=False,
         source="0.32.0, `config/vllm.py _set_cudagraph_sizes`",
     ),
+    shares_context=True,
+    compiled_go_first=True,
     rank_router="vllm_ranks",
     routers={"vllm_ranks": "policies.routers:VllmRanks"},
     handover=Handover(

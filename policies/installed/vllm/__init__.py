@@ -8,7 +8,7 @@ from pathlib import Path
 from policies.driving import Asked, Driven, Engine
 from policies.installed.settings import Installed
 from policies.schedulers import setting_at_least
-from policies.vllm import Rules
+from policies.vllm_settings import Rules
 
 _WORKER = Path(__file__).with_name("worker.py")
 

@@ -29,27 +29,30 @@ def capacity(
             show_default=False,
         ),
     ] = None,
-    slo: Annotated[bool, typer.Option("--slo", help="Search the highest request rate within the limits.")] = False,
+    slo: Annotated[
+        bool,
+        typer.Option("--slo", help="Search the highest request rate within the limits, as options of the search do."),
+    ] = False,
     limit: Limits = None,
     tbt_p99: Annotated[
-        float | None, typer.Option(help="With --slo: seconds that 99 % of gaps between tokens must keep to.")
+        float | None, typer.Option(help="Seconds that 99 % of gaps between tokens must keep to.")
     ] = None,
     queue_p50: Annotated[
         float | None,
-        typer.Option(help="With --slo: median seconds a request may wait to start; default 2.", show_default=False),
+        typer.Option(help="Median seconds a request may wait to start; default 2.", show_default=False),
     ] = None,
     attainment: Annotated[
-        float | None, typer.Option(help="With --slo: share of requests that must meet the scenario's slo.")
+        float | None, typer.Option(help="Share of requests that must meet the scenario's slo.")
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="With --slo: width of the answer, as a share of it; default 0.02.", show_default=False),
+        typer.Option(help="Width of the answer, as a share of it; default 0.02.", show_default=False),
     ] = None,
     replications: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="With --slo: runs of each rate, judged together as by rooftrace optimize; default 1.",
+            help="Runs of each rate, judged together as by rooftrace optimize; default 1.",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +61,7 @@ def capacity(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say how many sequences fit in memory, or with --slo how many requests a second are served within limits."""
+    """Say how many sequences fit in memory, or with --slo or a --limit how many requests a second are served within limits."""
     from sim.cli.given import read_scenario, with_limits
 
     planning = {"--tokens": tokens, "--reserve-gb": reserve_gb}
@@ -77,8 +80,8 @@ def capacity(
         return
 
     chosen = read_scenario(scenario, set_)
-    if slo:
-        _refuse(planning, "--slo searches a rate with the memory.* of the scenario")
+    if slo or any(value is not None for value in searching.values()):
+        _refuse(planning, "a rate is searched with the memory.* of the scenario")
         _search(
             with_limits(chosen, limit),
             tbt_p99,
@@ -89,7 +92,6 @@ def capacity(
             as_json,
         )
         return
-    _refuse(searching, "it is about the search for a rate; add --slo")
     _plan(chosen, tokens or [1024, 2048, 4096], reserve_gb, as_json)
 
 

@@ -49,7 +49,7 @@ def _facts() -> dict[str, Any]:
     import platform
 
     from hwmodels.model.hub import hub_cache
-    from sim.engine.machine import machine
+    from sim.build import engine_build
     from sim.packages import home, intruder
 
     def there(package: str) -> bool:
@@ -57,7 +57,6 @@ def _facts() -> dict[str, Any]:
 
     extras = {extra: all(map(there, packages)) for extra, packages in _EXTRAS.items()}
     shared = home().parent / "shared"
-    compiled = not str(machine.__file__).endswith(".py")
     return {
         "rooftrace": version(),
         "python": f"{platform.python_version()} on {platform.platform()}",
@@ -66,9 +65,7 @@ def _facts() -> dict[str, Any]:
         ),
         "installed_in": str(home()),
         "other_packages_in_the_way": intruder() or "none",
-        "engine": "compiled"
-        if compiled
-        else "plain Python; ROOFTRACE_COMPILE=1 pip install -e . compiles it (docs/performance.md)",
+        "engine": engine_build(),
         "extras": ", ".join(name for name, has in extras.items() if has) or "none",
         "extras_not_installed": ", ".join(name for name, has in extras.items() if not has) or "none",
         "published_measurements": str(shared)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,13 +16,14 @@ from sim.cli.tables import print_facts, print_json, print_notes, print_table, wr
 from sim.errors import OutputError, RooftraceError
 
 if TYPE_CHECKING:
+    from sim.observe.curves import Observed
     from sim.observe.observation import Observation, Source
     from sim.observe.replay import Beside
-    from sim.observe.traffic import ObservedTraffic
+    from sim.observe.traffic import Arrival, ObservedTraffic
     from sim.observe.what_if import Alternative, Counterfactual
     from sim.study.compare import Difference
 
-_TABLE = ("requests_per_s", "ttft_s", "itl_s", "running", "waiting", "kv_used")
+_TABLE = ("requests_per_s", "ttft_s", "itl_s", "running", "in_flight", "waiting", "kv_used")
 
 
 def register(app: typer.Typer) -> None:
@@ -67,6 +69,10 @@ def observe(
     prefix_groups: Annotated[
         int, typer.Option(min=1, help="Beginnings that prompts share, where hits of the prefix cache are counted.")
     ] = 1,
+    in_flight: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests that clients have in flight at most, waiting to send more.", show_default=False),
+    ] = None,
     fit: Annotated[bool, typer.Option("--fit/--no-fit", help="Fit the stack's terms to what was observed.")] = True,
     what_if: Annotated[
         list[str] | None,
@@ -103,21 +109,35 @@ def observe(
     every_s = None if every is None else duration_of(every, "--every")
     asked = source()
     seen, logged = asked.read()
-    traffic = traffic_of(asked, seen, logged, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+
+    def rebuilt(asked: Source, seen: Observed, logged: Arrival | None) -> ObservedTraffic:
+        found = traffic_of(asked, seen, logged, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        return replace(found, share_groups=prefix_groups, in_flight=in_flight)
+
+    traffic = rebuilt(asked, seen, logged)
     _make(out)
     if export_dashboard is not None:
         _export(export_dashboard, seen.makers, asked)
     if chosen is None:
-        traffic.workload(0, share_groups=prefix_groups).to_csv(out / "requests.csv")
+        traffic.workload(0).to_csv(out / "requests.csv")
         if as_json:
             print_json(
                 {"traffic": _traffic_facts(traffic), "missing": seen.missing, "notes": [*seen.notes, *traffic.how]}
             )
         else:
             print_facts([*_traffic_text(seen.makers, traffic), *written(out)])
-            print_notes([*seen.missing, *_assumed(traffic, prefix_groups, seen.notes)])
+            print_notes([*seen.missing, *_assumed(traffic, seen.notes)])
         return
-    how = How(every_s=every_s, fits=fit, replications=replications, share_groups=prefix_groups)
+
+    def again(folder: Path) -> Observation:
+        """The deployment observed now. What was fitted stays: fitted anew each time, figures would follow every drift."""
+        asked = source()
+        seen, logged = asked.read()
+        return run(
+            found.present, seen, rebuilt(asked, seen, logged), out=folder, files=names, how=replace(how, fits=False)
+        )
+
+    how = How(every_s=every_s, fits=fit, replications=replications)
     names = [str(path) for path in files or ()] or [prometheus or ""]
     found = run(chosen, seen, traffic, out=out, files=names, how=how)
     others, routed, refused = _what_if(found, what_if or (), how)
@@ -127,9 +147,9 @@ def observe(
         print_json(_facts(found, others, routed, refused))
     else:
         _print(found, others, routed, out)
-    print_notes([*seen.missing, *_assumed(traffic, prefix_groups, seen.notes), *found.notes, *refused])
+    print_notes([*seen.missing, *_assumed(traffic, seen.notes), *found.notes, *refused])
     if serve is not None:
-        _serve(found, source if prometheus is not None else None, how, names, (serve, refresh))
+        _serve(found, again if prometheus is not None else None, (serve, refresh))
 
 
 def _source(
@@ -184,7 +204,7 @@ def _what_if(
         others.append(
             alternative(
                 found.present, found.traffic, found.edges_s, found.replayed, settings,
-                seeds=range(found.present.seed, found.present.seed + how.replications), share_groups=how.share_groups,
+                seeds=range(found.present.seed, found.present.seed + how.replications),
             )
         )  # fmt: skip
         named = found.traffic.logged is not None and found.traffic.logged.instance is not None
@@ -210,48 +230,47 @@ def _write_requests(routed: Counterfactual, out: Path) -> None:
     put_text(out / "rerouted.csv", text.getvalue())
 
 
-def _serve(found: Observation, source: Any, how: Any, names: Sequence[str], at: tuple[int, float]) -> None:
+def _serve(found: Observation, again: Callable[[Path], Observation] | None, at: tuple[int, float]) -> None:
+    from tempfile import TemporaryDirectory
+
     from sim.observe.dashboard import exposition
-    from sim.observe.observation import SCENARIO, observe, traffic_of
     from sim.observe.serving import Served, serve, server_of
 
     port, refresh_s = at
 
     def renewed() -> str:
-        from dataclasses import replace
-        from tempfile import TemporaryDirectory
-
-        asked = source()
-        seen, logged = asked.read()
+        assert again is not None
         with TemporaryDirectory() as folder:
-            # What was fitted stays: figures that are fitted anew each time would follow every drift.
-            again = observe(
-                found.present, seen, traffic_of(asked, seen, logged), out=Path(folder), files=names, how=replace(how, fits=False)
-            )  # fmt: skip
-        return exposition(again)
+            return exposition(again(Path(folder)))
 
     served = Served(
-        exposition(found), None if source is None else renewed, refresh_s, lambda text: typer.echo(f"Note: {text}", err=True)
-    )  # fmt: skip
+        exposition(found),
+        None if again is None else renewed,
+        refresh_s,
+        lambda text: print_notes([text]),
+    )
     server = server_of(served, "127.0.0.1", port)
-    typer.echo(
-        f"Predicted figures of {SCENARIO} at http://127.0.0.1:{server.server_address[1]}/metrics; Ctrl-C ends", err=True
+    print_notes(
+        [f"predicted figures are at http://127.0.0.1:{server.server_address[1]}/metrics; Ctrl-C ends"], head="Serving"
     )
     serve(served, server)
 
 
-def _assumed(traffic: ObservedTraffic, groups: int, notes: Sequence[str]) -> list[str]:
+def _assumed(traffic: ObservedTraffic, notes: Sequence[str]) -> list[str]:
     from sim.observe.traffic import sentences
 
-    return [*notes, *(each for each in sentences(traffic, groups))]
+    return [*notes, *sentences(traffic)]
 
 
 def _traffic_facts(traffic: ObservedTraffic) -> dict[str, Any]:
     return {
+        "begin": _when(traffic.begin_s),
         "begin_s": traffic.begin_s,
         "duration_s": float(traffic.edges_s[-1] - traffic.edges_s[0]),
         "requests": traffic.requests,
         "rate_per_s": traffic.requests / float(traffic.edges_s[-1] - traffic.edges_s[0]),
+        "rate_per_s_least": float(traffic.rate_per_s.min()),
+        "rate_per_s_most": float(traffic.rate_per_s.max()),
         "prompt_tokens_mean": _overall(traffic, "prompt"),
         "output_tokens_mean": _overall(traffic, "output"),
         "prefix_hit": float(np.nanmean(traffic.prefix_hit)) if np.isfinite(traffic.prefix_hit).any() else None,
@@ -270,10 +289,13 @@ def _traffic_text(makers: Sequence[str], traffic: ObservedTraffic) -> list[tuple
         f"{facts[f'{name}_tokens_mean']:,.0f} tokens of {name}" for name in ("prompt", "output") if facts[f"{name}_tokens_mean"]
     ]  # fmt: skip
     hit = "" if facts["prefix_hit"] is None else f", {facts['prefix_hit']:.0%} of prompt tokens in the prefix cache"
-    rates = traffic.rate_per_s
     return [
         ("Observed", f"{' and '.join(makers)}, {_when(traffic.begin_s)}, {facts['duration_s']:,.0f} s"),
-        ("Traffic", f"{facts['requests']:,} requests, {facts['rate_per_s']:.3g}/s ({rates.min():.3g} to {rates.max():.3g}){hit}"),
+        (
+            "Traffic",
+            f"{facts['requests']:,} requests, {facts['rate_per_s']:.3g}/s "
+            f"({facts['rate_per_s_least']:.3g} to {facts['rate_per_s_most']:.3g}){hit}",
+        ),
         ("Lengths", ", ".join(lengths) or "not known"),
     ]  # fmt: skip
 
@@ -391,9 +413,9 @@ def _verdicts(found: Observation) -> Iterator[tuple[str, str]]:
 
 
 def _print_alternative(both: Beside, other: Alternative) -> None:
-    from sim.observe.replay import QUANTITIES, Beside
+    from sim.observe.replay import QUANTITIES
 
-    there = Beside(edges_s=both.edges_s, observed=both.observed, simulated=other.replayed.rows)
+    there = replace(both, simulated=other.replayed.rows)
     rows = []
     for name in _TABLE:
         now, then = both.whole(name), there.whole(name)
@@ -445,28 +467,38 @@ def _facts(
         "traffic": _traffic_facts(found.traffic),
         "hours": [
             {
+                "from": _clock(float(begin_s), float(both.edges_s[0])),
                 "from_s": float(begin_s),
                 **{name: _both(both.observed.get(name), both.simulated[name], at) for name in QUANTITIES},
             }
             for at, begin_s in enumerate(both.edges_s[:-1])
         ],
-        "whole": {
-            name: {"observed": pair[0], "simulated": pair[1]} for name in QUANTITIES if (pair := both.whole(name))
-        },
+        "whole": _whole(both),
         "fit": fit,
         "kv_blocks": None if found.kv is None else {"told": found.kv.told, "low_95": found.kv.low, "high_95": found.kv.high},
         "changes": [
-            {"quantity": each.quantity, "since_s": each.since_s, "found_s": each.found_s, "by": each.by} for each in found.changes
+            {"quantity": each.quantity, "since_s": each.since_s, "by": each.by} for each in found.changes
         ],
         "causes": [{"kind": each.kind, "instance": each.instance, "text": each.text} for each in found.causes],
         "what_if": [
-            {"set": each.settings, "how": each.how, "differences": [_difference(one) for one in each.differences]}
+            {
+                "set": each.settings,
+                "how": each.how,
+                "whole": _whole(replace(both, simulated=each.replayed.rows)),
+                "differences": [_difference(one) for one in each.differences],
+            }
             for each in others
         ],
         "rerouted": None if routed is None else {"moved": routed.moved, "requests": len(routed.went)},
         "missing": found.seen.missing,
         "notes": [*found.seen.notes, *found.traffic.how, *found.notes, *refused],
     }  # fmt: skip
+
+
+def _whole(both: Beside) -> dict[str, Any]:
+    from sim.observe.replay import QUANTITIES
+
+    return {name: {"observed": pair[0], "simulated": pair[1]} for name in QUANTITIES if (pair := both.whole(name))}
 
 
 def _both(observed: Any, simulated: Any, at: int) -> dict[str, Any]:

@@ -58,9 +58,7 @@ def optimize(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Processes for candidates, not for --goal rate; all cores by default.", show_default=False
-        ),
+        typer.Option(min=1, help="Processes for candidates; all cores by default.", show_default=False),
     ] = None,
     intervals: IntervalReplays = None,
     as_json: Json = False,
@@ -78,8 +76,8 @@ def optimize(
     axes = read_axes(axis)
     target = target_of(chosen, attainment)
     if goal == "rate":
-        _check_rate(axes, jobs=jobs, out=out)
-        rates = _rates(chosen, axes, target, replications=replications, tolerance=tolerance)
+        _check_rate(axes, out=out)
+        rates = _rates(chosen, axes, target, replications=replications, tolerance=tolerance, jobs=jobs)
         print_notes(rates.notes)
         if intervals is not None:
             rates.ask_how_probable(intervals)
@@ -109,12 +107,10 @@ def optimize(
         raise typer.Exit(1)
 
 
-def _check_rate(axes: Mapping[str, Any], *, jobs: int | None, out: Path | None) -> None:
+def _check_rate(axes: Mapping[str, Any], *, out: Path | None) -> None:
     """RooftraceError for options that the search of a rate does not take."""
     from sim.study.points import check_key
 
-    if jobs is not None:
-        raise RooftraceError("--goal rate tries one rate after the other in this process; leave out --jobs")
     if out is not None:
         raise RooftraceError("--out keeps candidates of a sweep, and --goal rate makes none; leave it out")
     for key in axes:
@@ -190,22 +186,29 @@ class _Rates:
 
 
 def _rates(
-    scenario: Scenario, axes: Mapping[str, Sequence[Any]], target: Target, *, replications: int, tolerance: float | None
+    scenario: Scenario,
+    axes: Mapping[str, Sequence[Any]],
+    target: Target,
+    *,
+    replications: int,
+    tolerance: float | None,
+    jobs: int | None,
 ) -> _Rates:
     """The highest rates of all combinations of the axes' values."""
     from sim.study.notes import Notes
-    from sim.study.rates import TOLERANCE, highest_rate
+    from sim.study.rates import TOLERANCE, highest_rates
 
+    settings = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    rates = highest_rates(
+        [_with_values(scenario, each) for each in settings],
+        target,
+        jobs=jobs,
+        replications=replications,
+        tolerance=TOLERANCE if tolerance is None else tolerance,
+    )
     rows: list[dict[str, Any]] = []
     notes = Notes()
-    for values in product(*axes.values()):
-        where = dict(zip(axes, values, strict=True))
-        found = highest_rate(
-            _with_values(scenario, where),
-            target,
-            replications=replications,
-            tolerance=TOLERANCE if tolerance is None else tolerance,
-        )
+    for where, found in zip(settings, rates, strict=True):
         notes.add(_where(where), map(str, found.notes))
         tried = [
             {"rate_per_s": each.rate_per_s, "met": each.met,

@@ -42,11 +42,23 @@ class AsyncScheduling:
     def hide(self, batch: MicroBatch, queue: QueueView, *, given: bool) -> None:
         """Leaves in the view of *batch* what the next plan knew. *given*: blocks of ended sequences are free already."""
         seen_ns = self.seen_ns
-        self.seen_ns, self.made = ALWAYS_NS, seen_ns != ALWAYS_NS
-        self._planned_ns = seen_ns if self.made else batch.view.now_ns
-        if seen_ns == ALWAYS_NS and batch.leaving:
-            batch.forget_the_leaving()
+        self._note_plan(batch)
         self.leave(batch, queue, seen_ns, given=given)
+
+    def go_on(self, batch: MicroBatch, queue: QueueView) -> None:
+        """As `hide`, for a plan that is known without a view."""
+        queue.hidden = came_after(self._came_ns, self.seen_ns) if self._came_ns else 0
+        self._note_plan(batch)
+
+    def _note_plan(self, batch: MicroBatch) -> None:
+        """The next plan is made."""
+        seen_ns = self.seen_ns
+        if seen_ns != ALWAYS_NS:
+            self.seen_ns, self.made, self._planned_ns = ALWAYS_NS, True, seen_ns
+            return
+        self.made, self._planned_ns = False, batch.view.now_ns
+        if batch.leaving:
+            batch.forget_the_leaving()
 
     def leave(self, batch: MicroBatch, queue: QueueView, seen_ns: int, *, given: bool) -> None:
         """As `hide`, for a plan that is not made: what was known at *seen_ns*."""

@@ -46,7 +46,8 @@ class DecodeSet(RunningSet):
         self._bends: list[tuple[int, int, int]] = []
         self._joined = 0
         self._lines: dict[int, LineAt] = {}
-        """Prices of rounds by the number of sequences; they are one engine core's, and never change."""
+        """Prices of rounds by the number of sequences, of `_pricing`."""
+        self._pricing: Prices | None = None
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._seqs)
@@ -114,6 +115,8 @@ class DecodeSet(RunningSet):
                 rounds = min(rounds, self.until_bend())
             if rounds > 1 and free_blocks < (rounds // self._block_tokens + 1) * n:
                 rounds = self.rounds_within(free_blocks, rounds)
+        if pricing is not self._pricing:
+            self._pricing, self._lines = pricing, {}
         line_at = self._lines.get(n)
         if line_at is None:
             line_at = self._lines[n] = pricing.decode_lines(n, 1, 0)

@@ -140,6 +140,13 @@ class QueueView(Sequence[WaitingSeq]):
         known = iter(self._queue) if not self.hidden else islice(self._queue, len(self))
         return known if self._describe is None else map(self._describe, known)
 
+    def within(self, found: Iterator[WaitingSeq]) -> Iterator[WaitingSeq]:
+        """Those of *found*, which are in the queue, that are shown, as they are shown."""
+        if self.hidden:
+            unknown = {seq.id for seq in islice(reversed(self._queue), self.hidden)}
+            found = (seq for seq in found if seq.id not in unknown)
+        return found if self._describe is None else map(self._describe, found)
+
     @overload
     def __getitem__(self, index: int) -> WaitingSeq: ...
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
-from sim.engine.batch.pricing import LineAt, Prices, Pricing
+from sim.engine.batch.pricing import Line, LineAt, Prices, Pricing
 from sim.engine.time.clock import TICK_BITS
 
 
@@ -65,6 +65,32 @@ class TablePrices(Prices):
         if totals.decode_seqs:
             self.decode_lines(totals.decode_seqs, 1, 0)
         return [ns << TICK_BITS for ns in self._table.of(totals.prefill_chunks)], 0
+
+
+class AdapterPrices(Prices):
+    """Prices of iterations with LoRA adapters: those of *base*, and what the adapters of the coming iteration add."""
+
+    def __init__(self, base: Prices) -> None:
+        self._base = base
+        self.extra_ticks = 0
+        """Ticks that adapters add to an iteration that is priced now."""
+
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
+        line_at = self._base.decode_lines(n, query_tokens, draft_steps)
+
+        def longer(kv: int, kv_window: int, /) -> Line:
+            base, slope, slope_window, kv_end, kv_window_end = line_at(kv, kv_window)
+            return Line(base + self.extra_ticks, slope, slope_window, kv_end, kv_window_end)
+
+        return longer
+
+    def iteration(self, totals: Totals, draft_steps: int, /) -> int:
+        return self._base.iteration(totals, draft_steps) + self.extra_ticks
+
+    def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
+        durations, handover = self._base.stages(totals, draft_steps)
+        durations[0] += self.extra_ticks
+        return durations, handover
 
 
 def prices_of(

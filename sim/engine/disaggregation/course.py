@@ -197,4 +197,6 @@ def requests_at(machine: AnyMachine) -> set[int]:
         here.update(id_ for batch in core.batches for id_ in batch.admitted)
         here.update(core.sequences.connector.tiers.in_transit)
         here.update(core.sequences.connector.landing())
+        if core.sequences.grammars is not None:
+            here.update(core.sequences.grammars.ids())
     return here

@@ -65,6 +65,7 @@ class Gateway(Generic[M]):
             id_ if self._hosting is None or state.turn is None else state.turn[id_],
             -1 if state.session is None else state.session[id_],
             priority=0 if state.priority is None else state.priority[id_],
+            adapter=-1 if state.adapter is None else state.adapter[id_],
         )
 
     def choose(self, id_: int, machines: Sequence[M] | None = None) -> M | None:

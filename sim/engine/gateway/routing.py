@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from policies.routers import Booked, Knowledge, RoutedRequest, knowledge_of
+from policies.routers import AdapterLoad, Booked, Knowledge, RoutedRequest, knowledge_of
 from sim.engine.gateway.booked import Ledger
 from sim.engine.kv.content import Contents
 from sim.engine.kv.content_store import ContentStore, Piece
@@ -114,6 +114,10 @@ class Seen:
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         return self.machine.done_ns(model, waiting=waiting)
+
+    @property
+    def adapter_load(self) -> AdapterLoad:
+        return self.machine.adapter_load
 
     def found_tokens(self, request: RoutedRequest) -> int:
         return self._of.found_tokens(request, self.machine)

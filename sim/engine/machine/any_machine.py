@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from policies.routers import Booked, RoutedRequest
+from policies.routers import NO_ADAPTERS, AdapterLoad, Booked, RoutedRequest
 from sim.engine.machine.groups import Group
 
 
@@ -81,6 +81,14 @@ class AnyMachine:
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""
         return 0
+
+    @property
+    def adapter_load(self) -> AdapterLoad:
+        """Its LoRA adapters."""
+        for core in self.cores:
+            if core.adapters is not None:
+                return core.adapters.load(core.batches)
+        return NO_ADAPTERS
 
     def booked(self, request: RoutedRequest) -> Booked:
         """Only `gateway.routing.Seen` keeps it."""

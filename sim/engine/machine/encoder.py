@@ -41,8 +41,14 @@ class Encoder(AnyMachine):
             self._batch = [self._queue.popleft() for _ in range(min(spec.max_batch, len(self._queue)))]
             for id_ in self._batch:
                 self.begun(id_, now_ns)
-            seconds = spec.batch_s + sum(spec.request_s(self._sizes[id_]) for id_ in self._batch)
-            self._alarm.set(now_ns + max(round(seconds * 1e9), 1))
+            self._alarm.set(now_ns + max(round(self._batch_s() * 1e9), 1))
+
+    def _batch_s(self) -> float:
+        """Seconds of the batch that begins."""
+        spec, seconds = self._spec, self._spec.batch_s
+        if spec.request_s is not None:
+            seconds += sum(spec.request_s(self._sizes[id_]) for id_ in self._batch)
+        return seconds if spec.together_s is None else seconds + spec.together_s(self._batch)
 
     def deliver(self, id_: int, kv_tokens: int = 0) -> None:
         """Queue a request."""

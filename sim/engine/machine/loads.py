@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.routers import Booked, RoutedRequest
+from policies.routers import NO_ADAPTERS, AdapterLoad, Booked, RoutedRequest
 from sim.engine.batch.async_scheduling import came_after
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.sequences import take_for_rounds
@@ -69,6 +69,11 @@ class CoreLoad:
     def booked(self, request: RoutedRequest) -> Booked:
         """Only `gateway.routing.Seen` keeps it."""
         return Booked()
+
+    @property
+    def adapter_load(self) -> AdapterLoad:
+        """Ranks serve no adapters."""
+        return NO_ADAPTERS
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached now."""

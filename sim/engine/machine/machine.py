@@ -47,6 +47,7 @@ class Machine(AnyMachine):
         self._load = self._loads[0]
         for core in self.cores:
             core.ring_when_loaded(common.clock, self._on_loaded)
+            core.ring_when_compiled(common.clock, self._on_compiled)
         self._hosting = {group.cores[0].spec.model: group for group in self.groups}
         self._only = self.cores[0] if len(self.cores) == 1 else None
         self._promised = [0] * len(self.stages) if isinstance(spec.hosted[0].cost, StageTable) else []
@@ -163,7 +164,7 @@ class Machine(AnyMachine):
             self.turns.arrive(core, self._clock.now_ns)
 
     def _accept(self, core: EngineCore, id_: int, kv_tokens: int) -> bool:
-        """Put a request into the queue of *core*; False where it can never be served there, and is rejected."""
+        """Put a request into the queue of *core*; False where it waits for its grammar, or can never be served and is rejected."""
         self._state.replica[id_] = core.number
         reason = core.sequences.refusal(id_)
         if reason is not None:
@@ -172,8 +173,7 @@ class Machine(AnyMachine):
         if self._promised:
             now = self._clock.now_ns << TICK_BITS
             self._promised = self.stages.through(now, self._one(self._model(id_)), self._promised)
-        core.sequences.enqueue(id_, kv_tokens, self._clock.now_ns)
-        return True
+        return core.sequences.come(id_, kv_tokens, self._clock.now_ns)
 
     def _model(self, id_: int) -> int:
         return 0 if self._state.model is None else self._state.model[id_]
@@ -182,6 +182,17 @@ class Machine(AnyMachine):
         """A load from a tier has ended: the sequence that waits for it may continue."""
         core.sequences.version.hear(self._clock.now_ns)
         self.turns.heed(self._clock.now_ns)
+
+    def _on_compiled(self, core: EngineCore, id_: int, kv_tokens: int) -> None:
+        """The grammar of a request is compiled: it may be scheduled."""
+        now_ns, sequences = self._clock.now_ns, core.sequences
+        if sequences.grammars is None or not sequences.grammars.goes_first:
+            sequences.enqueue(id_, kv_tokens, now_ns)
+            self.turns.arrive(core, now_ns)
+            return
+        sequences.grammars.compiled.append((now_ns, id_, kv_tokens))
+        sequences.version.hear(now_ns)
+        self.turns.heed(now_ns)
 
     def give_up(self, id_: int) -> None:
         """The client of a request that is here has gone: it takes no further iteration, and its KV is free when the present one
@@ -202,6 +213,13 @@ class Machine(AnyMachine):
         """Post a message about a request from another machine; it is read when the next iteration is planned."""
         now_ns = self._clock.now_ns
         core.sequences.connector.tell(now_ns, what, id_, tokens)
+        self.turns.heed(now_ns)
+
+    def pause(self, until_ns: int) -> None:
+        """Begin no iteration from now on until then."""
+        now_ns = self._clock.now_ns
+        for core in self.cores:
+            core.pause(now_ns, until_ns)
         self.turns.heed(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:

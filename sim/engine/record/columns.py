@@ -482,6 +482,22 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterColumns:
+    """The record of one replica's LoRA adapters. Times are of iterations, in nanoseconds."""
+
+    max_loras: int
+    """Slots on the device."""
+    busy_ns: int
+    adapter_ns: int
+    """Time of iterations by the number of different adapters in each, summed."""
+    waiting_ns: int
+    """The same by the number of waiting requests whose adapter had no slot."""
+    most_running: int
+    loads: tuple[tuple[int, int, int, int], ...]
+    """(start, adapter, 0 from disk to host memory or 1 from there to a slot, duration), in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaColumns:
     """The record of one replica."""
 
@@ -504,6 +520,8 @@ class ReplicaColumns:
     """Tokens of every round of every stay for each micro-batch, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
     """Counts of the rounds that drafted tokens, by the number drafted; None without speculation."""
+    adapters: AdapterColumns | None = None
+    """None without adapters."""
 
     def busy_ns(self) -> int:
         """Time that its stages have spent on micro-batches, all stages together."""

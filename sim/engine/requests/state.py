@@ -21,6 +21,9 @@ _new: Final = tuple[object, ...].__new__
 class RequestState:
     """One entry a request in each column. Columns grow together: those made by `column`, or given to `keep`."""
 
+    adapter: array[int] | None = None
+    """The LoRA adapter that each request asks for, -1: the base model; None: none asks for one."""
+
     def __init__(
         self, prompt: array[int], output: array[int], arrival: array[int], *, pipelined: bool = False,
         max_tokens: array[int] | None = None, contents_in: ContentsIn | None = None,
@@ -55,16 +58,16 @@ class RequestState:
         """Tokens whose KV was computed and given up."""
         self.bubbles = tuple(self.column("q") for _ in BUBBLES) if pipelined else ()
         """Idle time of stages ahead of its micro-batches, by kind."""
-        self.replica = self.column("i", -1)
-        self.preemptions = self.column("i")
+        self.replica, self.reason, self.preemptions = self.column("i", -1), self.column("i", -1), self.column("i")
         self.prefix_hits, self.prefix_hits_again = (
             array("q") if contents_in is None else self.column("q") for _ in range(2)
         )
         """Tokens found in the prefix cache when first admitted, and after preemptions."""
         self.tier_hits: dict[str, array[int]] = {}
         """Tokens loaded for a first admission, by kind of tier, and (`swap`) those copied back after a preemption."""
-        self.load_ns = array("q")
-        """ns held for loads; during a load, less the instant of its start."""
+        self.load_ns, self.grammar_wait_ns = array("q"), array("q")
+        """ns held for loads, during a load less the instant of its start; and ns of waiting for a grammar to be compiled. Empty
+        where there are no tiers, or no grammars."""
         self.status = bytearray([UNFINISHED]) * len(prompt)
         self._columns.append((self.status, UNFINISHED))
         self.given_back: dict[int, int] = {}
@@ -74,9 +77,11 @@ class RequestState:
         self.carried: array[int] | None = None
         """Tokens that a request had emitted when it came to the router, where machines that only prefill may fail: they are
         computed, and handed over, like those of its prompt."""
-        self.reason = self.column("i", -1)
         self.shortened: dict[int, int] = {}
         """Tokens that answers shortened by a scheduler lack, by request; 0 where they would have ended sooner."""
+        self.encoded_images, self.image_hits, self.encode_ns = (array("i"), array("i"), array("q"))
+        """Images that were encoded for a request in steps, those that were found encoded, and the time of its steps' encodings;
+        empty where no images are encoded in steps."""
         self.told: Callable[[MicroBatch, int], None] | None = None
         """Called with a micro-batch and the instant when a step of the micro-batch has ended; None: not called."""
 
@@ -117,6 +122,11 @@ class RequestState:
         for kind in kinds:
             if kind not in self.tier_hits:
                 self.tier_hits[kind] = self.column("q")
+
+    def keep_images(self) -> None:
+        """Has images that are encoded in steps counted."""
+        if not self.encoded_images:
+            self.encoded_images, self.image_hits, self.encode_ns = self.column("i"), self.column("i"), self.column("q")
 
     def to_hand(self, id_: int) -> int:
         """Tokens whose KV goes to the machine that decodes the request."""

@@ -17,15 +17,17 @@ from policies.view import ALWAYS_NS, Plan, ReplicaView, admits_in_turn, asks_beg
 from sim.engine.batch.async_scheduling import as_known
 from sim.engine.batch.decode_set import DecodeSet
 from sim.engine.batch.micro_batch import BatchPrice, Elsewhere, MicroBatch, RunningView
-from sim.engine.batch.prices import Prices, prices_of
+from sim.engine.batch.prices import AdapterPrices, Prices, prices_of
 from sim.engine.batch.speculative_set import SpeculativeSet
 from sim.engine.batch.stages import Stages
 from sim.engine.batch.version import HeldPlan
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.caching_pool import CachingPool
-from sim.engine.record.columns import IntArray, Recorder, ReplicaColumns, RoundCounts, sum_rounds
+from sim.engine.record.columns import ABORTED, IntArray, Recorder, ReplicaColumns, RoundCounts, sum_rounds
 from sim.engine.record.spill import Spill
 from sim.engine.requests.state import RequestState
+from sim.engine.serve.adapters import Adapters
+from sim.engine.serve.images import Images
 from sim.engine.serve.iterations import NO_PROMPTS, Iterations
 from sim.engine.serve.kv_connector import Outside
 from sim.engine.serve.loading import Loading
@@ -98,6 +100,10 @@ class EngineCore:
                 spec.cost, spec.draft_cost, spec.speculation_overhead_s, drafts_prompts=drafts_prompts(spec.scheduler)
             )
             common.prices[id(spec)] = prices
+        self.adapters: Adapters | None = None
+        if spec.adapters is not None and sequences.waiting_by_adapter is not None:
+            prices = AdapterPrices(prices)
+            self.adapters = Adapters(spec.adapters, sequences.waiting_by_adapter, prices)
         self.state = state
         self.stages = stages
         self.alone = alone
@@ -119,6 +125,7 @@ class EngineCore:
         self.iterations = iterations = Iterations(
             spec, sequences, recorder, prices, stages, alone=alone, is_rank=is_rank, fast_forward=common.fast_forward
         )
+        iterations.adapters = self.adapters
         self.planner = Planner(spec, sequences, self.loading, alone=alone, is_rank=is_rank)
         by_step = is_rank or not alone
         self._steps_singly = by_step or bool(iterations.pads_to)
@@ -126,7 +133,12 @@ class EngineCore:
         self._holds = by_step and common.fast_forward and not iterations.pads_to
         """A micro-batch holds plans of decodes alone, and carries them out one iteration after the other."""
         self._hears = self._what_it_hears()
+        self._paused_ns = self.paused_until_ns = 0
+        """The latest pause; 0: there was none."""
+        self._notes = self._what_it_notes()
         self.batches: list[MicroBatch] = []
+        self.images = None if spec.images is None else Images(spec.images, state, self.batches)
+        iterations.images = self.images
         sequences.prefix_lookup.batches = self.batches
         for _ in range(self._max_batches if self._max_batches <= _MADE_AT_ONCE else 1):
             self.add_batch()
@@ -164,6 +176,8 @@ class EngineCore:
             draft_slots=spec.draft_slots,
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
             terms=state.terms,
+            adapters=None if self.adapters is None else self.adapters.seen(batch),
+            images=self.images,
             cache=kv if kv.caches and (looks_for_itself(spec.scheduler) or asks_beginnings(spec.scheduler)) else None,
         )
         self.batches.append(batch)
@@ -177,6 +191,9 @@ class EngineCore:
         For a rank the tick is not known yet: any other answer than NOTHING means that an iteration is prepared, and the machine
         launches it (`sim.engine.machine.groups`).
         """
+        if self.paused_until_ns and self._is_paused(batch, ticks >> TICK_BITS):
+            batch.wake_ns = self.paused_until_ns
+            return NOTHING
         planner = self.planner
         while True:
             for hear in self._hears:
@@ -197,6 +214,24 @@ class EngineCore:
             if not self._asks_again(batch, plan, ticks, changed=end == ASK_AGAIN):
                 batch.wake_ns = plan.until_ns
                 return NOTHING
+
+    def pause(self, now_ns: int, until_ns: int) -> None:
+        """No iteration is planned from now on until then."""
+        self._paused_ns, self.paused_until_ns = now_ns, until_ns
+        self.sequences.version.hear(now_ns)
+
+    def _is_paused(self, batch: MicroBatch, now_ns: int) -> bool:
+        """Whether the coming iteration would be planned in the pause; one that was planned ahead of it is carried out."""
+        ahead = self._ahead
+        planned_ns = now_ns if ahead is None or ahead.seen_ns == ALWAYS_NS else ahead.seen_ns
+        if now_ns >= self.paused_until_ns or planned_ns < self._paused_ns:
+            return False
+        if ahead is not None:
+            # The next plan is made when the pause is over, and knows which sequences have ended.
+            ahead.reset()
+            if batch.leaving:
+                self._forget_the_leaving(batch)
+        return True
 
     def schedules_prompts(self, batch: MicroBatch, ticks: int) -> bool:
         """Whether the scheduler would have prompts in the coming iteration were they shown."""
@@ -296,6 +331,8 @@ class EngineCore:
             steps.append(self._land_loads)
         if sequences.given_up:
             steps.append(self._let_go)
+        if sequences.grammars is not None and sequences.grammars.goes_first:
+            steps.append(self._take_compiled)
         if self._ahead is not None and sequences.kv.caches:
             steps.append(self._free_the_ended)
         if sequences.connector.takes_part:
@@ -306,6 +343,10 @@ class EngineCore:
 
     def give_up(self, id_: int, now_ns: int) -> None:
         """The client of a request that is here has gone."""
+        grammars = self.sequences.grammars
+        if grammars is not None and grammars.give_up(id_):
+            self.state.status[id_] = ABORTED
+            return
         first = not self.sequences.given_up
         self.sequences.give_up(id_, now_ns)
         if first:
@@ -321,6 +362,9 @@ class EngineCore:
             let_go(self.sequences, batch)
         else:
             self._hears = self._what_it_hears()
+
+    def _take_compiled(self, batch: MicroBatch, ticks: int) -> None:
+        self.sequences.take_compiled(ALWAYS_NS if self._ahead is None else self._ahead.seen_ns)
 
     def _free_the_ended(self, batch: MicroBatch, ticks: int) -> None:
         assert self._ahead is not None
@@ -350,8 +394,8 @@ class EngineCore:
             self._ahead.made |= done > 1
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences, end_ns = self.sequences, end_ticks >> TICK_BITS
-        if self.loading is not None:
-            self._write_prompts(self.loading.tiers, batch, end_ns)
+        for note in self._notes:
+            note(batch, span.start_ticks, end_ticks)
         if done > 1:
             take_for_rounds(self._kv, batch, done)
         batch.span = None
@@ -369,9 +413,24 @@ class EngineCore:
         if self._frees_at_the_end and self._finding.ended:
             self._finding.free_the_ended()
 
-    def _write_prompts(self, tiers: Tiers, batch: MicroBatch, end_ns: int) -> None:
+    def _what_it_notes(self) -> tuple[Callable[[MicroBatch, int, int], None], ...]:
+        """The steps at the end of iterations that this engine core needs, in order; none without adapters and tiers."""
+        steps = list[Callable[[MicroBatch, int, int], None]]()
+        if self.adapters is not None:
+            steps.append(self._note_adapters)
+        if self.loading is not None:
+            steps.append(self._write_prompts)
+        return tuple(steps)
+
+    def _note_adapters(self, batch: MicroBatch, start_ticks: int, end_ticks: int) -> None:
+        assert self.adapters is not None
+        self.adapters.ran(start_ticks, end_ticks)
+
+    def _write_prompts(self, batch: MicroBatch, start_ticks: int, end_ticks: int) -> None:
         """Tell the tiers which prompt blocks a step has computed. A tree tells them itself what is put into it."""
-        tiers.now_ns = end_ns
+        assert self.loading is not None
+        tiers = self.loading.tiers
+        tiers.now_ns = end_ticks >> TICK_BITS
         for id_, _ in () if self._late else batch.run:
             computed = min(batch.partial[id_].cached_tokens, self.state.prompt[id_])
             tiers.computed(id_, computed // self._kv.block_tokens)
@@ -404,6 +463,10 @@ class EngineCore:
 
     def hand_back(self) -> list[int]:
         """Give up everything; see `sim.engine.serve.sequences.hand_back`."""
+        if self.adapters is not None:
+            self.adapters.reset()
+        if self.images is not None:
+            self.images.reset()
         return give_all_back(self.sequences, self.batches)
 
     # KV from elsewhere.
@@ -435,6 +498,22 @@ class EngineCore:
 
     def _ring_at(self, clock: Clock, callback: Callable[[EngineCore], None], at_ns: int) -> None:
         Alarm(clock, ARRIVALS, lambda _event: callback(self)).set(at_ns)
+
+    def ring_when_compiled(self, clock: Clock, callback: Callable[[EngineCore, int, int], None]) -> None:
+        """Have *callback* called with a request, and its tokens with KV, whenever the grammar that it waits for is done."""
+        grammars = self.sequences.grammars
+        if grammars is None:
+            return
+
+        def ring(id_: int, at_ns: int) -> None:
+            Alarm(clock, ARRIVALS, lambda _event: done(id_)).set(at_ns)
+
+        def done(id_: int) -> None:
+            kv_tokens = grammars.done(id_, clock.now_ns)
+            if kv_tokens >= 0:
+                callback(self, id_, kv_tokens)
+
+        grammars.rings_at = ring
 
     @property
     def n_loading(self) -> int:
@@ -468,6 +547,7 @@ class EngineCore:
             n_stages=len(self.stages),
             transfers=recorder.transfers.array(),
             tiered=self.loading is not None,
+            adapters=None if self.adapters is None else self.adapters.columns(),
             emitted=self.driven.emitted()
             if self.driven is not None
             else _emitted(self.batches)

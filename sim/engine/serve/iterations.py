@@ -8,6 +8,7 @@ from typing import Final
 from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
 from policies.view import PartialSeq, Plan, WaitingSeq, pads_to, rule_of
+from sim.engine.batch.masks import Masks
 from sim.engine.batch.micro_batch import Ended, MicroBatch, Prepared
 from sim.engine.batch.padding import padded
 from sim.engine.batch.prices import Prices
@@ -15,6 +16,8 @@ from sim.engine.batch.span import Step
 from sim.engine.batch.stages import Stages
 from sim.engine.kv.pool import OutOfBlocks
 from sim.engine.record.columns import Recorder, Standing, Tally
+from sim.engine.serve.adapters import Adapters
+from sim.engine.serve.images import Images
 from sim.engine.serve.sequences import Sequences
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.time.clock import TICK_BITS
@@ -30,7 +33,7 @@ NOBODY: Final[Mapping[int, Ended]] = {}
 class Work(Tally):
     """Totals of an iteration that is being started."""
 
-    __slots__ = ("blocks", "completing", "kv_tokens", "pairs", "pairs_window", "rows")
+    __slots__ = ("blocks", "completing", "encode_ticks", "kv_tokens", "pairs", "pairs_window", "rows")
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +45,8 @@ class Work(Tally):
         """KV tokens that the prompt tokens attend to."""
         self.completing: list[int] = []
         """Requests whose prompts are complete after this iteration."""
+        self.encode_ticks = 0
+        """The time of encoding images, beside the model's."""
         self.blocks = 0
         """KV blocks that are still to be taken."""
 
@@ -54,6 +59,9 @@ class Iterations:
         alone: bool, is_rank: bool, fast_forward: bool,
     ) -> None:  # fmt: skip
         self.prices = prices
+        self.adapters: Adapters | None = None
+        """Set where requests may ask for adapters."""
+        self._masks = None if spec.grammars is None else Masks(spec.grammars, prices)
         self.pads_to = pads_to(spec.scheduler)
         self.window: Window = spec.cost.window_tokens
         self._scheduler = spec.scheduler
@@ -73,13 +81,15 @@ class Iterations:
         self._drops_token = sequences.connector.drops_token
         self._n_sent = 0
         self._speculates = spec.decoding is not None
-        # A draft model of its own goes on; see `policies.vllm.Rules`.
+        # A draft model of its own goes on; see `policies.vllm_settings.Rules`.
         self._drafts_if_used = spec.prefix_drops_last and bool(rule_of(spec.scheduler, "drafts_if_used"))
         self._price: Callable[[MicroBatch, Totals, int, int], int] | None = (
             self._price_later if is_rank else None if alone else self._price_stages
         )
         """Prices and starts an iteration that is not on the only stage of a machine."""
         self._work = Work()
+        self.images: Images | None = None
+        """What is encoded beside prompts."""
 
     # An iteration of its own.
 
@@ -120,18 +130,30 @@ class Iterations:
         )  # fmt: skip
         if ended or work.wasted:
             totals = self._with_wasted(totals, decoding.query_tokens, ended)
+        if self.adapters is not None:
+            self.adapters.begin(batch, run, n, totals.rows, ticks)
         batch.run = run
         batch.completing = completing
         batch.decodes = n > 0
         batch.through_arrivals = True
+        if self.images is not None:
+            work.encode_ticks = self.images.encode(batch, run)
         if self._price is not None:
             return self._price(batch, totals, growth, ticks)
         kv = self._kv
-        duration = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, work.draft_steps)
+        duration = self._duration_ticks(batch, totals)
         batch.span = Step(ticks, ticks + duration, growth)
         standing = (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
         self._recorder.add_iteration(ticks, duration, totals, work, standing)
         return ticks + duration
+
+    def _duration_ticks(self, batch: MicroBatch, totals: Totals) -> int:
+        """The time of an iteration on one stage, encoding and masks included."""
+        ticks = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, self._work.draft_steps)
+        ticks += self._work.encode_ticks
+        if self._masks is not None:
+            ticks += self._masks.added(ticks, self._mask_rows(self._masks, batch))
+        return ticks
 
     def _draft_steps(self, batch: MicroBatch, n: int) -> int:
         """Passes of the draft in an iteration with *n* decodes: the one that reads the prompts' tokens alone where the scheduler
@@ -172,6 +194,10 @@ class Iterations:
         """Send it through the machine's stages; the tick at which it has left the last."""
         priced = totals if not self.pads_to else self._padded(batch, totals)
         durations, handover = self.prices.stages(priced, self._work.draft_steps)
+        durations[0] += self._work.encode_ticks
+        if self._masks is not None:
+            # Tokens are sampled on the last stage, and their masks are filled while the others compute.
+            durations[-1] += self._masks.added(sum(durations), self._mask_rows(self._masks, batch))
         end, bubbles = self._stages.send(
             ticks, durations, handover, bool(batch.run), self._n_sent, self._recorder.stages.add
         )
@@ -194,6 +220,11 @@ class Iterations:
                         self._bubbles[kind][id_] += bubble_ns
         batch.span = Step(ticks, end, growth)
         self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(batch))
+
+    def _mask_rows(self, masks: Masks, batch: MicroBatch) -> int:
+        """Masks of the iteration that *batch* is about to start."""
+        decoding = batch.decoding if batch.decodes else ()
+        return masks.rows(decoding, batch.decoding.query_tokens, batch.completing)
 
     def _price_later(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
         """Leave it to `launch`: how long a rank takes is known when all ranks have planned."""
@@ -339,6 +370,13 @@ class Iterations:
         batch.decodes = True
         batch.through_arrivals = plan.through_arrivals
         hold = plan.hold if self._fast_forward else 1
-        span = batch.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
+        if self.adapters is not None:
+            n = decoding.n
+            # A load is part of one iteration.
+            hold = 1 if self.adapters.begin(batch, NO_PROMPTS, n, n * decoding.query_tokens, ticks) else hold
+        prices = self.prices
+        if self._masks is not None:
+            prices = self._masks.prices(self._mask_rows(self._masks, batch))
+        span = batch.span = decoding.span(ticks, hold, plan.until_ns, free, growth, prices)
         span.open(self._recorder, self.standing(batch))
         return span.end(span.n)

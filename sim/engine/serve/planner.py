@@ -7,14 +7,17 @@ How long a plan may be carried out without asking again is decided here (`Planne
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from policies.view import ALWAYS_NS, Plan, ReplicaView, plan_of, reserves
+from policies.view import ALWAYS_NS, DECODES, Plan, ReplicaView, decodes_below, plan_of, reserves
 from sim.engine.batch.micro_batch import MicroBatch, QueueView
 from sim.engine.serve.loading import Loading
 from sim.engine.serve.sequences import Sequences
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.time.clock import TICK_BITS
 from sim.engine.time.errors import PolicyError
+
+_DECODES_ONCE: Final = DECODES._replace(hold=1)
 
 
 class Planner:
@@ -39,11 +42,15 @@ class Planner:
         writes_evicted = loading is not None and loading.tiers.takes_evicted
         self._eviction_is_timed = writes_evicted or sequences.kv.lasts_s is not None
         self._shows_more = self._ahead is not None or is_rank or reserves(spec.scheduler)
-        apart = self._connector.takes_part or self._ahead is not None or loading is not None
+        apart = (
+            self._connector.takes_part or self._ahead is not None or loading is not None or spec.grammars is not None
+        )
         self._is_plain = not (apart or sequences.kv.caches)
         """A plan knows or causes all that happens."""
         shown = sequences.prefix_lookup.described if sequences.prefix_lookup.described_to_it else None
         self.queue_view = QueueView(sequences.queue, shown)
+        in_common = is_rank or not alone or loading is not None or self._connector.takes_part
+        self._decodes_below = 0 if in_common else decodes_below(spec.scheduler)
         self.prompts_wait = False
         """No prompt is shown to the scheduler: the ranks of a machine start prompts together."""
         self._chunks_go_on = False
@@ -64,6 +71,10 @@ class Planner:
             view.memo = None
             return None
         kv = self._kv
+        if n < self._decodes_below and n and not (batch.partial or self._queue):
+            known = self._known(batch, n, growth, ticks)
+            if known is not None:
+                return known
         if growth > kv.free and self._connector.tiers.here:
             assert self._loading is not None
             self._loading.make_room(growth)
@@ -77,6 +88,25 @@ class Planner:
             plan = self._taken_up(batch, plan)
         view.memo = plan.memo
         return plan
+
+    def _known(self, batch: MicroBatch, n: int, growth: int, ticks: int) -> Plan | None:
+        """The plan for *n* decodes, whose step takes *growth* blocks, where nobody waits and the scheduler need not be asked:
+        see `policies.view.decodes_below`."""
+        view, ahead = batch.view, self._ahead
+        if batch.leaving:
+            for ended in batch.leaving.values():
+                if ended.steps_on:
+                    return None
+                n += 1
+                growth += ended.blocks
+        if self._speculates:
+            n *= view.query_tokens + view.draft_slots
+        if n >= self._decodes_below or growth > self._kv.free:
+            return None
+        view.now_ns = ticks >> TICK_BITS
+        if ahead is not None:
+            ahead.go_on(batch, self.queue_view)
+        return DECODES if self._is_plain or self._may_hold(batch, DECODES) else _DECODES_ONCE
 
     def _show(self, batch: MicroBatch, n: int, growth: int, ticks: int) -> None:
         """Show *batch* with *n* decodes, which take *growth* blocks in the coming iteration."""

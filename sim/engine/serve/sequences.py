@@ -28,6 +28,8 @@ from sim.engine.kv.pool import KvPool, OutOfBlocks
 from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.requests.reservations import Reservations
 from sim.engine.requests.state import RequestState
+from sim.engine.serve.adapter_queue import AdapterQueue
+from sim.engine.serve.grammars import Grammars
 from sim.engine.serve.kv_connector import KvConnector, Outside
 from sim.engine.spec.experiment import ReplicaSpec
 from sim.engine.spec.roles import Part
@@ -49,7 +51,9 @@ class Sequences:
         part: Part | None = None,
     ) -> None:  # fmt: skip
         """*part*: what the machine has to do with handing over; None: nothing."""
-        self.queue: deque[WaitingSeq] = deque()
+        self.waiting_by_adapter = AdapterQueue(state.adapter) if spec.adapters and state.adapter is not None else None
+        """The queue, where requests may ask for adapters."""
+        self.queue: deque[WaitingSeq] = deque() if self.waiting_by_adapter is None else self.waiting_by_adapter
         self.behind: Sized = ()
         """Requests that wait for a seat of any rank, where this is the first of the ranks."""
         # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only continue if another is
@@ -80,6 +84,7 @@ class Sequences:
         """Arrivals in the queue that the latest plan may not know of (ns); None where they are not needed."""
         self.ahead = None if self.came_ns is None else AsyncScheduling(self.came_ns)
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
+        self.grammars = None if spec.grammars is None else Grammars(spec.grammars, state.grammar_wait_ns)
         self.reservations = Reservations(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
         self.prefix_lookup = PrefixLookup(self.kv, state, self.ahead, spec)
         self.connector = KvConnector(self, part, outside, recorder)
@@ -87,6 +92,28 @@ class Sequences:
         slots = self.kv.total * self.kv.block_tokens - self.most_beyond - 1
         self._fit_always = -1 if self.hands_over else min(slots, spec.max_model_len or slots)
         """Requests with so many tokens of prompt and output fit in any case (`never_fits`)."""
+
+    def come(self, id_: int, kv_tokens: int, now_ns: int) -> bool:
+        """Queue a request at *now_ns*, or have it wait until its grammar is compiled; whether it is in the queue."""
+        if self.grammars is not None and self.grammars.holds(id_, kv_tokens, now_ns):
+            return False
+        self.enqueue(id_, kv_tokens, now_ns)
+        return True
+
+    def take_compiled(self, known_ns: int) -> None:
+        """Queue the requests whose grammars were done by *known_ns*, ahead of those that wait for nothing else, oldest first."""
+        grammars, queue = self.grammars, self.queue
+        assert grammars is not None
+        while grammars.compiled and grammars.compiled[0][0] <= known_ns:
+            _, id_, kv_tokens = grammars.compiled.popleft()
+            seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)
+            place = self.connector.n_with_blocks()
+            while place < len(queue) and queue[place].id in grammars.first and queue[place].id < id_:
+                place += 1
+            queue.insert(place, seq)
+            grammars.first.add(id_)
+            self.n_computed += not seq.tokens
+            self.version.changes += 1
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Queue a request at *now_ns*; KV of its first *kv_tokens* tokens is at hand."""
@@ -110,7 +137,8 @@ class Sequences:
     @property
     def n_waiting(self) -> int:
         """Requests in the queue, and on their way to it from another machine, whether their messages have been read or not."""
-        return len(self.queue) + self.connector.coming + self.connector.n_unread
+        compiling = 0 if self.grammars is None else len(self.grammars)
+        return len(self.queue) + self.connector.coming + self.connector.n_unread + compiling
 
     def take_out(self, batch: MicroBatch, id_: int) -> tuple[int, int, int]:
         """A sequence that is not in flight leaves its micro-batch: its tokens cached, the KV blocks to give back, and when it
@@ -133,9 +161,12 @@ class Sequences:
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits, is admitted or asks for blocks, or there are messages to read."""
+        """Whether any request waits, is admitted or asks for blocks, or there are messages to read. One whose grammar is being
+        compiled gives nothing to do."""
         connector = self.connector
-        return self.n_admitted > 0 or bool(self.queue or connector.mail or connector.machines.wanted)
+        if self.n_admitted > 0 or self.queue or connector.mail or connector.machines.wanted:
+            return True
+        return self.grammars is not None and len(self.grammars.compiled) > 0
 
     def running_seq(self, batch: MicroBatch, id_: int) -> RunningSeq:
         """An admitted sequence as policies see it."""
@@ -303,6 +334,8 @@ class Sequences:
         queue = self.queue
         if queue and queue[0].id == id_:
             seq = queue.popleft()
+        elif self.waiting_by_adapter is not None:
+            seq = self.waiting_by_adapter.take(id_)
         else:
             found = next((each for each in queue if each.id == id_), None)
             if found is None:
@@ -448,6 +481,9 @@ def hand_back(sequences: Sequences, batches: Sequence[MicroBatch]) -> list[int]:
     sequences.state.given_back |= given_back
     ids += [seq.id for seq in sequences.queue]
     sequences.queue.clear()
+    if sequences.grammars is not None:
+        ids += sequences.grammars.ids()
+        sequences.grammars.reset()
     ids += sequences.connector.hand_back()
     if sequences.came_ns is not None:
         sequences.came_ns.clear()

@@ -33,13 +33,20 @@ from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore, InCommon
 from sim.engine.simulation.front_end import FrontEnd
 from sim.engine.simulation.invariants import Watch
-from sim.engine.simulation.result_columns import as_column, bubble_columns, request_columns, tier_columns, tier_facts
+from sim.engine.simulation.result_columns import (
+    adapter_facts,
+    as_column,
+    bubble_columns,
+    request_columns,
+    tier_columns,
+    tier_facts,
+)
 from sim.engine.spec.experiment import Experiment, MachineSpec
 from sim.engine.tiers.links import Links
 from sim.engine.tiers.tiers import SharedStores
 from sim.engine.time.errors import PolicyError, UnservedError
 from sim.engine.time.events import ARRIVALS, Alarm, Clock
-from workloads import Workload
+from workloads import Stop, Workload
 
 _ROUTING_STREAM = 0x726F7574
 """Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
@@ -153,8 +160,11 @@ def _state_of(experiment: Experiment, workload: Workload, contents_in: ContentsI
     state.turn = None if state.model is None else state.keep(_turns(state.model))
     state.priority = _kept(state, workload.priority)
     state.session = _kept(state, workload.session)
+    state.adapter = _kept(state, workload.adapter)
     state.deadline = _kept(state, workload.deadline_ns)
     state.terms = terms_of(workload)
+    if any(core.grammars is not None for spec in experiment.machines for core in spec.hosted):
+        state.grammar_wait_ns = state.column("q")
     if experiment.fleet is not None and experiment.handover is not None:
         state.carried = state.column("q")
     return state
@@ -211,6 +221,7 @@ class Cluster:
         self._front_end = FrontEnd(experiment)
         self._clients = workload.clients()
         self._cancelled: Callable[[], Iterable[int]] | None = getattr(self._clients, "cancelled", None)
+        self._stops: Callable[[], Iterable[Stop]] | None = getattr(self._clients, "stops", None)
         self._aborts: deque[tuple[int, int]] = deque()
         self._giving_up = Alarm(self._clock, ARRIVALS, self._on_abort)
 
@@ -374,6 +385,52 @@ class Cluster:
                 self._giving_up.set(now_ns + FELT_AFTER_NS)
             self._aborts.append((now_ns + FELT_AFTER_NS, id_))
 
+    def _expect_stop(self, stop: Stop, now_ns: int) -> None:
+        """Clients have machines stand still."""
+        spec, cores = self._experiment, [core for machine in self._serving for core in machine.cores]
+        among = spec.fleet is not None or spec.handover is not None or spec.encode is not None
+        if among or any(core.loading is not None or core.driven is not None for core in cores):
+            raise PolicyError(
+                f"clients of {self._workload!r} have machines stand still, which is not modelled where machines come and go, hand "
+                "over, encode or have tiers, or under an installed scheduler"
+            )
+        at_ns = max(stop.at_ns, now_ns + FELT_AFTER_NS)
+        going_on: list[int] = []
+        Alarm(self._clock, ARRIVALS, lambda _event: self._on_stop(stop, going_on)).set(at_ns)
+        Alarm(self._clock, ARRIVALS, lambda _event: self._route_all(going_on)).set(max(stop.until_ns, at_ns))
+
+    def _on_stop(self, stop: Stop, going_on: list[int]) -> None:
+        """Have machines stand still; *going_on* is given the requests that are routed again at the end."""
+        machines, now_ns = self._serving, self._clock.now_ns
+        if stop.only_fuller:
+            loads = [machine.running + machine.waiting for machine in machines]
+            fullest = -(-sum(loads) // len(loads))
+            machines = [machine for machine, load in zip(machines, loads, strict=True) if load > fullest]
+        for machine in machines:
+            if stop.drops_kv:
+                going_on += self._give_back(machine)
+            if stop.until_ns > now_ns:
+                machine.pause(stop.until_ns)
+
+    def _give_back(self, machine: Machine) -> list[int]:
+        """End everything on a machine; the requests that go on."""
+        state = self._state
+        aborted = {id_ for core in machine.cores for id_ in core.sequences.given_up}
+        ids = machine.abort(self._clock.now_ns)
+        for id_, tokens in state.given_back.items():
+            state.recomputed[id_] += tokens
+        state.given_back.clear()
+        for id_ in ids:
+            state.replica[id_] = -1
+            if id_ in aborted:
+                state.status[id_] = ABORTED
+        return ids
+
+    def _route_all(self, ids: Sequence[int]) -> None:
+        for id_ in ids:
+            if self._state.status[id_] == UNFINISHED:
+                self._route(id_)
+
     def _on_abort(self, _event: object) -> None:
         aborts, now_ns = self._aborts, self._clock.now_ns
         while aborts and aborts[0][0] <= now_ns:
@@ -454,7 +511,13 @@ class Cluster:
         if self._fleet is not None:
             self._fleet.ended(id_, now_ns)
         if self._clients is not None:
-            self._send_all(self._clients.ended(id_, now_ns), now_ns, now_ns)
+            sent = self._clients.ended(id_, now_ns)
+            if self._stops is not None:
+                sent = list(sent)
+                for stop in self._stops():
+                    # Requests that go on then are routed ahead of those that are sent for that instant.
+                    self._expect_stop(stop, now_ns)
+            self._send_all(sent, now_ns, now_ns)
             if self._cancelled is not None:
                 self._cancel(self._cancelled(), now_ns)
 
@@ -535,6 +598,9 @@ class Cluster:
             meta["releases"] = releases
         if state.tier_hits:
             meta["tiers"] = tier_facts(cores)
+        adapters = adapter_facts(replicas)
+        if adapters:
+            meta["adapters"] = adapters
         ranks = ranked(machines)
         if ranks:
             meta["ranks"] = ranks

@@ -34,6 +34,8 @@ INVARIANTS = {
     "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
     "INV-12": "where nothing is to happen any more, no blocks are held for machines that there are, and nobody is between two",
     "INV-13": "a machine that hands over decodes no sequence",
+    "INV-14": "adapters of an iteration in flight are in slots, no more of them than there are; the queue counts those that wait",
+    "INV-15": "encodings of images are no more than the encoder's cache has room for",
 }
 
 
@@ -48,7 +50,9 @@ def _tokens_of(core: EngineCore | None, id_: int, *, kept: bool) -> int:
 
 def core_ids(core: EngineCore) -> set[int]:
     """Requests that wait or run there."""
-    return {seq.id for seq in core.sequences.queue}.union(*(batch.admitted for batch in core.batches))
+    grammars = core.sequences.grammars
+    compiling = () if grammars is None else grammars.ids()
+    return {seq.id for seq in core.sequences.queue}.union(compiling, *(batch.admitted for batch in core.batches))
 
 
 class Watch:
@@ -176,6 +180,8 @@ class Watch:
             for id_ in core.batches[0].admitted:
                 self._once(id_, seen)
             return
+        if core.images is not None and core.images.cache.held > core.images.cache.size:
+            self._fail("INV-15", f"machine {machine.index} keeps {core.images.cache.held} embeddings")
         held = sum(self._check_batch(machine, core, batch, seen) for batch in core.batches)
         held += self._check_connector(machine, core, seen)
         kv = sequences.kv
@@ -192,7 +198,12 @@ class Watch:
 
     def _check_queue(self, core: EngineCore, seen: set[int]) -> None:
         """Waiting requests wait once, and those with KV hold its blocks."""
-        connector = core.sequences.connector
+        fault = None if core.adapters is None else core.adapters.fault(core.batches)
+        if fault is not None:
+            self._fail("INV-14", fault)
+        connector, grammars = core.sequences.connector, core.sequences.grammars
+        for id_ in () if grammars is None else grammars.ids():
+            self._once(id_, seen)
         for seq in core.sequences.queue:
             self._once(seq.id, seen)
             for books, blocks in ((connector.machines, seq.kept_blocks), (connector.tiers, seq.shared_blocks)):

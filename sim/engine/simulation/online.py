@@ -84,6 +84,8 @@ class LiveRun(Cluster):
             raise ValueError("a live run takes a live_trace for its workload")
         if experiment.encode is not None:
             raise ValueError("requests that arrive while a run proceeds have no size to encode; leave encode out")
+        if any(hosted.grammars is not None for hosted in experiment.hosted):
+            raise ValueError("requests that arrive while a run proceeds have no grammar; leave structured_output out")
         if any(foresees(hosted.eviction) for hosted in experiment.hosted):
             raise ValueError(
                 "an eviction policy that knows the next use of blocks needs a trace, and requests come one by one here"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.record.columns import BUBBLES, IntArray, transfer_facts
+from sim.engine.record.columns import BUBBLES, IntArray, ReplicaColumns, transfer_facts
 from sim.engine.requests.service_classes import class_columns
 from sim.engine.requests.state import RequestState
 from sim.engine.serve.engine_core import EngineCore
@@ -35,6 +35,7 @@ def request_columns(state: RequestState, workload: Workload, *, caching: bool) -
         "deadline_ns": as_column(state.deadline) if state.deadline is not None else none - 1,
         "model_index": none if state.model is None else as_column(state.model),
         **({} if state.priority is None else {"priority": as_column(state.priority)}),
+        **({} if state.adapter is None else {"adapter": as_column(state.adapter)}),
         **class_columns(workload),
         "arrival_ns": as_column(state.arrival),
         "scheduled_ns": as_column(state.scheduled),
@@ -49,8 +50,13 @@ def request_columns(state: RequestState, workload: Workload, *, caching: bool) -
         "status": np.frombuffer(state.status, np.int8),
         "reason": as_column(state.reason, np.int32),
         **({"shortened_tokens": _shortened(state)} if state.shortened else {}),
+        **({"grammar_wait_ns": as_column(state.grammar_wait_ns)} if state.grammar_wait_ns else {}),
         "bubble_ns": np.sum(_bubbles(state), axis=0),
     }
+    if state.encoded_images:
+        found["encoded_images"] = as_column(state.encoded_images, np.int32)
+        found["image_hits"] = as_column(state.image_hits, np.int32)
+        found["encode_ns"] = as_column(state.encode_ns)
     if caching:
         hits = as_column(state.prefix_hits)
         computed = as_column(state.prompt) - hits - _loaded(state)
@@ -90,6 +96,26 @@ def _loaded(state: RequestState) -> NDArray[Any]:
     """Prompt tokens of each request that were loaded when it was first admitted."""
     none = np.zeros(len(state.prompt), np.int64)
     return sum((as_column(hits) for kind, hits in state.tier_hits.items() if kind not in ("again", "swap")), none)
+
+
+def adapter_facts(replicas: Sequence[ReplicaColumns]) -> dict[str, Any]:
+    """Sums over the LoRA adapters of all *replicas*: time by the number of them that run, and the loads; empty without any."""
+    found = [replica.adapters for replica in replicas if replica.adapters is not None]
+    if not found:
+        return {}
+    loads = [load for each in found for load in each.loads]
+    from_disk, to_slots = ([ns for _, _, to, ns in loads if to == place] for place in (0, 1))
+    return {
+        "max_loras": max(each.max_loras for each in found),
+        "busy_ns": sum(each.busy_ns for each in found),
+        "adapter_ns": sum(each.adapter_ns for each in found),
+        "waiting_ns": sum(each.waiting_ns for each in found),
+        "most_running": max(each.most_running for each in found),
+        "disk_loads": len(from_disk),
+        "disk_load_ns": sum(from_disk),
+        "slot_loads": len(to_slots),
+        "slot_load_ns": sum(to_slots),
+    }
 
 
 def tier_facts(cores: Sequence[EngineCore]) -> dict[str, dict[str, int]]:

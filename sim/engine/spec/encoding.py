@@ -16,8 +16,10 @@ ENCODE: Final = "encode"
 class EncoderSpec:
     """A machine that encodes, first come, first served."""
 
-    request_s: Callable[[int], float] = field(hash=False)
-    """Seconds that a request takes, by its size."""
+    request_s: Callable[[int], float] | None = field(default=None, hash=False)
+    """Seconds that a request takes, by its size; None: none."""
+    together_s: Callable[[Sequence[int]], float] | None = field(default=None, hash=False)
+    """Seconds that the requests of a batch, by their ids, take together beside those; None: none."""
     batch_s: float = 0.0
     """Seconds that a batch takes beside its requests."""
     max_batch: int = 1

@@ -11,11 +11,14 @@ from policies.driving import driving
 from policies.eviction import Eviction, RankFunction
 from policies.ranks import Balance, PromptBalance, balance_of
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
-from policies.view import ALWAYS_NS, PlanFunction, Scheduler
+from policies.view import ALWAYS_NS, PlanFunction, Scheduler, encodes
 from sim.engine.batch.decoding import Decoding
+from sim.engine.batch.grammars import GrammarSpec
 from sim.engine.batch.prices import StageTable
 from sim.engine.record.streaming import Stream
+from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.encoding import EncodeSpec
+from sim.engine.spec.images import ImagesSpec
 from sim.engine.spec.lifecycle import FleetSpec
 from sim.engine.spec.roles import HandoverSpec, Part
 from sim.engine.tiers.tiers import TierSpec, check_tiers
@@ -81,8 +84,14 @@ class ReplicaSpec:
     """KV memory behind the device, nearest first: what the device has evicted is loaded from there."""
     swaps: bool = False
     """Preempted sequences are moved to the `host` tier and back, and not computed again."""
+    images: ImagesSpec | None = None
+    """Images in prompts, which are encoded in its iterations; None: there are none."""
     block_bytes: int = 0
     """Bytes of a KV block on all devices together, for the links of tiers."""
+    adapters: AdapterSpec | None = None
+    """LoRA adapters that its requests may ask for (`Workload.adapter`); None: there are none."""
+    grammars: GrammarSpec | None = None
+    """Grammars that constrain answers; None: none does."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):
@@ -104,6 +113,11 @@ class ReplicaSpec:
             )
         if self.swaps and "host" not in kinds:
             raise ValueError("sequences that give way are swapped to a tier of kind host, and there is none")
+        if self.images is not None and not encodes(self.scheduler):
+            raise ValueError(
+                "this scheduler does not know of images that are encoded in steps; take vllm, or encode "
+                "them on machines of their own"
+            )
         if isinstance(self.cost, StageTable) and self.decoding is not None:
             raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
 
@@ -141,6 +155,14 @@ class MachineSpec:
             raise ValueError("hosted needs at least one ReplicaSpec; got none")
         self._check_ranks()
         self._check_driven()
+        self._check_adapters()
+        if any(spec.images for spec in self.hosted) and (len(self.hosted) > 1 or self.ranks > 1):
+            raise ValueError(
+                "images that are encoded in steps of ranks, or of models that share a machine, are not modelled; encode them on "
+                "machines of their own"
+            )
+        if self.ranks > 1 and any(spec.grammars is not None for spec in self.hosted):
+            raise ValueError("grammars on machines with ranks are not modelled; leave out ranks or grammars")
         models = [spec.model for spec in self.hosted]
         if len(self.hosted) > 1 and (None in models or len(set(models)) < len(models)):
             raise ValueError(f"models that a machine hosts are different ones; got {models!r}")
@@ -149,6 +171,20 @@ class MachineSpec:
                 "models that a machine hosts run on the same stages; got pipelines of "
                 f"{', '.join(str(spec.cost.n_stages) for spec in self.hosted)} stages"
             )
+
+    def _check_adapters(self) -> None:
+        """ValueError where iterations with adapters are not modelled."""
+        for spec in self.hosted:
+            if spec.adapters is None:
+                continue
+            batches = self.ranks > 1 or spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1
+            for what, there in (
+                ("ranks, a pipeline or several micro-batches", batches),
+                ("an installed scheduler", driving(spec.scheduler)),
+                ("a table of single-pass latencies", isinstance(spec.cost, StageTable)),
+            ):
+                if there:
+                    raise ValueError(f"adapters beside {what} are not modelled; leave out one of the two")
 
     def _check_driven(self) -> None:
         """ValueError for what cannot be had of a scheduler that drives itself."""
@@ -165,6 +201,7 @@ class MachineSpec:
                 "a pipeline, ranks or models that share a machine": several,
                 "tiers": bool(spec.tiers),
                 "an eviction policy": spec.eviction is not None,
+                "grammars": spec.grammars is not None,
                 "a table of single-pass latencies": isinstance(spec.cost, StageTable),
                 "a tree of drafts, or a number of drafts that changes": not _drafts_a_chain(spec.decoding),
             }
@@ -248,6 +285,7 @@ class Experiment:
         if self.fleet is not None:
             self._check_fleet(self.fleet)
         self._check_classes()
+        self._check_grammars()
         if self.in_flight is not None:
             if self.in_flight < 1:
                 raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
@@ -259,6 +297,13 @@ class Experiment:
             if unknown:
                 named = ", ".join(self.workload.classes) or "no classes"
                 raise ValueError(f"{policy!r} names the class {unknown[0]}, and the workload has {named}")
+
+    def _check_grammars(self) -> None:
+        for grammars in [core.grammars for core in self.hosted if core.grammars is not None]:
+            if len(grammars.grammar) != len(self.workload):
+                raise ValueError(
+                    f"grammars has {len(grammars.grammar)} numbers for {len(self.workload)} requests; give one each"
+                )
 
     def _check_driven(self) -> None:
         if not any(driving(core.scheduler) for machine in self.machines for core in machine.hosted):

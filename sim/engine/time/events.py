@@ -7,19 +7,21 @@ machine feels an event of another sooner than 1 ns later, so that their order ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from collections.abc import Iterator
+from heapq import heappop
 from typing import Any, Final
 
 import simpy
+
+from sim.engine.time.alarm import Alarm
+
+__all__ = ["ARRIVALS", "CONTROL", "HANDOVERS", "MACHINES", "Alarm", "Clock"]
 
 CONTROL: Final = 1
 ARRIVALS: Final = 2
 HANDOVERS: Final = 3
 MACHINES: Final = 4
 """Ranks; 0 is SimPy's own, for the end of the run."""
-
-_NOBODY: list[Any] = []
 
 
 class Clock(simpy.Environment):
@@ -38,6 +40,10 @@ class Clock(simpy.Environment):
     def entries(self) -> tuple[list[Any], Iterator[int]]:
         """SimPy's queue, to which callers add without the detour through an event of its own, and the numbers of its entries."""
         return self._queue, self._eid
+
+    def ring(self) -> Any:
+        """A new entry of an alarm."""
+        return _Ring(self)
 
     def next_due(self) -> tuple[int, int] | None:
         """Instant and rank of the next event; None where there is none."""
@@ -90,38 +96,3 @@ class _Ring(simpy.Event):
     def __init__(self, env: Clock) -> None:
         self.env = env
         self.callbacks: Any = None  # as of an event that has been processed: free to be scheduled
-
-
-class Alarm:
-    """Calls *callback* (with SimPy's event) once, at the instant that it was last set to; may be set again before or after that."""
-
-    __slots__ = ("_at_ns", "_callbacks", "_clock", "_ids", "_order", "_queue", "_rank", "_ring")
-
-    def __init__(self, clock: Clock, rank: int, callback: Callable[[Any], None], *, order: int = 0) -> None:
-        """*order*: alarms of one instant and rank ring in this order, and those of the same in the order in which they were set."""
-        self._clock = clock
-        self._order = order << 48
-        self._queue, self._ids = clock.entries()
-        self._rank = rank
-        self._callbacks = [callback]
-        self._ring = _Ring(clock)
-        self._at_ns = 0
-
-    def set(self, at_ns: int) -> None:
-        """Ring at *at_ns*, now or later, and not at any time set before."""
-        ring = self._ring
-        if ring.callbacks is not None:
-            if at_ns == self._at_ns:
-                return
-            ring.callbacks = _NOBODY
-            ring = self._ring = _Ring(self._clock)
-        ring.callbacks = self._callbacks
-        self._at_ns = at_ns
-        # As `Environment.schedule`, for an instant in place of a delay.
-        heappush(self._queue, (at_ns, self._rank, self._order + next(self._ids), ring))
-
-    def cancel(self) -> None:
-        """Do not ring."""
-        if self._ring.callbacks is not None:
-            self._ring.callbacks = _NOBODY
-            self._ring = _Ring(self._clock)

@@ -9,18 +9,22 @@ from typing import Any, Literal
 from sim.engine import Experiment
 from sim.engine.record.streaming import Stream
 from sim.errors import ScenarioError
+from sim.scenario.assembly.adapters import at_home, with_adapters
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.context import beyond_own_context, limits_of, within_context
 from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.encoding import encode_of
 from sim.scenario.assembly.fleet import fleet_of, with_slow
 from sim.scenario.assembly.handover import check_models, handover_of
+from sim.scenario.assembly.images import imaged
 from sim.scenario.assembly.manifest import manifest_of
 from sim.scenario.assembly.pools import PoolOf, pools_of
 from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.ranks import check_asked, machine_of
-from sim.scenario.assembly.replica import build_pool
+from sim.scenario.assembly.replica import Encodes, build_pool
 from sim.scenario.assembly.scheduler import policy_of
+from sim.scenario.assembly.shared_context import check_shared_context
+from sim.scenario.assembly.stopping import check_stops
 from sim.scenario.assembly.tiers import check_stores
 from sim.scenario.classes import check_classes, classed
 from sim.scenario.explain import told_by
@@ -54,20 +58,25 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
     """
     pools = [_deployed(pool) for pool in pools_of(scenario)]
+    for pool in pools:
+        check_shared_context(pool)
     limits = limits_of(scenario, pools)
     check_models(scenario, pools)
     check_asked(scenario, pools)
     workload = classed(scenario, workload_of(scenario)) if workload is None else workload
+    workload = with_adapters(scenario, workload)
+    workload, images = imaged(scenario, pools, workload)
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)
     else:
         rows = {}
     workload, cut = within_context(workload, limits, rows)
-    router = policy_of(scenario, "router")
+    router = at_home(scenario, policy_of(scenario, "router"))
     check_stores(scenario, pools)
-    built = [build_pool(pool, workload, rows) for pool in pools]
+    built = [build_pool(pool, workload, rows, Encodes(scenario.encode, images)) for pool in pools]
     check_router(scenario, router, workload, (hosted.spec.block_tokens for pool in built for hosted in pool))
     check_classes(scenario, [hosted.spec.scheduler for pool in built for hosted in pool], workload)
+    check_stops(scenario, pools, [hosted.spec for pool in built for hosted in pool])
     handover = handover_of(scenario, pools, built, workload)
     machines = [
         machine
@@ -82,7 +91,7 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
             seed=scenario.seed,
             stream=_stream(scenario, pools),
             handover=handover,
-            encode=encode_of(scenario, pools, workload),
+            encode=encode_of(scenario, pools, workload, images),
             fleet=fleet_of(scenario, pools, workload),
             **_front_end(scenario, pools),
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from hwmodels.cold_starts import cold_start, cold_starts
@@ -15,6 +16,7 @@ from sim.engine import MachineSpec, ReplicaSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Scaling
 from sim.errors import ScenarioError
 from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.encoding import EncodeSettings
 from sim.scenario.explain import told_by
 from sim.scenario.fleet import Autoscale
 from sim.scenario.settings import Scenario
@@ -27,8 +29,9 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) ->
 
     ScenarioError for what cannot be, or is not modelled.
     """
-    failures = scenario.failures
-    if failures is None and all(pool.autoscale is None for pool in pools):
+    failures, encoders = scenario.failures, _encoders(scenario)
+    scaled = [pool.autoscale for pool in pools] + ([] if encoders is None else [encoders.autoscale])
+    if failures is None and not any(scaled):
         return None
     failing = None
     if failures is not None and failures.mean_up_s is not None and failures.mean_down_s is not None:
@@ -36,14 +39,20 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) ->
             up=Life(mean_s=failures.mean_up_s, shape=failures.shape), down=Life(mean_s=failures.mean_down_s)
         )
     with told_by(scenario, "failures"):
+        counts, names = [pool.replicas for pool in pools], [pool.name or "all" for pool in pools]
+        scaling = [
+            None if pool.autoscale is None else _scaling(scenario, pool, pool.autoscale, pools, workload)
+            for pool in pools
+        ]
+        if encoders is not None:
+            counts.append(encoders.replicas if encoders.autoscale is None else encoders.autoscale.max)
+            names.append("encode")
+            scaling.append(None if encoders.autoscale is None else _scaling_of_encoders(scenario, encoders))
         return FleetSpec(
-            pools=tuple(number for number, pool in enumerate(pools) for _ in range(pool.replicas)),
-            names=tuple(pool.name or "all" for pool in pools),
-            scaling=tuple(
-                None if pool.autoscale is None else _scaling(scenario, pool, pool.autoscale, pools, workload)
-                for pool in pools
-            ),
-            failing=(failing,) * len(pools),
+            pools=tuple(number for number, n in enumerate(counts) for _ in range(n)),
+            names=tuple(names),
+            scaling=tuple(scaling),
+            failing=(failing,) * len(counts),
             outages=() if failures is None else tuple(failures.times),
             **({} if failures is None else failures.model_dump(include={"in_flight", "retries", "when_none"})),
         )
@@ -53,10 +62,27 @@ def _scaling(
     scenario: Scenario, pool: PoolOf, settings: Autoscale, pools: Sequence[PoolOf], workload: Workload
 ) -> Scaling:
     prefix = f"{scenario.source}: {f'pools.{pool.name}.' if pool.name else ''}autoscale"
+    arrivals = partial(_known_arrivals_s, scenario, pool, pools, workload)
+    return _scaled(settings, prefix, pool.scenarios[0].replicas, arrivals)
+
+
+def _encoders(scenario: Scenario) -> EncodeSettings | None:
+    """The machines that encode, where these are machines of their own."""
+    return scenario.encode if scenario.encode is not None and scenario.encode.at == "pool" else None
+
+
+def _scaling_of_encoders(scenario: Scenario, encoders: EncodeSettings) -> Scaling:
+    assert encoders.autoscale is not None
+    return _scaled(encoders.autoscale, f"{scenario.source}: encode.autoscale", encoders.replicas, lambda: None)
+
+
+def _scaled(
+    settings: Autoscale, prefix: str, initial: int, known_arrivals_s: Callable[[], list[float] | None]
+) -> Scaling:
+    """The scaling of one that begins with *initial* machines, and whose requests arrive as *known_arrivals_s* says, if it does."""
     policy = settings.policy.made(f"{prefix}.policy")
     phases = _phases(settings, prefix)
     interval_s: float = getattr(policy, "interval_s", 15.0) if settings.interval_s is None else settings.interval_s
-    initial = pool.scenarios[0].replicas
     if isinstance(policy, Schedule):
         outside = [n for n in policy.machines if not settings.min <= n <= settings.max]
         if outside:
@@ -65,7 +91,7 @@ def _scaling(
                 f"{settings.max} (max); change one of them"
             )
     if isinstance(policy, Perfect):
-        arrival_s = _known_arrivals_s(scenario, pool, pools, workload)
+        arrival_s = known_arrivals_s()
         if arrival_s is None:
             raise ScenarioError(
                 f"{prefix}.policy: perfect knows when requests of a trace arrive that no other pool can serve; "

@@ -11,6 +11,7 @@ from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment
 from hwmodels.serving_intervals import has_rows, kind_of, serving_interval
 from hwmodels.steps.cost import StepTimes
+from sim.build import engine_build
 from sim.engine import Experiment
 from sim.scenario import named
 from sim.scenario.assembly.handover import facts_of, notes_of_handover
@@ -231,8 +232,8 @@ def _measured_steps(deployment: Deployment, times: StepTimes) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, Rooftrace and the libraries whose numbers a result depends on."""
-    found = {"python": platform.python_version()}
+    """Versions of Python, Rooftrace and the libraries whose numbers a result depends on, and the engine's build."""
+    found = {"python": platform.python_version(), "engine": engine_build()}
     for name in ("rooftrace", "numpy", "simpy", "pyarrow"):
         try:
             found[name] = version(name)

@@ -17,13 +17,16 @@ from hwmodels.memory import (
     share_machine,
     stack_memories,
     stack_memory,
+    with_slots,
 )
 from hwmodels.overheads import at_or_before, is_before
 from hwmodels.stack_files import load_stack_file
 from sim.errors import ScenarioError
 from sim.scenario import named
+from sim.scenario.assembly.adapters import adapter_cost_of
 from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
 from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.images import encoder_bytes as of_encoder
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.scheduler import scheduler_of
 from sim.scenario.explain import told_by
@@ -41,7 +44,9 @@ def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
     with told_by(scenario):
         # Only where layers do not keep every token does the workload matter.
         workload = None if keeps_every_token(deployment.model) else workload_of(scenario)
-        return deployment, deployment.fitted(memory_of(scenario, deployment, scheduler, workload=workload))
+        beside = of_encoder(scenario.encode, deployment)
+        plan = memory_of(scenario, deployment, scheduler, workload=workload, encoder_bytes=beside)
+        return deployment, deployment.fitted(plan)
 
 
 def memory_of(
@@ -51,10 +56,12 @@ def memory_of(
     *,
     workload: Workload | None = None,
     draft: Deployment | None = None,
+    encoder_bytes: float = 0.0,
 ) -> MemoryPlan:
     """The division of the memory of *scenario*'s devices, as `account_of` has it, with the blocks that a fitted stack was found
     to have."""
-    return _as_fitted(scenario, account_of(scenario, deployment, scheduler, workload=workload, draft=draft))
+    plan = account_of(scenario, deployment, scheduler, workload=workload, draft=draft, encoder_bytes=encoder_bytes)
+    return _as_fitted(scenario, plan)
 
 
 def account_of(
@@ -64,11 +71,12 @@ def account_of(
     *,
     workload: Workload | None = None,
     draft: Deployment | None = None,
+    encoder_bytes: float = 0.0,
 ) -> MemoryPlan:
     """The division of the memory of *scenario*'s devices; its *scheduler*'s limits, or else the stack's, are those of the profile
-    run. Layers that do not keep every token are counted at the mean context of *workload*, or else at the longest.
-    ValueError for a share by another stack's name, or a release that is not known. What is given and changes nothing, and an
-    account of another release than the overheads', are among the plan's notes."""
+    run, and *encoder_bytes* on each device are an encoder's weights. Layers that do not keep every token are counted at the mean
+    context of *workload*, or else at the longest. ValueError for a share by another stack's name, or a release that is not
+    known. What is given and changes nothing, and an account of another release than the overheads', are among the plan's notes."""
     memory, stack = scenario.memory, scenario.stack_name
     if scenario.cost_model == "roofline":
         stack = "ideal"
@@ -89,11 +97,13 @@ def account_of(
             defaults.max_num_seqs if sequences is None else sequences,
         ),
         share=memory.shares.get(setting),
-        reserve_bytes=memory.reserve_bytes,
+        reserve_bytes=memory.reserve_bytes + encoder_bytes,
         block_tokens=memory.block_tokens,
         draft=draft,
         context_tokens=None if workload is None else mean_context(workload),
     )
+    slots = adapter_cost_of(scenario, deployment)
+    plan = plan if slots is None else with_slots(plan, slots)
     notes = (*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules))
     return replace(plan, override=memory.kv_blocks, notes=notes)
 

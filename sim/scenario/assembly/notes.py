@@ -17,11 +17,13 @@ from policies.classes import Preempt
 from policies.routers import Knowledge, knowledge_of
 from policies.view import reserves
 from sim.scenario import named
+from sim.scenario.assembly.adapters import about_adapters
 from sim.scenario.assembly.encoding import about_encoding
 from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, sorts_by_nothing, windows_left_behind, without_cache
 from sim.scenario.assembly.prices import about_prices
+from sim.scenario.assembly.structured_output import about_grammars
 from sim.scenario.assembly.tiers import about_tiers
 from sim.scenario.classes import about_classes
 from sim.scenario.settings import Scenario
@@ -54,6 +56,8 @@ def notes_of(
         *(about_tiers(each, workload, machines) for each in scenarios),
         about_fleet(pools),
         about_encoding(scenario, workload),
+        about_adapters(scenario, workload),
+        about_grammars(scenario, pools),
         _scheduler_left_out(scenario.source, scenarios),
         _router(scenario, router, pools, workload),
         *(_of_two_engines(each) for each in scenarios),

@@ -24,6 +24,8 @@ KINDS = {
     "mhc_module_{}_bf16_vllm0.24": "hyper_connections",
     "msa_module_decode_{}_vllm0.24": "blocks_decode",
     "msa_module_prefill_{}_sglang0.5.16": "blocks_prefill",
+    "dsa_module_decode_{}_trtllm1.3rc20": "sparse_decode",
+    "dsa_module_prefill_{}_sglang0.5.14": "sparse_prefill",
 }
 
 

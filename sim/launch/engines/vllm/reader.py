@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 from hwmodels.overheads import at_or_before
-from policies.vllm import RELEASES, Vllm
+from policies.vllm import Vllm
+from policies.vllm_settings import RELEASES
 from sim.errors import RooftraceError
 from sim.launch.drafters import assumed
+from sim.launch.engines.vllm import adapters
 from sim.launch.engines.vllm.tiers import tiers
 from sim.launch.forced import put_mean_length, put_rates
 from sim.launch.reading import Reading, formats
@@ -36,6 +38,12 @@ def settings(reading: Reading, *, experts: bool) -> None:
     formats(reading)
     reading.put("parallel.tensor", reading.integer("tensor-parallel-size"))
     reading.put("parallel.pipeline", reading.integer("pipeline-parallel-size"))
+    reading.put("parallel.decode_context", reading.integer("decode-context-parallel-size"))
+    reading.put("parallel.prefill_context", reading.integer("prefill-context-parallel-size"))
+    interleave = reading.integer("dcp-kv-cache-interleave-size")
+    reading.put(
+        "parallel.kv_interleave", reading.integer("cp-kv-cache-interleave-size") if interleave is None else interleave
+    )
     _data_parallel(reading, experts)
     reading.put("memory.gpu_memory_utilization", reading.number("gpu-memory-utilization"))
     reading.put("memory.kv_blocks", reading.integer("num-gpu-blocks-override"))
@@ -60,6 +68,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
     _rules_of_release(reading)
     reading.put("stream_interval", reading.integer("stream-interval"))
     _speculation(reading)
+    adapters.read(reading)
 
 
 _EXCHANGES = ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")
@@ -119,7 +128,8 @@ def _data_parallel(reading: Reading, experts: bool) -> None:
                 f"--data-parallel-size {ranks} of a dense model is {ranks} replicas behind one router, which is how they work"
             )
     if over_all:
-        tensor = reading.settings.get("parallel", {}).get("tensor", 1)
+        parallel = reading.settings.get("parallel", {})
+        tensor = parallel.get("tensor", 1) * parallel.get("prefill_context", 1)
         reading.put("parallel.expert", tensor * (ranks or 1) if experts else None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sim.launch.engines.vllm import adapters
 from sim.launch.forced import forced_rates
 from sim.launch.tiers import GIB, host_tiers_to_write
 from sim.launch.writing import Writing, formats, model_name, to_load
@@ -18,10 +19,16 @@ def write(command: Writing) -> None:
     command.start("vllm serve", model_name(scenario))
     command.flag("--tensor-parallel-size", parallel.tensor if parallel.tensor > 1 else None)
     command.flag("--pipeline-parallel-size", parallel.pipeline if parallel.pipeline > 1 else None)
+    for option, degree in (
+        ("--decode-context-parallel-size", parallel.decode_context),
+        ("--prefill-context-parallel-size", parallel.prefill_context),
+        ("--cp-kv-cache-interleave-size", parallel.kv_interleave),
+    ):
+        command.flag(option, degree if degree > 1 else None)
     data, expert = parallel.data, parallel.expert
     command.flag("--data-parallel-size", data if data > 1 else None)
     command.flag("--enable-expert-parallel", expert > 1)
-    if expert > 1 and expert != parallel.tensor * data:
+    if expert > 1 and expert != parallel.tensor * data * parallel.prefill_context:
         command.not_carried(
             f"parallel.expert: {expert}; vLLM spreads experts over all {parallel.tensor * data} devices"
         )
@@ -51,6 +58,7 @@ def write(command: Writing) -> None:
     if scenario.stream_interval > 1:
         command.flag("--stream-interval", scenario.stream_interval)
     _speculation(command)
+    adapters.write(command)
 
 
 def _graphs_and_tiers(command: Writing) -> None:

@@ -1,0 +1,45 @@
+"""Tests that are marked slow say why; and none of all tests asserts how long something takes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+
+
+def marks_without_a_reason(source: str) -> list[int]:
+    """The lines of *source* on which a test is marked slow without `reason`."""
+    tree = ast.parse(source)
+    said = {
+        id(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and any(
+            each.arg == "reason" and isinstance(each.value, ast.Constant) and each.value.value for each in node.keywords
+        )
+    }
+    marks = (
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node).endswith("mark.slow")
+    )
+    return sorted(node.lineno for node in marks if id(node) not in said)
+
+
+def test_a_slow_test_says_why() -> None:
+    files = sorted(TESTS.rglob("*.py"))
+    sources = {path.relative_to(TESTS).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    assert sum(source.count("mark.slow") for source in sources.values()) > 100
+    found = [f"tests/{name}:{line}" for name, source in sources.items() for line in marks_without_a_reason(source)]
+    assert not found, 'a test is marked slow as @pytest.mark.slow(reason="why")'
+
+
+def test_marks_without_a_reason_are_found() -> None:
+    source = '@pytest.mark.slow\ndef a(): ...\n@pytest.mark.slow(reason="long")\ndef b(): ...\n@pytest.mark.slow(reason="")\ndef c(): ...\n'
+    assert marks_without_a_reason(source) == [1, 5]
+
+
+def test_no_test_asserts_times() -> None:
+    clock = re.compile(r"assert .*\b(perf_counter|process_time|monotonic)\(")
+    found = [str(path) for path in TESTS.rglob("*.py") if clock.search(path.read_text(encoding="utf-8"))]
+    assert not found

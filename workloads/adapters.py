@@ -1,0 +1,54 @@
+"""Requests that ask for LoRA adapters: drawn by popularity, or read, and their prompts told apart by adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from workloads.columns import first_row
+from workloads.streams import Stream, check_count, stream
+from workloads.workload import W, Workload
+
+
+def draw_adapters(trace: W, shares: Sequence[float], seed: int, *, base_share: float = 0.0) -> W:
+    """The same requests, each asking for an adapter at random in proportion to *shares*, one for each adapter; *base_share* of them
+    ask for the base model.
+
+    Draws have a stream of their own, so that arrivals and lengths are those without adapters.
+    """
+    if trace.adapter is not None:
+        raise ValueError("the trace has a column adapter already, which says what each request asks for")
+    share = np.asarray(shares, dtype=float)
+    if share.ndim != 1 or not len(share) or not np.all(np.isfinite(share) & (share >= 0)) or share.sum() <= 0:
+        raise ValueError(f"shares are one number from 0 for each adapter, not all of them 0; got {shares!r}")
+    if not 0 <= base_share < 1:
+        raise ValueError(f"base_share is a share in [0, 1); got {base_share!r}")
+    draws = stream(seed, Stream.ADAPTERS)
+    below = np.cumsum(share)
+    drawn = np.searchsorted(below, draws.random(len(trace)) * below[-1], side="right")
+    if base_share:
+        drawn = np.where(draws.random(len(trace)) < base_share, -1, drawn)
+    return replace(trace, adapter=drawn.astype(np.int64))
+
+
+def check_adapters(trace: Workload, count: int) -> None:
+    """ValueError for a request that asks for another adapter than the *count* that there are."""
+    check_count(count, "count")
+    if trace.adapter is not None and (row := first_row(trace.adapter >= count)) is not None:
+        raise ValueError(f"row {row}: adapter is a number below the {count} there are; got {trace.adapter[row]}")
+
+
+def keyed_by_adapter(trace: W) -> W:
+    """The same requests with other block ids for each adapter, so that equal tokens are found again by requests for the same
+    adapter alone, as where an engine hashes the adapter with the tokens."""
+    if trace.adapter is None or trace.prefix_blocks is None or trace.prefix_offsets is None:
+        return trace
+    several = int(trace.adapter.max(initial=-1)) + 2
+    of_block = np.repeat(trace.adapter + 1, np.diff(trace.prefix_offsets))
+    highest = int(trace.prefix_blocks.max(initial=0))
+    if highest > (2**63 - 1) // several - 1:
+        _, small = np.unique(trace.prefix_blocks, return_inverse=True)
+        return replace(trace, prefix_blocks=small.astype(np.int64) * several + of_block)
+    return replace(trace, prefix_blocks=trace.prefix_blocks.astype(np.int64) * several + of_block)
