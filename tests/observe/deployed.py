@@ -9,6 +9,7 @@ from typing import Any
 from sim import Scenario
 from sim.observe.samples import Matching, Series, read_files
 from sim.scenario.workload import workload_of
+from sim.serve.pacer import Pacer
 from sim.serve.session import Session
 from sim.serve.setup import set_up
 from workloads import Trace
@@ -17,10 +18,8 @@ BEGAN_S = 1_700_000_000
 """Unix time of the first scrape."""
 
 
-class _Still:
+class _Still(Pacer):
     """A pacer that never moves the clock: it stands where the test put it."""
-
-    speed = 1.0
 
     def catch_up(self) -> None: ...
 
@@ -36,7 +35,7 @@ class Deployed:
         trace = workload_of(scenario)
         assert isinstance(trace, Trace)
         session = Session(set_up(scenario), speed=1.0, bound_s=1.0, warn=lambda _: None)
-        session.pacer = _Still()  # type: ignore[assignment]
+        session.pacer = _Still(session.run, 1.0, bound_s=1.0, warn=lambda _: None)
         self.session = session
         arrivals = iter(
             zip(trace.arrival_ns.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True)
