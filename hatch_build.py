@@ -56,9 +56,7 @@ COMPILED = (
 )  # fmt: skip
 """The modules that an iteration passes through, and whatever is derived from a class in there: of a compiled class mypyc makes
 objects of no class that is not compiled. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
-ones with compiled methods. Of such a class mypyc keeps no annotation but the name of a class: `int | None` and `Literal` become
-`type`, by which scenarios would refuse every value, and a `ClassVar` becomes a setting. So the settings of vLLM's
-scheduler are in a module of their own, and `policies.wrappers` is left out."""
+ones with compiled methods."""
 
 PACKAGES = ("hwmodels", "policies", "sim", "workloads")
 

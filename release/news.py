@@ -111,6 +111,10 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     folder, page = root / "news", root / "CHANGELOG.md"
     try:
         found = fragments(folder)
+        if given.command == "check" and "## [Unreleased]" in page.read_text(encoding="utf-8"):
+            raise ValueError(
+                "CHANGELOG.md has a section [Unreleased]; news are files (python -m release.news take COMMIT)"
+            )
         if given.command == "cut":
             entries: dict[str, list[str]] = {}
             for path, kind in found.items():
@@ -121,7 +125,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
                 path.unlink()
         elif given.command == "take":
             now = _at(root, given.of) if given.of else page.read_text(encoding="utf-8")
-            for path in _write(folder, new_entries(_at(root, given.commit), now)):
+            known = _at(root, given.commit) + (page.read_text(encoding="utf-8") if given.of else "")
+            for path in _write(folder, new_entries(known, now)):
                 print(path.relative_to(root))
     except ValueError as error:
         print(error, file=sys.stderr)

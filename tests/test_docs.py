@@ -129,7 +129,7 @@ def test_every_page_of_the_documents_is_in_the_navigation() -> None:
     assert {f"docs/{name}" for name in named} - BUILT == {page for page in PAGES if page.startswith("docs/")}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole commands in processes of their own")
 def test_the_readme_shows_what_its_first_command_prints() -> None:
     from sim import Scenario, simulate
     from sim.results import latency_rows

@@ -388,7 +388,7 @@ def test_several_commands_are_pools_on_the_command_line() -> None:
     assert [pool.model for pool in scenario.pools.values()] == ["Qwen/Qwen3-32B", "Qwen/Qwen3-8B"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole lists of a release")
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_dynamos_manifest_is_like_those_of_the_release(engine: str) -> None:
     folder = os.environ.get("ROOFTRACE_DYNAMO_PACKAGE")

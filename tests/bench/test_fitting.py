@@ -283,7 +283,7 @@ def test_a_run_of_another_server_is_set_aside() -> None:
         assert all(0 <= errors_of(found, left_out, quantity)[what] < 0.08 for what in ("fitted", "left_out"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_terms_of_a_synthetic_truth_lie_within_their_intervals() -> None:
     # 95 % intervals, wider than the noise needs: with one trial a false alarm is rarer than one in a hundred per parameter.
     cases, base = cases_of(Scenario.default(), eight_runs())
@@ -294,7 +294,7 @@ def test_terms_of_a_synthetic_truth_lie_within_their_intervals() -> None:
     assert all(recovered(truth, found).values())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_terms_come_back_in_nearly_all_trials() -> None:
     cases, base = cases_of(Scenario.default(), eight_runs())
     widths = priors_of(cases[0])
@@ -435,7 +435,7 @@ def test_intervals_are_no_narrower_than_repeats_lie_apart(stack_file: Path) -> N
     assert "the posterior of" in found.basis
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_the_ends_of_twenty_draws_hold_nine_further_draws_of_ten() -> None:
     rng = np.random.default_rng(0)
     held = []
@@ -505,7 +505,7 @@ def test_deployments_of_a_stack_by_name_spread_as_those_that_were_held_back() ->
     deployment = deployment_of(scenario)
     held = serving_interval("vllm", deployment.model.name, deployment.device.name)
     assert held is not None
-    _, worlds, _ = drawn(scenario, deployment, 4000)
+    _, worlds, _ = drawn(scenario, deployment, 16_000)
     ends = np.quantile([each.iteration_factor for each in worlds], (0.05, 0.95))
     assert ends == pytest.approx(held.tpot, rel=0.03)
 

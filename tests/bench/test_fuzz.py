@@ -46,7 +46,7 @@ def test_a_few_hundred_spoiled_files() -> None:
     assert refused > 40
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_ten_thousand_spoiled_files(seed: int) -> None:
     read, refused = go(seed, 2000)

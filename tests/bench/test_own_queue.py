@@ -117,7 +117,7 @@ def fitted(folder: Path, *args: object) -> dict[str, Any]:
     return json.loads(done.stdout) | {"stderr": done.stderr}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_logs_of_requests_bring_the_host_times_of_another_server_back(tmp_path: Path) -> None:
     for i, (rate, prompt, output) in enumerate(((2.0, 600, 40), (10.0, 300, 30))):
         (tmp_path / f"{i}.csv").write_text(csv_of(served(rate, 50, prompt, output, i)))
@@ -132,7 +132,7 @@ def test_logs_of_requests_bring_the_host_times_of_another_server_back(tmp_path: 
     assert found["errors"]["tpot_s"]["fitted"] < 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_lines_that_the_server_logs_tell_its_step(tmp_path: Path) -> None:
     (tmp_path / "v.log").write_text(lines_of(served(6.0, 400, 300, 60, 5), 2.0))
     found = fitted(tmp_path, tmp_path / "v.log", "--set", "run.rate_per_s=6")

@@ -56,7 +56,7 @@ def test_numpy_times_every_operation() -> None:
     every_operation_has_a_time(open_backend("numpy", "cpu", clock="cpu"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="kernels are timed")
 def test_numpy_calibrates_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The budget runs down by the look, not by the second: a busy machine takes as many samples as a quiet one.
     ticks = itertools.count()

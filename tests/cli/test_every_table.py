@@ -118,7 +118,11 @@ def test_every_command_is_known_here_and_has_json_where_it_prints_a_table() -> N
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each in ("plot", "explore"))) for each in NO_TABLE]
+    "name",
+    [
+        pytest.param(each, marks=[pytest.mark.slow(reason="several whole runs")] * (each in ("plot", "explore")))
+        for each in NO_TABLE
+    ],
 )
 def test_commands_without_json_print_no_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "done" in NO_TABLE[name]:
@@ -208,7 +212,7 @@ def test_a_table_is_whole_in_80_columns_and_the_same_as_json(
     printed(name, arguments, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="several whole runs")
 @pytest.mark.parametrize("name", SLOW)
 def test_a_table_that_takes_long_is_whole_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     printed(name, SLOW[name], monkeypatch)

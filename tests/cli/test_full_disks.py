@@ -66,7 +66,10 @@ SLOW = ("sweep --json, processes", "sweep, processes", "reproduce", "plot", "opt
 
 
 def commands(table):
-    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in table]
+    return [
+        pytest.param(name, marks=pytest.mark.slow(reason="several whole runs")) if name in SLOW else name
+        for name in table
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +139,7 @@ def test_files_on_a_full_disk(command):
     assert files() == before
 
 
-@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow(reason="several whole runs"))])
 def test_a_sweep_keeps_what_it_finished_before_the_disk_was_full(jobs):
     # Figures by class make the points larger than the manifest, which shall find room.
     Path("s.yaml").write_text(SMALL + "\nclasses: {a: {share: 1}, b: {share: 1}}\n")

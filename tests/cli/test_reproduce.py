@@ -95,7 +95,7 @@ def test_what_is_left_follows_the_pace_and_counts_what_is_under_way(monkeypatch)
     assert progress.left_s() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="processes are started and ended")
 def test_parts_run_in_processes_give_the_rows_that_they_give_here():
     tasks = [
         _Task("alpaserve", place, "", 1.0)

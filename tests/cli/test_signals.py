@@ -79,7 +79,7 @@ def test_a_signal_is_answered_by_one_sentence(monkeypatch, tmp_path, asked, wher
     assert len(answer.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="processes are started and ended")
 @pytest.mark.parametrize(
     "asked",
     [

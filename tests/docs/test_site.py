@@ -56,7 +56,7 @@ def test_the_page_of_settings_has_every_section_and_every_policy():
         assert set(table) <= set(re.findall(r"^### (\S+)", page, re.MULTILINE))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole commands in processes of their own")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_of_a_page_run_one_after_another(page, tmp_path):
     # The command of this environment, whatever else is called rooftrace on the machine.
@@ -77,7 +77,7 @@ def test_commands_of_a_page_run_one_after_another(page, tmp_path):
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole commands in processes of their own")
 def test_the_site_builds_with_warnings_as_errors(tmp_path):
     pytest.importorskip("mkdocs", reason="needs the extra [docs]")
     pytest.importorskip("mkdocstrings", reason="needs the extra [docs]")

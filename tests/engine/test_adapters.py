@@ -160,7 +160,7 @@ def test_spans_equal_stepping_with_adapters_and_slots_hold_at_every_event(specul
     assert loaded > 15
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_spans_equal_stepping_with_adapters_over_many_runs(speculative: bool) -> None:
     for case in some(range(2000, 3000)):

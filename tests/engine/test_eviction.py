@@ -74,7 +74,7 @@ def test_every_policy_keeps_the_invariants_of_every_cache() -> None:
     assert len({*hits.values()}) > 3, hits
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", some(range(400)))
 def test_random_runs_with_every_policy(seed: int) -> None:
     experiment = an_experiment(seed, speculative=seed % 2 == 0)

@@ -373,7 +373,7 @@ def test_fleets_with_tiers_and_failures_keep_their_books(in_pools: bool) -> None
         balance(case, stepped=case % 3 == 1, in_pools=in_pools, tiers=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("in_pools", [False, True], ids=["plain", "pools"])
 @pytest.mark.parametrize("seed", range(100, 300, 50))
 def test_many_fleets_with_tiers_and_failures_keep_their_books(seed: int, in_pools: bool) -> None:
@@ -381,14 +381,14 @@ def test_many_fleets_with_tiers_and_failures_keep_their_books(seed: int, in_pool
         balance(case, stepped=True, in_pools=in_pools, tiers=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(100, 500, 50))
 def test_many_fleets_of_pools_with_failures_keep_their_books(seed: int) -> None:
     for case in some(range(seed, seed + 50)):
         balance(case, stepped=True, in_pools=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(100, 2100, 200))
 def test_many_fleets_with_failures_keep_their_books(seed: int) -> None:
     for case in some(range(seed, seed + 200)):

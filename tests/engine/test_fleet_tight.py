@@ -148,7 +148,7 @@ def test_every_request_of_a_fleet_of_pools_with_hardly_any_memory_ends() -> None
     assert_all_end(range(15))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(1000, 1500, 50))
 def test_every_request_of_a_fleet_of_pools_with_hardly_any_memory_ends_over_many_runs(seed: int) -> None:
     assert_all_end(range(seed, seed + 50))

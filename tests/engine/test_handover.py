@@ -71,7 +71,13 @@ def one_at_a_time(fixed_s: float) -> ReplicaSpec:
 
 @pytest.mark.parametrize(
     ("prefill_ms", "decode_ms", "n"),
-    [(3, 4, 2_000), *(pytest.param(*case, 40_000, marks=pytest.mark.slow) for case in ((3, 4), (4, 3), (4, 4)))],
+    [
+        (3, 4, 2_000),
+        *(
+            pytest.param(*case, 40_000, marks=pytest.mark.slow(reason="enough samples for narrow statistics"))
+            for case in ((3, 4), (4, 3), (4, 4))
+        ),
+    ],
 )
 def test_two_machines_are_a_tandem_of_queues(prefill_ms: int, decode_ms: int, n: int) -> None:
     trace = poisson(n, 175)
@@ -554,7 +560,7 @@ def test_steps_of_ranks_end_when_news_brings_a_prompt_that_may_start(case: int) 
     assert_same(run(experiment), run(experiment, fast_forward=False))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("first", range(0, 4000, 500))
 def test_spans_equal_stepping_where_ranks_compute_and_decode(first: int) -> None:
     for case in some(range(first, first + 500)):
@@ -577,14 +583,14 @@ def test_spans_equal_stepping_with_tiers_behind_pools(case: int) -> None:
     assert_same(run(experiment, check_invariants=True), run(experiment, fast_forward=False))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 @pytest.mark.parametrize("seed", range(2000, 4000, 250))
 def test_spans_equal_stepping_with_pools_over_many_runs(seed: int, speculative: bool) -> None:
     assert_pools_hold(some(range(seed, seed + 250)), speculative)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 def test_the_random_runs_with_pools_cover_what_they_should() -> None:
     experiments = [apart(seed, speculative=seed % 2 == 0) for seed in range(40)]
     runs = [run(experiment) for experiment in experiments]

@@ -49,14 +49,14 @@ def test_spans_equal_stepping(seed: int, speculative: bool) -> None:
     assert_spans_equal_stepping(range(seed, seed + 50), speculative)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 @pytest.mark.parametrize("seed", range(1000, 4000, 500))
 def test_spans_equal_stepping_over_many_runs(seed: int, speculative: bool) -> None:
     assert_spans_equal_stepping(some(range(seed, seed + 500)), speculative)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 @pytest.mark.parametrize("seed", range(1000, 1600, 200))
 def test_spans_equal_stepping_behind_routers_that_look_into_caches(seed: int, speculative: bool) -> None:
@@ -156,7 +156,7 @@ def test_a_machine_that_hands_over_computes_the_last_token_of_a_request_of_which
     assert_same(run(experiment, check_invariants=True), run(experiment, fast_forward=False))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 def test_the_random_runs_cover_what_they_should() -> None:
     experiments = [an_experiment(seed, speculative=seed % 2 == 0) for seed in range(200)]
     runs = [run(experiment) for experiment in experiments]

@@ -133,7 +133,7 @@ def test_the_engine_equals_a_second_model_of_its_rules() -> None:
     assert min(seen["finished"], seen["rejected"], seen["unfinished"], seen["preempted"]) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(1000, 5000, 1000))
 def test_the_engine_equals_a_second_model_of_its_rules_over_many_runs(seed: int) -> None:
     for case in some(range(seed, seed + 1000)):

@@ -28,7 +28,7 @@ def test_they_hold_at_every_event(speculative: bool) -> None:
         np.testing.assert_array_equal(checked.requests["finish_ns"], plain.requests["finish_ns"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_they_hold_at_every_event_of_many_runs(speculative: bool) -> None:
     for case in some(range(4000, 5000)):

@@ -184,7 +184,7 @@ def test_spans_equal_stepping_with_limits() -> None:
     assert assert_spans_equal_stepping(range(10)) > 6
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(30_000, 32_000, 500))
 def test_spans_equal_stepping_with_limits_over_many_runs(seed: int) -> None:
     assert_spans_equal_stepping(some(range(seed, seed + 500)))

@@ -154,7 +154,7 @@ def test_machines_publish_the_same_in_spans_as_in_steps() -> None:
     assert min(seen["preemptions"], seen["fleets"], seen["asked while somebody waited"]) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(1000, 3000, 500))
 def test_machines_publish_the_same_in_spans_as_in_steps_over_many_runs(seed: int) -> None:
     assert_published_alike(some(range(seed, seed + 500)))

@@ -324,7 +324,9 @@ EVICTIONS = (None, None, None, Lru(), Lfu(), Mru(), Retention(tokens=20, duratio
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(160), pytest.param(some(range(160, 6000)), marks=pytest.mark.slow)], ids=["some", "many"]
+    "seeds",
+    [range(160), pytest.param(some(range(160, 6000)), marks=pytest.mark.slow(reason="many random runs"))],
+    ids=["some", "many"],
 )
 def test_what_a_plan_finds_is_found_when_it_is_carried_out_and_until_then_nothing_changes(seeds: range) -> None:
     asked = 0
@@ -375,7 +377,7 @@ def test_without_ids_or_without_a_cache_nothing_changes() -> None:
         assert_same(run(replace(experiment, replicas=off)), run(replace(experiment, workload=bare)))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 def test_the_random_runs_find_and_evict() -> None:
     experiments = [an_experiment(seed, speculative=seed % 2 == 0) for seed in range(120)]
     for kind in ("blocks", "tree"):
@@ -430,7 +432,7 @@ def test_requests_one_at_a_time_find_what_a_plain_count_does() -> None:
         assert found_by_the_engine(trace, blocks) == found_blocks(trace, blocks)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a whole recorded trace")
 @pytest.mark.skipif(not MOONCAKE.exists(), reason="needs the Mooncake trace in ../shared")
 def test_the_mooncake_trace_one_at_a_time_is_the_plain_count() -> None:
     trace = one_at_a_time(read_trace(MOONCAKE))

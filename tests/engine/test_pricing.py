@@ -248,7 +248,7 @@ def test_who_comes_between_the_two_ends_of_an_iteration_is_all_that_lines_change
 
 
 @patches_the_engine
-@pytest.mark.slow
+@pytest.mark.slow(reason="a whole recorded trace")
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the public conversation trace")
 @pytest.mark.parametrize("rate_scale", [pytest.param(1, marks=with_all), 2, pytest.param(4, marks=with_all)])
 @pytest.mark.parametrize(

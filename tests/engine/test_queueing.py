@@ -34,7 +34,7 @@ def mean_wait_s(load: float, seed: int) -> float:
     return float((requests["scheduled_ns"] - requests["arrival_ns"])[2_000:].mean()) / 1e9
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="enough samples for narrow statistics")
 @pytest.mark.parametrize("load", [pytest.param(0.3, marks=with_all), pytest.param(0.6, marks=with_all), 0.8])
 def test_single_pass_requests_wait_as_in_an_m_d_1_queue(load: float) -> None:
     """The closed form lies within the 99.9 % Student interval of 20 independent runs: a false alarm in 1,000 per load."""
@@ -74,7 +74,7 @@ def waits_by_class_s(shares: tuple[float, ...], load: float, servers: int, seed:
     return np.array([waits[2_000:][classes[2_000:] == row].mean() for row in range(len(shares))])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="enough samples for narrow statistics")
 @pytest.mark.parametrize(
     ("load", "servers"), [(0.8, 4), *(pytest.param(*case, marks=with_all) for case in ((0.6, 1), (0.8, 1), (0.6, 4)))]
 )

@@ -347,7 +347,7 @@ def test_a_request_in_the_queue_of_all_ranks_counts_as_waiting_from_the_step_aft
     assert_same(run(experiment), run(experiment, fast_forward=False))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("first", range(1000, 4000, 500))
 def test_plans_that_are_held_give_what_plans_of_each_step_give_over_many_runs(
     first: int, monkeypatch: pytest.MonkeyPatch

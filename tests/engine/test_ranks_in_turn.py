@@ -367,7 +367,7 @@ def test_ranks_in_turn_equal_a_second_model_of_their_rules() -> None:
     assert seen["preempted"] > 20
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("first", range(1000, 4000, 1000))
 def test_ranks_in_turn_equal_a_second_model_of_their_rules_over_many_runs(first: int) -> None:
     for seed in some(range(first, first + 1000)):
@@ -410,7 +410,7 @@ def test_the_invariants_hold_for_ranks_in_turn_at_every_event() -> None:
         assert_same(run(experiment), run(experiment, check_invariants=True))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("first", range(1000, 4000, 500))
 def test_ranks_in_turn_step_as_they_fast_forward_over_many_runs(first: int) -> None:
     for experiment in random_ranks(some(range(first, first + 500))):
@@ -432,7 +432,7 @@ def test_ranks_in_turn_hand_over_and_load_and_fail() -> None:
         assert_same(run(everything(case)), run(everything(case), fast_forward=False, check_invariants=True))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("first", range(1000, 3000, 500))
 def test_ranks_in_turn_hand_over_and_load_and_fail_over_many_runs(first: int) -> None:
     for case in some(range(first, first + 500)):

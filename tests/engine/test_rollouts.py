@@ -134,7 +134,9 @@ def test_spans_equal_stepping() -> None:
             assert (columns.requests[name] == stepped.requests[name]).all(), (seed, name)
 
 
-@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 1_000), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 1_000), marks=pytest.mark.slow(reason="many random runs"))]
+)
 def test_spans_equal_stepping_where_machines_stand_still(seeds: range) -> None:
     for seed in seeds:
         requests, rng = stopping(seed), np.random.default_rng(seed)
@@ -236,7 +238,9 @@ def test_no_step_is_shorter_than_the_longest_answer_that_it_waits_for() -> None:
             )
 
 
-@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 1_060), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 1_060), marks=pytest.mark.slow(reason="many random runs"))]
+)
 def test_the_last_answer_comes_when_a_count_says_and_not_before_the_bound(seeds: range) -> None:
     """Machines that serve one answer at a time, a millisecond a token: the count is of each machine's own tokens."""
     for seed in seeds:

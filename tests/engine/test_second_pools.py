@@ -102,7 +102,7 @@ def test_pools_equal_a_second_model_of_their_rules() -> None:
     assert min(seen["finished"], seen["rejected"], seen["preempted"], seen["waited for the link"]) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(1000, 3000, 500))
 def test_pools_equal_a_second_model_of_their_rules_over_two_thousand_runs(seed: int) -> None:
     assert_equal(range(seed, seed + 500))
@@ -113,7 +113,7 @@ def test_pools_equal_a_second_model_where_requests_go_to_who_has_the_fewest() ->
     assert min(seen["finished"], seen["rejected"], seen["preempted"], seen["waited for the link"]) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 def test_pools_equal_a_second_model_where_requests_go_to_who_has_the_fewest_over_four_hundred_runs() -> None:
     assert_equal(range(1000, 1400), fewest=True)
 

@@ -204,7 +204,7 @@ def test_gaps_of_each_answer_add_up_whatever_fails_and_however_tokens_are_groupe
     assert sum(n_gaps for _, n_gaps in found) > 500
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("pools", [False, True], ids=["plain", "pools"])
 @pytest.mark.parametrize("in_flight", ["resume", "retry", "lose"])
 def test_gaps_of_each_answer_add_up_in_many_fleets(in_flight: InFlight, pools: bool) -> None:

@@ -485,7 +485,7 @@ def test_spans_equal_stepping_with_tiers() -> None:
     assert_spans_equal_stepping(range(25))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(10_000, 15_000, 500))
 def test_spans_equal_stepping_with_tiers_over_many_runs(seed: int) -> None:
     assert_spans_equal_stepping(some(range(seed, seed + 500)))
@@ -498,7 +498,7 @@ def test_the_books_hold_at_every_event_with_tiers() -> None:
         np.testing.assert_array_equal(checked.requests["finish_ns"], plain.requests["finish_ns"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 def test_the_random_runs_use_every_kind_of_tier() -> None:
     loads = dict.fromkeys(("host", "disk", "remote", "peer"), 0)
     swapped = 0

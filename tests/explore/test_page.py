@@ -63,7 +63,7 @@ def test_a_moved_slider_shows_an_estimate_and_then_the_exact_run(opened: Opened,
     assert page.get_by_label("Rate (requests/s)").input_value() == str(moved)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_newer_state_ends_the_run_of_the_one_before(opened: Opened, fake: Fake) -> None:
     page = opened()
     let_go = fake.hold_back("run")
@@ -83,7 +83,7 @@ def test_a_newer_state_ends_the_run_of_the_one_before(opened: Opened, fake: Fake
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_slider_that_moves_on_and_on_asks_for_few_runs(opened: Opened, fake: Fake) -> None:
     page = opened()
     slider = page.get_by_role("slider", name="Rate")
@@ -106,7 +106,7 @@ def test_a_slider_that_moves_on_and_on_asks_for_few_runs(opened: Opened, fake: F
     assert slider.input_value() == "199"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_refused_setting_says_its_sentence_beside_its_control(opened: Opened) -> None:
     page = opened()
     box = page.get_by_label("Tensor parallel (devices)")
@@ -125,7 +125,7 @@ def test_a_refused_setting_says_its_sentence_beside_its_control(opened: Opened) 
     expect(page.locator(".control.refused")).to_have_count(0)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_the_state_is_in_the_url_and_comes_back_from_it(opened: Opened, fake: Fake) -> None:
     page = opened()
     page.get_by_label("Device", exact=True).select_option("a100-80g")
@@ -141,7 +141,7 @@ def test_the_state_is_in_the_url_and_comes_back_from_it(opened: Opened, fake: Fa
     expect(again.get_by_role("tab", name="Why")).to_have_attribute("aria-selected", "true")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_going_back_opens_the_state_before(opened: Opened, fake: Fake) -> None:
     page = opened()
     page.get_by_role("button", name="Open h100-sxm tp2").click()
@@ -153,7 +153,7 @@ def test_going_back_opens_the_state_before(opened: Opened, fake: Fake) -> None:
     assert fake.states_asked("run")[-1] == {}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_range_of_time_filters_the_distributions_and_the_requests(opened: Opened) -> None:
     page = opened()
     drag_over(page, chart(page, "Requests").locator(".sheet"), (0.3, 0.5), (0.55, 0.5))
@@ -169,7 +169,7 @@ def test_a_range_of_time_filters_the_distributions_and_the_requests(opened: Open
     page.wait_for_selector("text=300 of 300 requests")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_range_of_latency_shows_when_those_requests_came(opened: Opened) -> None:
     page = opened()
     drag_over(page, chart(page, "Time to first token").last.locator(".sheet"), (0.5, 0.5), (0.7, 0.5))
@@ -177,7 +177,7 @@ def test_a_range_of_latency_shows_when_those_requests_came(opened: Opened) -> No
     assert re.search(r"when the \d+ chosen requests came", page.get_by_label("The run in time").inner_text())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_ranges_of_throughput_and_of_load_filter_the_candidates(opened: Opened) -> None:
     page = opened()
     table = page.get_by_label("Candidates", exact=True)
@@ -193,7 +193,7 @@ def test_ranges_of_throughput_and_of_load_filter_the_candidates(opened: Opened) 
     page.wait_for_function("() => !document.body.innerText.includes('10 of 10 shown')")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_candidates_whose_run_holds_the_slo_come_first_and_the_cheapest_on_top(opened: Opened) -> None:
     page = opened()
     page.wait_for_selector("text=10 of 10 shown")
@@ -206,7 +206,7 @@ def test_candidates_whose_run_holds_the_slo_come_first_and_the_cheapest_on_top(o
     assert page.locator(".ranking tbody th").first.inner_text() == "a100-80g tp1"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_what_candidates_vary_is_chosen_from_the_settings(opened: Opened, fake: Fake) -> None:
     page = opened()
     page.get_by_role("combobox", name="Vary").select_option(label="Device")
@@ -218,7 +218,7 @@ def test_what_candidates_vary_is_chosen_from_the_settings(opened: Opened, fake: 
     }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_dropped_benchmark_lies_over_the_curves_and_a_fit_moves_them(opened: Opened, fake: Fake) -> None:
     page = opened()
     page.evaluate(
@@ -236,7 +236,7 @@ def test_a_dropped_benchmark_lies_over_the_curves_and_a_fit_moves_them(opened: O
     assert [state["file"] for path, state in fake.asked if path == "fit"] == ["mine.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_held_state_stands_beside_the_later_one_with_the_difference(opened: Opened) -> None:
     page = opened()
     page.get_by_role("button", name="Hold as A").click()
@@ -256,7 +256,7 @@ def test_a_held_state_stands_beside_the_later_one_with_the_difference(opened: Op
     again.wait_for_selector("text=−36.6 %")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_why_shows_shares_that_add_up_what_ifs_and_sources(opened: Opened, fake: Fake) -> None:
     page = opened("#view=why")
     page.wait_for_selector("text=Each was found by running it")
@@ -269,7 +269,7 @@ def test_why_shows_shares_that_add_up_what_ifs_and_sources(opened: Opened, fake:
     expect(rows).to_contain_text("3.35 TB/s", use_inner_text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_without_the_why_view_no_what_if_is_run(opened: Opened, fake: Fake) -> None:
     fake.hold_back("explain")
     page = opened()
@@ -277,7 +277,7 @@ def test_without_the_why_view_no_what_if_is_run(opened: Opened, fake: Fake) -> N
     _until(page, lambda: "explain" in fake.ended)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_theories_are_asked_for_when_they_are_looked_at(opened: Opened, fake: Fake) -> None:
     page = opened()
     assert fake.states_asked("theory") == []
@@ -288,7 +288,7 @@ def test_theories_are_asked_for_when_they_are_looked_at(opened: Opened, fake: Fa
     assert [state["view"] for path, state in fake.asked if path == "theory"] == ["speculation", "bubbles"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_request_opens_and_the_run_can_be_taken_to_perfetto(opened: Opened) -> None:
     page = opened("#view=requests")
     page.get_by_role("button", name="Open request 2", exact=True).click()
@@ -297,7 +297,7 @@ def test_a_request_opens_and_the_run_can_be_taken_to_perfetto(opened: Opened) ->
     expect(link).to_have_attribute("href", "/api/timeline?key=k-6.0-1.0")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_the_page_works_with_the_keyboard_alone(opened: Opened, fake: Fake) -> None:
     page = opened()
     page.wait_for_selector("text=9 points.")
@@ -323,7 +323,7 @@ def test_the_page_works_with_the_keyboard_alone(opened: Opened, fake: Fake) -> N
     assert page.get_by_role("button", name="Copy as …").evaluate("button => button === document.activeElement")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_screen_readers_hear_exact_answers_alone(opened: Opened, fake: Fake) -> None:
     page = opened()
     let_go = fake.hold_back("run")
@@ -335,7 +335,7 @@ def test_screen_readers_hear_exact_answers_alone(opened: Opened, fake: Fake) -> 
     expect(said).to_contain_text("Exact answer: TTFT, mean")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_the_state_is_copied_as_a_scenario_a_command_the_servers_command_and_a_manifest(opened: Opened) -> None:
     page = opened("", permissions=["clipboard-read", "clipboard-write"])
     wanted = answer({})["commands"]
@@ -351,7 +351,7 @@ def test_the_state_is_copied_as_a_scenario_a_command_the_servers_command_and_a_m
         assert page.evaluate("navigator.clipboard.readText()") == wanted[name]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_an_export_opens_from_disk_without_a_server(browser: Any, opened: Opened, fake: Fake, tmp_path: Path) -> None:
     page = opened()
     with page.expect_download() as download:
@@ -375,7 +375,7 @@ def test_an_export_opens_from_disk_without_a_server(browser: Any, opened: Opened
     assert all(url.startswith(("file:", "data:")) for url in opened.loaded[opened.loaded.index(file.as_uri()) :])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_an_export_without_some_figures_says_so(opened: Opened, tmp_path: Path) -> None:
     data = recorded({"set": {}})
     del data["events"]["/api/curve"]
@@ -387,7 +387,7 @@ def test_an_export_without_some_figures_says_so(opened: Opened, tmp_path: Path) 
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_colours_follow_the_system_until_the_button_is_pressed(opened: Opened) -> None:
     def ground(page: Any) -> str:
         return page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
@@ -404,7 +404,7 @@ def test_colours_follow_the_system_until_the_button_is_pressed(opened: Opened) -
     assert ground(page) == light
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_nothing_is_wider_than_a_phone(opened: Opened, fake: Fake) -> None:
     fake.data["benches"] = recorded({})["benches"]
     page = opened("#held=", width=390, height=844)
@@ -419,13 +419,14 @@ def test_nothing_is_wider_than_a_phone(opened: Opened, fake: Fake) -> None:
         assert 0 <= box["x"] < 390
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(opened: Opened, fake: Fake, scheme: str) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not installed (pip install -e '.[test]')"
     )
     fake.data["benches"] = recorded({})["benches"]
+    fake.data["watch"] = {"where": "http://fleet/metrics"}
     page = opened(f"#held=&set={LAYOUT}%3D2", color_scheme=scheme)
     settle(page)
     for tab in page.get_by_role("tab").all():
@@ -433,6 +434,30 @@ def test_axe_finds_nothing(opened: Opened, fake: Fake, scheme: str) -> None:
         page.wait_for_timeout(200)
         found = axe.Axe().run(page)
         assert found.violations_count == 0, f"{tab.inner_text()}: {found.generate_report()}"
+
+
+def test_a_watched_fleet_is_shown_first_and_again_when_it_changes(opened: Opened, fake: Fake) -> None:
+    fake.data["watch"] = {"where": "http://fleet/metrics"}
+    let_go = fake.hold_back("watch")
+    page = opened(width=500)
+    expect(page.get_by_role("tab", name="Now")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_text("It would start 1 machine.").first).to_be_visible()
+    expect(page.get_by_text("3 machines serve the forecast.")).to_be_visible()
+    expect(figure(page, "Requests that came")).to_contain_text("2 req/s", use_inner_text=True)
+    expect(chart(page, "Requests a second, seen and forecast")).to_contain_text("forecast", use_inner_text=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 500
+    let_go.set()
+    expect(figure(page, "Requests that came")).to_contain_text("2.5 req/s", use_inner_text=True)
+    # Who does not see the page is told when the decision changes.
+    expect(page.get_by_role("status")).to_have_text("It would leave the 3 machines that there are.")
+    expect(page.get_by_role("alert")).to_contain_text("it is gone. What follows is what was seen last.")
+
+
+def test_a_page_that_watches_nothing_has_no_view_of_now(opened: Opened, fake: Fake) -> None:
+    page = opened("#view=now")
+    expect(page.get_by_role("tab", name="Answer")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Now")).to_have_count(0)
+    assert fake.states_asked("watch") == []
 
 
 def _until(page: Any, holds: Any) -> None:

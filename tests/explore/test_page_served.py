@@ -13,7 +13,7 @@ from sim.run import simulate
 from sim.scenario import Scenario
 from tests.explore.browser import Opened, expect, figure, launched, save_as, settle
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="a browser loads the page")
 SMALL = Scenario.default().with_set("workload.limit=200")
 
 

@@ -226,7 +226,7 @@ def test_the_front_is_of_candidates_that_no_other_beats(serving, tmp_path):
     assert set(last(events, "done")["front"]) == set(found) - beaten
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server and processes of its own")
 def test_a_search_finds_the_least_machines_of_each_layout_and_their_probability(serving, tmp_path):
     base = Scenario.default().with_set("workload.limit=400", "workload.rate_scale=8")
     events = serving.ask(serving.session(tmp_path, base).candidates("", {"points": 40}))
@@ -315,7 +315,7 @@ def test_a_fit_needs_a_file(serving, tmp_path):
         serving.ask(serving.session(tmp_path).fit("a", {"file": "run.json"}))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server and processes of its own")
 def test_a_fit_moves_the_figures_towards_the_measurement(serving, tmp_path):
     session = serving.session(tmp_path / "results", Scenario.load(EXAMPLES / "deployment.yaml"))
     serving.run(session.bench("a", {}, "made-8.json", (EXAMPLES / "made-8.json").read_bytes()))

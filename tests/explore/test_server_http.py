@@ -227,7 +227,7 @@ def started(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[
             pipe.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server and processes of its own")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, None])
 def test_no_process_is_left_when_it_ends(tmp_path, how):
     with started(tmp_path, *(["--until-stdin-ends"] if how is None else [])) as (process, url):
@@ -253,7 +253,7 @@ def any_ended(pids: set[int], *, of: int = 1) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server and processes of its own")
 @pytest.mark.parametrize("superseded", [True, False])
 def test_a_question_that_is_given_up_ends_its_process(tmp_path, superseded):
     long = "{arrivals: {process: poisson, rate_per_s: 5}, prompt_tokens: 1000, output_tokens: 500, requests: 200000}"
@@ -297,7 +297,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server and processes of its own")
 def test_the_page_of_a_notebook_ends_with_it(tmp_path, monkeypatch):
     import rooftrace
     import sim
@@ -316,7 +316,7 @@ def test_the_page_of_a_notebook_ends_with_it(tmp_path, monkeypatch):
         urllib.request.urlopen(page.url, timeout=5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server and processes of its own")
 def test_a_notebook_is_told_why_there_is_no_page(tmp_path):
     from sim.errors import RooftraceError
     from sim.explore.notebook import explore
@@ -325,7 +325,7 @@ def test_a_notebook_is_told_why_there_is_no_page(tmp_path):
         explore(tmp_path / "missing.yaml")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server and processes of its own")
 def test_an_export_of_the_command_has_all_that_the_page_would_ask(tmp_path):
     file = tmp_path / "page.html"
     process = subprocess.run(

@@ -99,7 +99,7 @@ def test_a_table_with_the_launches_of_python_is_not_priced(tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.slow(reason="transformers is imported, which takes seconds")
 def test_parameters_are_those_that_transformers_makes():
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     data = {key: value for key, value in SMALL.items() if key != "model_type"}

@@ -380,7 +380,7 @@ def test_parameters_are_to_the_last_those_that_transformers_makes(name):
 
 
 @pytest.mark.skipif(not SHARED2.is_dir(), reason=f"the shared configs are not at {SHARED2}")
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow(reason="whole tables of measurements"))])
 def test_every_shared_config_loads(step):
     folders = [each for root in (SHARED, SHARED2) for each in sorted(root.iterdir()) if each.is_dir()]
     for folder in folders[::step]:

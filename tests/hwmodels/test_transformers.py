@@ -9,7 +9,7 @@ from hwmodels.model.fields import PLAIN
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow(reason="transformers is imported, which takes seconds")]
 
 AS = {
     # Their code is on the hub alone; transformers has these shapes under another name.

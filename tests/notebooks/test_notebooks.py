@@ -33,7 +33,7 @@ def test_both_halves_of_a_pair_have_the_same_cells(name):
     assert cells[0] == cells[1], f"run: jupytext --sync notebooks/{name}.py"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a whole notebook")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_from_top_to_bottom(name, tmp_path):
     pytest.importorskip("nbmake", reason="needs the extra [notebooks]")

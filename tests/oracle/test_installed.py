@@ -45,7 +45,7 @@ from tests.oracle.test_vllm import release_python
 from tests.oracle.vllm_driven import PADDED, driven_decisions, release_of
 from workloads import Trace
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="an installed release decides in a process of its own")
 SGLANG_COMPARED = "SGLang 0.5.23"
 PYTHONS = [python for python in os.environ.get("ROOFTRACE_VLLM_PYTHONS", "").split(":") if python]
 SGLANG_PYTHONS = [python for python in os.environ.get("ROOFTRACE_SGLANG_PYTHONS", "").split(":") if python]

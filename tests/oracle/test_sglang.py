@@ -267,7 +267,7 @@ def test_what_is_found_and_evicted_is_what_sglang_has_been_recorded_to_find_and_
     assert sum(step["evicted"] for step in steps) > 1000
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_every_token_that_is_found_or_evicted_is_sglang_s_own(first: int) -> None:
     seen = compare(prefix_workloads(2000, overlap=False)[first : first + 500])
@@ -276,21 +276,21 @@ def test_every_token_that_is_found_or_evicted_is_sglang_s_own(first: int) -> Non
     assert seen["retracted"] > 100
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 def test_every_token_found_or_evicted_by_plans_made_ahead_is_sglang_s_own() -> None:
     seen = compare(prefix_workloads(1000, overlap=True))
     assert seen["found"] > 50_000
     assert seen["evicted"] > 100_000
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 def test_every_step_is_the_one_that_sglang_takes() -> None:
     seen = compare(workloads(2000, overlap=False))
     assert seen["retracted"] > 1000
     assert seen["mixed"] > 1000
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 def test_every_step_made_ahead_is_the_one_that_sglang_takes() -> None:
     seen = compare(workloads(1000, overlap=True))
     assert seen["mixed"] > 500
@@ -336,7 +336,7 @@ def test_steps_of_ranks_that_are_one_event_are_those_that_are_asked_for_one_by_o
         assert our_ranks(case) == our_ranks(case, fast_forward=False), f"workload {case['seed']}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 @pytest.mark.parametrize("first", range(0, 300, 100))
 def test_prompts_of_ranks_start_when_those_of_sglang_do(first: int, tmp_path: Path) -> None:
     cases = [an_sglang_ranks_case(seed) for seed in range(first, first + 100)]
@@ -347,7 +347,7 @@ def test_prompts_of_ranks_start_when_those_of_sglang_do(first: int, tmp_path: Pa
     assert compared > 5000
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 @pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlap"])
 def test_rounds_without_prompts_are_sglang_s_own(overlap: bool) -> None:
     rng = random.Random(23)

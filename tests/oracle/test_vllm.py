@@ -129,7 +129,7 @@ def test_plans_of_a_cadence_that_are_held_are_those_that_are_asked_for_each_step
         assert our_ranks(case, asked_each_step=False) == asked, f"workload {seed}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 @pytest.mark.parametrize("first", range(0, 1000, 250))
 def test_every_step_of_ranks_with_a_prefill_cadence_is_the_release_s_own(first: int, tmp_path: Path) -> None:
     cases = [a_ranks_case(seed) for seed in range(first, first + 250)]
@@ -137,7 +137,7 @@ def test_every_step_of_ranks_with_a_prefill_cadence_is_the_release_s_own(first: 
         assert our_ranks(case) == theirs, f"workload {case['seed']}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 @pytest.mark.parametrize("first", range(0, 2000, 250))
 def test_every_block_that_is_found_or_evicted_is_the_release_s_own(first: int, tmp_path: Path) -> None:
     cases = [a_prefix_case(seed) for seed in range(first, first + 250)]
@@ -149,7 +149,7 @@ def test_every_block_that_is_found_or_evicted_is_the_release_s_own(first: int, t
     assert compared > 220
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 @pytest.mark.parametrize("first", range(0, 2000, 250))
 def test_every_step_is_the_release_s_own(first: int, tmp_path: Path) -> None:
     cases = [a_case(seed) for seed in range(first, first + 250)]
@@ -157,7 +157,7 @@ def test_every_step_is_the_release_s_own(first: int, tmp_path: Path) -> None:
         assert_alike(case, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of recorded steps of the release's scheduler")
 def test_limits_that_are_rarely_set_are_the_release_s_own(tmp_path: Path) -> None:
     cases = [with_more_limits(a_case(seed)) for seed in range(20_000, 20_240)]
     for case, theirs in zip(cases, decisions(cases, tmp_path), strict=True):

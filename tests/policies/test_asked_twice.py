@@ -198,7 +198,7 @@ def test_a_scheduler_that_is_asked_twice_alone_or_in_wrappers_leaves_the_run_as_
     assert evicted > 50
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("name", ALONE)
 def test_schedulers_in_wrappers_that_are_asked_twice_leave_many_runs_as_they_were(name: str) -> None:
     """Each in each wrapper, and in several drawn at random, on machines of any kind."""

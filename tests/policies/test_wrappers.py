@@ -237,7 +237,7 @@ def test_spans_equal_stepping_with_wrappers() -> None:
     assert events < iterations
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 def test_spans_equal_stepping_with_wrappers_over_many_runs() -> None:
     for seed in some(range(1000, 3000)):
         experiment = a_run(seed)

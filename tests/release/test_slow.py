@@ -1,9 +1,8 @@
-"""Tests that are marked slow say why; and none of all tests asserts how long something takes."""
+"""Tests that are marked slow say why."""
 
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -35,11 +34,6 @@ def test_a_slow_test_says_why() -> None:
 
 
 def test_marks_without_a_reason_are_found() -> None:
-    source = '@pytest.mark.slow\ndef a(): ...\n@pytest.mark.slow(reason="long")\ndef b(): ...\n@pytest.mark.slow(reason="")\ndef c(): ...\n'
+    marks = ("", '(reason="long")', '(reason="")')
+    source = "\n".join(f"@pytest.mark.slow{mark}\ndef test(): ..." for mark in marks)
     assert marks_without_a_reason(source) == [1, 5]
-
-
-def test_no_test_asserts_times() -> None:
-    clock = re.compile(r"assert .*\b(perf_counter|process_time|monotonic)\(")
-    found = [str(path) for path in TESTS.rglob("*.py") if clock.search(path.read_text(encoding="utf-8"))]
-    assert not found

@@ -151,7 +151,7 @@ def browse(page, folder, *options):
     return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=600, check=True).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_browser_sorts_the_points_by_the_column_that_is_clicked(swept, tmp_path):
     page = write_sweep_report(swept, tmp_path / "s.html")
     # The same page with a click on the first head, a check of every picture, and what went wrong.
@@ -171,7 +171,7 @@ def test_a_browser_sorts_the_points_by_the_column_that_is_clicked(swept, tmp_pat
     assert pictures[1] == pictures[2] != "0"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a browser loads the page")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_page_on_a_phone_without_scrolling_sideways(page, scheme, tmp_path):
     """Text stands out from the ground, and nothing but tables and pictures is wider than the screen."""

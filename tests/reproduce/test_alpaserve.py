@@ -88,7 +88,7 @@ QUICK_MISSES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole published experiments")
 def test_quick_reproduction_misses_what_is_named_and_nothing_else():
     rows = alpaserve.rows(quick=True)
     assert_misses(rows, STAGE_MISSES | QUICK_MISSES)
@@ -111,7 +111,7 @@ FULL_MISSES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole published experiments")
 @with_all
 def test_full_reproduction_misses_what_is_named_and_what_the_page_counts():
     """Three to four minutes of one core."""
@@ -121,7 +121,7 @@ def test_full_reproduction_misses_what_is_named_and_what_the_page_counts():
     assert counted(rows) == stated("Multi-model serving")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole published experiments")
 def test_pictures_are_drawn(tmp_path):
     made = alpaserve.plots(tmp_path)
     assert len(made) == 4

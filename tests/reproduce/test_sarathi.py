@@ -82,7 +82,7 @@ def is_known(row) -> bool:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole published experiments")
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=with_all)])
 def test_every_row_but_the_known_misses_is_within_tolerance(quick):
     rows = sarathi.rows(quick)

@@ -257,7 +257,7 @@ def test_methods_without_a_draft_take_no_draft_time():
     assert Speculative(method="ngram", num_speculative_tokens=3, acceptance=Iid(alpha=0.6)).draft_steps(1) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole published experiments")
 def test_the_grid_of_200_points_keeps_its_own_intervals():
     points = grid(tables.GRID_ALPHAS, tables.GRID_KS, tables.GRID_CS)
     assert len(points) == 200
@@ -265,7 +265,7 @@ def test_the_grid_of_200_points_keeps_its_own_intervals():
     assert np.mean(inside) >= 0.98
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole published experiments")
 def test_every_published_row_but_the_known_misses_is_within_tolerance():
     rows = reproduce.rows()
     assert unknown_misses(rows) == ([], set())
@@ -283,7 +283,7 @@ def test_every_published_row_but_the_known_misses_is_within_tolerance():
     assert of["Leviathan lenient alpha presets"] == 16
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole published experiments")
 def test_every_picture_is_drawn(tmp_path):
     paths = reproduce.plots(tmp_path)
     assert len(paths) == 5

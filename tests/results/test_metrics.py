@@ -1,6 +1,5 @@
 import json
 import math
-import time
 
 import numpy as np
 import pytest
@@ -170,16 +169,16 @@ def test_rejected_requests_do_not_count_as_queue():
     assert metrics.saturated(mixed) is False
 
 
-def test_quantiles_of_many_machines_take_no_histogram_each():
+def test_quantiles_of_many_machines_take_no_histogram_each(monkeypatch):
     # As of 3,000 machines with a few gaps each. A histogram has a million bins.
     rng = np.random.default_rng(5)
     blocks = [(rng.integers(0, 2**40, 3), rng.integers(1, 9, 3)) for _ in range(3000)]
-    began = time.process_time()
+    histograms, counted = [], np.bincount
+    monkeypatch.setattr(np, "bincount", lambda *args, **kwargs: histograms.append(1) or counted(*args, **kwargs))
     found = block_quantile(lambda: iter(blocks), (0.0, 0.5, 0.99, 1.0))
-    took_s = time.process_time() - began
     values = np.concatenate([np.repeat(*block) for block in blocks])
     np.testing.assert_array_equal(found, np.quantile(values, (0.0, 0.5, 0.99, 1.0)))
-    assert took_s < 1.0
+    assert len(histograms) == 1
 
 
 def test_an_empty_weighted_quantile_is_refused():

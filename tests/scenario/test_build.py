@@ -317,7 +317,9 @@ def test_a_requests_count_for_a_trace_file_points_to_limit(tmp_path):
         workload_of(Scenario.from_yaml(text, folder=tmp_path))
 
 
-@pytest.mark.parametrize("limit", [200, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "limit", [200, pytest.param(None, marks=pytest.mark.slow(reason="every example at its full length"))]
+)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run_and_account_for_every_request(path, limit):
     scenario = Scenario.load(path)

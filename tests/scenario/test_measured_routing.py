@@ -11,7 +11,7 @@ from benchmarks.routing import CASES, measured, simulated
 DATA = Path(__file__).parents[3] / "shared" / "serving"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="several searches or whole runs")
 def test_routers_of_the_ladder_saturate_where_they_were_measured_to() -> None:
     case = CASES["ladder"]
     path = DATA / case.table

@@ -148,14 +148,14 @@ def test_one_mistake_is_refused_in_one_sentence_that_names_the_key_and_what_was_
         assert_refused(seed, files)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("first", range(100, 600, 50))
 def test_each_of_500_mistakes_is_refused_in_one_sentence(first: int, files: Path) -> None:
     for seed in range(first, first + 50):
         assert_refused(seed, files)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 def test_the_command_ends_with_2_and_one_sentence(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files)
     for seed in range(700, 740):

@@ -50,13 +50,13 @@ def test_random_scenarios_hold(files: Path) -> None:
     assert_all_hold(range(200, 208), files)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("seed", range(1000, 3000 if ALL else 1300, AT_ONCE))
 def test_many_random_scenarios_hold(seed: int, files: Path) -> None:
     assert_all_hold(range(seed, seed + AT_ONCE), files)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("first", [0, AT_ONCE])
 def test_random_scenarios_of_this_day_hold(first: int, files: Path) -> None:
     # Others every day: a fault that no seed above meets is met in time, and its seed stands in the failure.

@@ -19,7 +19,7 @@ NEEDED = {"pad": {"sequences": 64}, "order": {"by": "shortest_prompt"}, "cap": {
 """Settings without which a scheduler is refused, but for the one inside."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a whole recorded trace")
 @pytest.mark.parametrize(
     "scheduler", [name for name in named.SCHEDULERS if not driving(resolve_name(named.SCHEDULERS[name]))]
 )

@@ -18,7 +18,7 @@ pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[
 from sim.serve.app import Limits
 from tests.serve.serving import HELD, Serving, serving, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="clients talk to a server in real time")
 
 ABUSE_S = float(os.environ.get("ROOFTRACE_ABUSE_S", "20"))
 """An hour is ROOFTRACE_ABUSE_S=3600."""

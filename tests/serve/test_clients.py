@@ -22,7 +22,7 @@ from sim.serve.filler import WORDS
 from tests.serve.serving import Serving, serving
 from workloads.texts import FromFile
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="clients talk to a server in real time")
 
 WITHIN_S, WITHIN = 0.002, 0.02
 """Medians agree to 2 ms of the wall clock or to 2 %."""

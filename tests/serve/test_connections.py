@@ -150,7 +150,7 @@ def answers(url: str) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server in real time")
 @pytest.mark.parametrize("counts", [True, False])
 def test_where_no_more_files_can_be_opened_it_goes_on_when_some_are_closed(tmp_path: Path, counts: bool) -> None:
     """*counts*: whether it keeps fewer connections than it may open files, which it does unless something else opens them."""

@@ -475,7 +475,7 @@ def begun_together(at: Serving, asked: Sequence[Callable[[], Any]], speed: float
         return [each.result() for each in found]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server in real time")
 @pytest.mark.parametrize("in_flight", ["resume", "retry"])
 def test_a_stream_goes_on_when_its_machine_fails(tmp_path: Path, in_flight: str) -> None:
     with serving("replicas=2", "router=round_robin", FAILS % in_flight, speed=HELD) as at:
@@ -498,7 +498,7 @@ def test_a_stream_goes_on_when_its_machine_fails(tmp_path: Path, in_flight: str)
         assert np.array_equal(column, served.columns.requests[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server in real time")
 def test_who_is_lost_with_a_machine_is_told_to_come_again() -> None:
     with serving("replicas=2", "router=round_robin", FAILS % "lose", speed=HELD) as at:
         (answer,) = begun_together(at, [lambda: post(at, prompt="a", max_tokens=2000)], speed=1.0)
@@ -511,7 +511,7 @@ def test_who_is_lost_with_a_machine_is_told_to_come_again() -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a server in real time")
 def test_a_machine_is_started_when_requests_wait() -> None:
     policy = "{policy: target_tracking, measure: concurrency, target: 2}"
     scale = f"autoscale={{policy: {policy}, min: 1, max: 3, interval_s: 1, start: {{boot: 2}}}}"

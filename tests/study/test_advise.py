@@ -82,7 +82,7 @@ def test_a_change_that_cannot_be_is_listed_with_its_reason():
     assert list(names(found)) == ["as it is", "tensor parallel 4"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="several searches or whole runs")
 def test_devices_that_hold_the_model_are_tried_and_others_are_listed():
     big = BASE.with_set("model=llama-3.1-70b", "parallel.tensor=2", "workload.requests=5")
     found = advise(big, only=["devices"], replications=1, jobs=1)

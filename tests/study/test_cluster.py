@@ -14,7 +14,7 @@ from sim import RooftraceError, Scenario, sweep
 BASE = Scenario.default().with_set("scheduler={policy: sarathi}", "workload.limit=150")
 
 # Dask leaves sockets and event loops to the garbage collector when a worker is killed; not ours to mend.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow(reason="processes are started and ended"), pytest.mark.filterwarnings("ignore")]
 
 SERVER = """
 import time

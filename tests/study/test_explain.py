@@ -221,7 +221,7 @@ def of_scenario_in(settings: dict[str, Any], folder: Path) -> tuple[Explained, C
     return explained(built.experiment, result.columns), result.columns, built.experiment, result.summary
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="several searches or whole runs")
 @pytest.mark.parametrize("first", range(0, 200 if ALL else 100, 25))
 def test_no_cause_of_a_random_scenario_is_negative(first: int, tmp_path: Path) -> None:
     write_files(tmp_path)

@@ -91,7 +91,7 @@ def test_candidates_that_are_equal_are_all_said(scenario):
     ("goal", "equal", "head"),
     [
         ("gpu-seconds", "as_little", "Equal"),
-        pytest.param("rate", "as_high", "; as high:", marks=pytest.mark.slow),
+        pytest.param("rate", "as_high", "; as high:", marks=pytest.mark.slow(reason="several searches or whole runs")),
     ],
 )
 def test_optimize_says_which_candidates_equal_the_one_that_it_names(goal, equal, head, scenario):

@@ -222,7 +222,7 @@ def cover(load, n, pairs, truth):
     return given, held
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="enough samples for narrow statistics")
 @pytest.mark.parametrize(("load", "n"), [(0.5, 2_000), (0.8, 2_000), (0.8, 10_000)])
 def test_intervals_of_two_results_cover(load, n):
     """Between 93 and 97 %, give or take three standard deviations of 1,000 intervals: one false alarm in 370 at the edge."""
@@ -233,7 +233,7 @@ def test_intervals_of_two_results_cover(load, n):
     assert 0.93 - slack <= held / given <= 0.97 + slack
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="several searches or whole runs")
 def test_runs_too_short_for_their_load_are_declined():
     """At a load of 0.9, where B is at 0.945, 2,000 requests hold three stretches: of 1,000 pairs hardly one is judged."""
     given, _ = cover(0.9, 2_000, 1_000, MD1.long_run(0.9))

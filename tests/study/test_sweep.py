@@ -187,7 +187,7 @@ def test_two_processes_give_the_table_of_one(tmp_path):
     pd.testing.assert_frame_equal(alone.runs, both.runs)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="processes are started and ended")
 def test_a_process_that_dies_costs_only_the_run_that_killed_it(tmp_path, monkeypatch):
     (tmp_path / "deadly_policy.py").write_text(
         "from dataclasses import dataclass\nfrom policies.schedulers import Sarathi\n@dataclass(frozen=True)\n"
@@ -289,7 +289,7 @@ def kill_all(process, *, whole_group):
     process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="processes are started and ended")
 def test_kills_at_random_times_end_with_the_same_table(tmp_path):
     import random
 

@@ -116,7 +116,7 @@ def test_a_fit_to_a_synthetic_table_recovers_it_and_validation_agrees(tmp_path):
     assert own < 3.0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_a_fit_to_synthetic_products_recovers_them(tmp_path):
     frame = gemms()
     frame["Latency (ms)"] *= 1.0 + 0.02 * np.random.default_rng(0).standard_normal(len(frame))

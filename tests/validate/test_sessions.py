@@ -186,7 +186,7 @@ def test_a_hit_rate_collapses_where_it_stays_below_half_of_its_best(rates, users
     assert collapse(rates) == users
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole tables of measurements")
 def test_hit_rates_collapse_and_host_memory_takes_over_where_it_was_measured(shared):
     folder = shared / "measured3"
     found = [read(path) for path in sorted([*folder.glob("agentic_*.csv"), *folder.glob("multiturn_*.csv")])]

@@ -73,7 +73,7 @@ def test_columns_with_an_unknown_word(tmp_path):
     judged_beside(tmp_path, files)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole tables of measurements")
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_with_a_number_that_cannot_be(kind, tmp_path):
     files = {

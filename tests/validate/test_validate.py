@@ -331,7 +331,7 @@ def test_a_recorded_run_is_replayed_request_by_request(shared):
     assert "not in the folder" in next(iter(alone[0].unmodelled))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole tables of measurements")
 def test_figures_of_the_public_serving_runs(shared, tmp_path):
     # What kernels reach is held file by file to the page on validation (tests/hwmodels/kernels/test_measured.py).
     for name in ("e2e_silicon_agg.csv", "e2e_settings_agg.csv"):
@@ -342,7 +342,7 @@ def test_figures_of_the_public_serving_runs(shared, tmp_path):
     assert lines["ttft"].median_pct < 16
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole tables of measurements")
 @with_all
 def test_dense_runs_of_the_public_measurements(shared):
     rows = rows_of(read(shared / "measured2" / "e2e_silicon_agg.csv"))

@@ -97,7 +97,7 @@ def test_the_conversation_trace_is_found_as_a_cache_played_out_finds_it(real_tra
     assert round(float(curve.block_hit_rate(10_000)) * curve.blocks) == played_out(trace, 10_000, chained=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a whole recorded trace")
 @pytest.mark.parametrize("capacity", [1_000, 10_000, 50_000, 10**9])
 def test_the_whole_conversation_trace_is_found_as_a_cache_played_out_finds_it(real_trace, capacity: int):
     trace = read_trace(real_trace("mooncake_conversation.jsonl"))
@@ -120,7 +120,7 @@ def test_an_answer_that_is_named_is_held_for_the_next_prompt():
     assert reuse(trace).blocks == 6
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="enough samples for narrow statistics")
 @pytest.mark.parametrize("capacity", [50, 500, 3000])
 def test_independent_zipf_references_are_found_as_che_approximates(capacity: int):
     # Che, Tung and Wang, "Hierarchical Web Caching Systems" (IEEE JSAC 20(7), 2002): block i is found with probability

@@ -186,7 +186,7 @@ def test_ids_that_do_not_cover_the_prompt_are_refused_and_none_at_all_are_not(tm
     assert (trace.prefix_block_tokens, trace.prefix_of(2).tolist()) == (64, [])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a whole recorded trace")
 def test_the_recorded_sessions_find_their_published_share_again():
     if not AGENTIC.exists():
         pytest.skip("the recorded sessions are not in ../shared/serving")

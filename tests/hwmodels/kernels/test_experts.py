@@ -219,7 +219,7 @@ CEILINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole tables of measurements")
 @pytest.mark.parametrize("kind", ["gemm", "moe", "quantize", "elementwise", "layers"])
 def test_every_table_is_priced_row_by_row_with_parameters_of_its_own_device(shared, kind):
     tables = sorted((shared / "measured2").glob(f"{kind}_*.csv"))

@@ -96,7 +96,9 @@ BORROWERS = sorted(set(device_catalogue()) - {"gaudi3", "b60", "trainium2"})  # 
 
 
 @pytest.mark.parametrize(
-    "names", [BORROWERS[::4], pytest.param(BORROWERS, marks=pytest.mark.slow)], ids=["some", "all"]
+    "names",
+    [BORROWERS[::4], pytest.param(BORROWERS, marks=pytest.mark.slow(reason="whole tables of measurements"))],
+    ids=["some", "all"],
 )
 def test_every_loan_of_every_device_is_within_its_bounds(names):
     for name in names:

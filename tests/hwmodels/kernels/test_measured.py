@@ -262,7 +262,7 @@ def test_end_to_end_files_are_read_and_not_priced(tmp_path):
         predict(m, load_profile("rtx-pro-6000"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole tables of measurements")
 def test_every_public_file_is_understood(shared):
     kinds = {m.kind for m in read_folder(shared / "measured2")}
     assert {"gemm", "attention_mixed", "e2e_silicon_agg", "e2e_requests", "iteration", "tpu_layers"} <= kinds
@@ -278,7 +278,7 @@ def stated_means_pct() -> dict[str, float]:
     return {row["file"]: float(row["mape_pct"]) for row in rows if row["quantity"] == "latency" and row["mape_pct"]}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole tables of measurements")
 def test_profiles_reach_on_every_public_file_what_the_documents_state(shared):
     stated = stated_means_pct()
     # Of the third set, those of AMD's devices, TPU v7 and Trainium3 as benchmarks of their own makers timed them.
@@ -292,7 +292,7 @@ def test_profiles_reach_on_every_public_file_what_the_documents_state(shared):
         assert mean_pct == pytest.approx(stated[m.path.name], rel=0.02, abs=0.1), m.path.name
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole tables of measurements")
 @pytest.mark.parametrize(
     ("source", "target", "file"),
     [
