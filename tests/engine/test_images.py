@@ -90,6 +90,14 @@ def test_a_preempted_sequence_takes_its_part_of_the_budget_back() -> None:
     assert planned.fits(1, 0, 40) == 40
 
 
+def test_an_image_right_behind_a_chunk_is_encoded_with_the_next_one() -> None:
+    planned = PlannedImages(spec([image(1, first=100)]), EncoderCache(100))
+    assert planned.fits(0, 0, 100) == 100
+    assert planned.take(0) == []
+    assert planned.fits(0, 100, 1) == 1
+    assert planned.take(0) == [image(1, first=100)]
+
+
 def test_planning_changes_no_cache() -> None:
     cache = EncoderCache(50)
     cache.put(0, image(1))
