@@ -1,6 +1,7 @@
 """Autoscalers by forecast, by the present load and by perfect foresight, over a week: money and missed limits.
 
-python -m benchmarks.forecasts [LOAD ...] [--only POLICY ...] [--days 7] [--json FILE] [--plot FILE]
+python -m benchmarks.forecasts [LOAD ...] [--only POLICY ...] [--days 7] [--json FILE]
+python -m benchmarks.forecasts --json FILE --plot FILE
 
 Two loads, each with the week before it as its history:
 
@@ -175,6 +176,39 @@ def compared(load: Load, names: list[str], days: float, seed: int) -> Iterator[d
             }
 
 
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Money and missed limits of each policy, a panel a load."""
+    from matplotlib.figure import Figure
+
+    loads = list(dict.fromkeys(row["load"] for row in rows))
+    figure = Figure(figsize=(4.8 * len(loads), 4.2), layout="constrained")
+    for axes, which in zip(figure.subplots(1, len(loads), squeeze=False)[0], loads, strict=True):
+        mine = sorted((row for row in rows if row["load"] == which), key=lambda row: row["usd"])
+        bound = next(row["usd"] for row in mine if row["policy"] == "perfect")
+        for i, row in enumerate(mine):
+            forecast = "step_s" in POLICIES[row["policy"]]
+            x, y = row["usd"] / bound, 100 * row["missed"]
+            axes.plot(x, y, "o" if forecast else "s", color="#0072B2" if forecast else "#D55E00", markersize=6)
+            axes.annotate(
+                row["policy"],
+                (x, y),
+                xytext=(7, (5, -11)[i % 2]),
+                textcoords="offset points",
+                fontsize=8,
+                color="#333333",
+            )
+        axes.set(
+            title=f"{which}, a week",
+            xlabel="Cost over that of perfect foresight",
+            ylabel="Requests outside the limits (%)",
+        )
+        axes.margins(x=0.28, y=0.15)
+        axes.grid(color="#e6e9ec")
+        axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("load", nargs="*", help="servegen, weekly; both without it")
@@ -183,7 +217,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=Path("../shared/serving"))
     parser.add_argument("--json", type=Path, help="add rows to this file, one a line")
+    parser.add_argument("--plot", type=Path, help="draw the rows of --json, and run nothing")
     asked = parser.parse_args()
+    if asked.plot is not None:
+        plot([json.loads(line) for line in asked.json.read_text(encoding="utf-8").splitlines()], asked.plot)
+        return
     for which in asked.load or LOADS:
         load = LOADS[which](asked.data, asked.seed)
         print(f"\n{which}: {len(load.arrival_s):,} requests\n")

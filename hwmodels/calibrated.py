@@ -199,7 +199,11 @@ class Calibrated:
             captured=captured,
             decode_only=self.graphs.decode_only,
         )
-        return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
+        found = LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
+        for work in found.work_by_stage:
+            if work.experts is not None:
+                kernels.check_backend(work.experts)
+        return found
 
 
 def _check_vendor(names: tuple[str, str], device: Device) -> None:

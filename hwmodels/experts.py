@@ -51,6 +51,8 @@ class ExpertLayout:
     exchange: Exchange | None = None
     """The way in which rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every
     GPU (vLLM's allgather_reducescatter)."""
+    backend: str | None = None
+    """The implementation that computes them, by the engine's name for it (vLLM's --moe-backend); None: the one that was timed."""
 
     def __post_init__(self) -> None:
         if isinstance(self.popularity, str) and self.popularity not in ("measured", "even"):

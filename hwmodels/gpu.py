@@ -30,7 +30,7 @@ from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
 from hwmodels.operations import AttentionShape, ExpertMlp, HeadProducts, Recurrence, StageWork
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Kernel, Profile
-from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
+from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes, weights_of
 from hwmodels.stacks import kernels_of, latent_alone, narrow_heads
 
 _CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format already
@@ -77,9 +77,18 @@ class GpuKernels(StackKernels):
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         def table(dtype: str, weight_bytes: float) -> Table:
-            return _moe_table(self.profile, self._expert_sources(experts.precision), experts, dtype)
+            return _moe_table(
+                self.profile, self._expert_sources(experts.precision), experts, dtype, self._backend(experts)
+            )
 
         return self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
+
+    def _backend(self, experts: ExpertMlp) -> str | None:
+        """The parameter set of the backend that was asked for; None: none was, or its tables do not tell it apart."""
+        backends = kernels_of(self.stack.kernels).expert_backends
+        if experts.backend is None or backends is None:
+            return None
+        return backends.of(weights_of(experts), self.device.name)[1].get(experts.backend)
 
     def _expert_sources(self, precision: str) -> tuple[str, ...]:
         """The stacks whose measured experts stand for the stack's, the best first.
@@ -140,7 +149,9 @@ class GpuKernels(StackKernels):
             if stage.experts is not None:
                 precision = stage.experts.precision
                 own = expert_format(precision, self.arithmetic(precision)[0])
-                variants = _layer_variants(self.profile, self._expert_sources(precision), own, stage.experts)
+                variants = _layer_variants(
+                    self.profile, self._expert_sources(precision), own, stage.experts, self._backend(stage.experts)
+                )
                 # Experts that a stack runs as the format's usual ones have no table of their own.
                 usual = {variants[0], variants[0].replace("-other", "").replace("-refused", "")}
                 ask(f"{number_format(precision)} experts", "moe", variants, usual)
@@ -217,6 +228,12 @@ class GpuKernels(StackKernels):
         Where nothing was measured on the device the profile's note says who lends; what is left to say is which kernels are of
         another format or software, and which cross a network.
         """
+        for experts in dict.fromkeys(stage.experts for stage in stages if stage.experts is not None):
+            if experts.backend is not None and self._backend(experts) is None:
+                yield (
+                    f"{self.device.name}: experts in {weights_of(experts)} run by {experts.backend} were not timed under "
+                    f"{self.stack.kernels}; those that were stand in."
+                )
         lent = not self.profile.kernels
         priced: dict[tuple[str, str], list[str]] = {}
         for what, kernel, usual, far in self.uses(products, stages):
@@ -435,9 +452,13 @@ def _expert_variants(
     return fmt.variants(sources, layer=(hidden, topk, count), gated=gated, blackwell=blackwell)
 
 
-def _layer_variants(profile: Profile, sources: Sequence[str], fmt: ExpertFormat, experts: ExpertMlp) -> tuple[str, ...]:
+def _layer_variants(
+    profile: Profile, sources: Sequence[str], fmt: ExpertFormat, experts: ExpertMlp, backend: str | None = None
+) -> tuple[str, ...]:
+    """*backend*: the parameter set of one that was asked for, which goes before."""
     shape = experts.hidden, experts.per_token, experts.n_experts
-    return _expert_variants(profile, sources, fmt, *shape, gated=experts.gated)
+    asked = [] if backend is None else [f"{backend}/{source}" for source in sources]
+    return (*asked, *_expert_variants(profile, sources, fmt, *shape, gated=experts.gated))
 
 
 def _variants(sources: Sequence[str], fmt: str) -> list[str]:
@@ -510,10 +531,14 @@ def _gemm_table(
 
 
 @functools.lru_cache(maxsize=1024)
-def _moe_table(profile: Profile, sources: tuple[str, ...], experts: ExpertMlp, dtype: str) -> Table:
+def _moe_table(
+    profile: Profile, sources: tuple[str, ...], experts: ExpertMlp, dtype: str, backend: str | None = None
+) -> Table:
     nodes = moe_nodes()
     fmt = expert_format(experts.precision, dtype)
-    params = profile.get("moe", _layer_variants(profile, sources, fmt, experts))
+    if backend is not None:
+        fmt = EXPERT_FORMATS[backend.partition("-")[0]]._replace(weight_bytes=fmt.weight_bytes)
+    params = profile.get("moe", _layer_variants(profile, sources, fmt, experts, backend))
     shape = {
         "tokens": nodes,
         **fmt.options,

@@ -72,6 +72,8 @@ class ExpertMlp:
     """The experts' popularities and places; None: as the tables of kernels were measured, even where there are none."""
     redundant: int = 0
     """Copies beside one of each, over all devices."""
+    backend: str | None = None
+    """The implementation that was asked for; None: the one that was timed."""
 
     @property
     def busiest_share(self) -> float:

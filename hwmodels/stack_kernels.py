@@ -17,7 +17,7 @@ from hwmodels.kernels.families import COLLECTIVE, EXCHANGE, STEPPED
 from hwmodels.kernels.form import KernelForm
 from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
-from hwmodels.operations import AttentionShape, Exchange, HeadProducts, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts, Recurrence
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
@@ -35,6 +35,11 @@ _DEEPEP_SMS = 20
 
 Table = tuple[np.ndarray, np.ndarray, float]
 """Rows, seconds at each, and the start that the seconds contain."""
+
+
+def weights_of(experts: ExpertMlp) -> str:
+    """The format of experts, as backends are listed by it."""
+    return {"fp16": "bf16", "int4_g32": "int4"}.get(experts.precision, experts.precision)
 
 
 @functools.cache
@@ -125,6 +130,16 @@ class StackKernels:
             bandwidth_factor=1.0 + own.bandwidth_excess,
             prompt_factor=1.0 + own.prompt_excess,
         )
+
+    def check_backend(self, experts: ExpertMlp) -> None:
+        """ValueError where the stack has no such backend for the format, or its backends are not known."""
+        if experts.backend is None:
+            return
+        backends, weights = kernels_of(self.stack.kernels).expert_backends, weights_of(experts)
+        known = () if backends is None else backends.of(weights, self.device.name)[0]
+        if experts.backend not in known:
+            have = f"it has {', '.join(known)}" if known else "none are known; leave experts.backend out"
+            raise ValueError(f"{self.stack.name} has no backend {experts.backend!r} for experts in {weights}; {have}")
 
     def running(self, shape: AttentionShape) -> Running:
         """The way in which the stack runs the attention of *shape*."""

@@ -222,6 +222,7 @@ def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exper
         layers=layers,
         load=parallel.layout.load(e.n_experts, e.per_token, parallel.expert),
         redundant=parallel.layout.redundant,
+        backend=parallel.layout.backend,
     )
 
 

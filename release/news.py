@@ -112,7 +112,9 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     try:
         found = fragments(folder)
         if given.command == "check" and "## [Unreleased]" in page.read_text(encoding="utf-8"):
-            raise ValueError("CHANGELOG.md has a section [Unreleased]; news are files (python -m release.news take COMMIT)")
+            raise ValueError(
+                "CHANGELOG.md has a section [Unreleased]; news are files (python -m release.news take COMMIT)"
+            )
         if given.command == "cut":
             entries: dict[str, list[str]] = {}
             for path, kind in found.items():

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hwmodels.overheads import at_or_before
-from policies.vllm import RELEASES
+from policies.vllm_settings import RELEASES
 from sim.errors import RooftraceError
 from sim.launch import export, recommended, scenario_from
 from sim.launch.arguments import ENGINES, _gone_from, _listed, _plain, options_of, read_words, release_of
@@ -145,6 +145,23 @@ def test_trtllm_cuts_prompts_coarsely_where_layers_have_windows_and_has_none_wai
     assert chosen("llama-3.1-8b") == (0, True)
     assert chosen("gpt-oss-20b") == (256, False)
     assert chosen("gpt-oss-20b", chunk_unit_size=64, enable_prefix_aware_scheduling=True) == (64, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "backend"),
+    [
+        ("vllm serve openai/gpt-oss-120b --moe-backend marlin", "marlin"),
+        ("VLLM_MXFP4_USE_MARLIN=1 vllm serve openai/gpt-oss-120b", "marlin"),
+        ("VLLM_USE_FLASHINFER_MOE_MXFP4_BF16=1 vllm serve openai/gpt-oss-120b", "flashinfer_trtllm_bf16"),
+        ("VLLM_MXFP4_USE_MARLIN=0 vllm serve openai/gpt-oss-120b --moe-backend auto", None),
+    ],
+)
+def test_the_backend_of_experts_is_read_and_written(command: str, backend: str | None) -> None:
+    found = scenario_from(command, hardware="b200")
+    assert found.scenario.settings().get("experts", {}).get("backend") == backend
+    assert not any("MARLIN" in note for note in found.notes)
+    written = export(Chosen(scenario=found.scenario, reasons=()), "vllm")
+    assert (f"--moe-backend {backend}" in written.text) == (backend is not None)
 
 
 def test_ranks_and_experts_of_a_mixture() -> None:

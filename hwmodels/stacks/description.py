@@ -99,6 +99,28 @@ class Handover:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertBackends:
+    """The implementations of experts that an engine chooses from, and what was timed of them.
+
+    The first of a list that supports device, layer and parallelism runs; which layers one supports is not stated here.
+    """
+
+    generations: Mapping[str, tuple[str, ...]]
+    """Devices of the catalogue by generation; others are of none ("")."""
+    order: Mapping[str, Mapping[str, tuple[str, ...]]]
+    """By the format of the weights, and by generation ("": all that are not named): the backends, the first choice first."""
+    timed: Mapping[tuple[str, str], Mapping[str, str]]
+    """By generation and format: the names of the parameter sets of those whose tables tell them apart."""
+    source: str
+
+    def of(self, weights: str, device: str) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        """The backends for experts in a format on a device (catalogue name), and the parameter sets of those that were timed."""
+        generation = next((name for name, devices in self.generations.items() if device in devices), "")
+        order = self.order.get(weights, {})
+        return order.get(generation, order.get("", ())), self.timed.get((generation, weights), {})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kernels:
     """The kernels that a stack chooses, and how its benchmarks timed them. The defaults hold for software that is no stack.
 
@@ -138,6 +160,8 @@ class Kernels:
     """Tokens up to which the kernel that chooses among compressed keys is slow at equal scores, which its benchmarks have."""
     experts_with_fp4: str = ""
     """The software under whose name its experts of FP4 and block-scaled FP8 were measured on devices with FP4; empty: its own."""
+    expert_backends: ExpertBackends | None = None
+    """None: its rules are not known."""
     refused_experts: Mapping[str, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
     """Layers (hidden size, experts a token, experts) that its fast kernels on Blackwell do not take, by format: their rows in the
     tables of B200 are 1.3 to 2.5 times slower than their neighbours and than the same rows of another stack."""

@@ -128,7 +128,8 @@ def trust(summary: Mapping[str, Any], manifest: Mapping[str, Any] | None = None)
     tiers = dict.fromkeys(each["tier"] for each in several.values())
     sentences = [f"{name}: {trust_text(each)}" if name else trust_text(each) for name, each in several.items()]
     if "intervals" in summary:
-        sentences.append(f"expect to measure {interval_text(summary['intervals'])}")
+        expected = "" if "why_not" in summary["intervals"] else "expect to measure "
+        sentences.append(f"{expected}{interval_text(summary['intervals'])}")
     return {
         "tier": "; ".join(tiers) or "not known",
         "sentence": "; ".join(sentences),

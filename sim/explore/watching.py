@@ -319,9 +319,10 @@ def _machines(n: int) -> str:
 
 def _why(bounds: Bounds, outlook: Outlook | None, asked: int, mine: PoolSeen, interval_s: float) -> list[str]:
     """Why the policy asks for as many as it does."""
+    ran = "1 request" if mine.running == 1 else f"{mine.running} requests"
     now = (
-        f"{mine.running} requests ran and {mine.waiting} waited on {_machines(mine.ready)}, and {mine.came / interval_s:.3g} a "
-        "second came in the last interval"
+        f"{ran} ran and {mine.waiting} waited on {_machines(mine.ready)}, and {mine.came / interval_s:.3g} a second came in the "
+        "last interval"
     )
     policy = bounds.scaling.policy
     if outlook is None or not isinstance(policy, Forecast):

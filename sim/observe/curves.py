@@ -131,6 +131,12 @@ class Observed:
             [np.where(up, each.at(instants_s), 0.0) for up, each in zip(there, curves.values(), strict=True)], axis=0
         )
 
+    def in_flight(self, instants_s: FloatArray) -> FloatArray | None:
+        """Requests that run or wait at instants; None where nobody says either."""
+        names = ("in_flight",) if "in_flight" in self.gauges else ("running", "waiting")
+        known = [level for name in names if (level := self.level(name, instants_s)) is not None]
+        return np.sum(known, axis=0) if known else None
+
     def gauge(self, quantity: str, edges_s: FloatArray) -> FloatArray | None:
         """Means of a gauge by interval: the sum over instances, or of a share their mean."""
         curves = self.gauges.get(quantity)

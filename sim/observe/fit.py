@@ -136,7 +136,7 @@ def fit(
     trace = traffic.workload(scenario.seed)
     cases: list[Case] = []
     for each in stretches(seen, traffic, most=most, requests=requests):
-        part, begin_ns = _part(trace, traffic, each)
+        part, begin_ns = _part(trace, traffic, each, seen)
         experiment = replace(resolve(scenario, part).experiment, seed=scenario.seed, in_flight=_limit(part, traffic))
         within = _Within(
             begin_ns=begin_ns, end_ns=begin_ns + (each.end_s - each.begin_s) * _NS, by_running=each.by_running
@@ -163,16 +163,22 @@ def _limit(part: Trace, traffic: ObservedTraffic) -> int | None:
     return traffic.in_flight if traffic.in_flight is not None and traffic.in_flight < len(part) else None
 
 
-def _part(trace: Trace, traffic: ObservedTraffic, each: Stretch) -> tuple[Trace, float]:
-    """The requests of a stretch and of what fills the deployment before it, and when the stretch begins on their clock."""
+def _part(trace: Trace, traffic: ObservedTraffic, each: Stretch, seen: Observed) -> tuple[Trace, float]:
+    """The requests of a stretch and of what fills the deployment before it, and when the stretch begins on their clock.
+
+    Those in flight when that begins are there at once: as many of the latest before it as were observed.
+    """
     span_s = each.end_s - each.begin_s
     lead_s = min(span_s * _LEAD / (1 - _LEAD), each.begin_s - traffic.begin_s)
     at_s = trace.arrival_ns / _NS + traffic.begin_s
     rows = np.flatnonzero((at_s >= each.begin_s - lead_s) & (at_s < each.end_s))
-    part = trace.take(rows)
     first_s = each.begin_s - lead_s
-    arrival_ns = np.rint((at_s[rows] - first_s) * _NS).astype(np.int64)
-    return replace(part, arrival_ns=arrival_ns), lead_s * _NS
+    in_flight = seen.in_flight(np.array([first_s]))
+    before = np.flatnonzero(at_s < first_s)
+    before = before[max(0, len(before) - round(0.0 if in_flight is None else float(in_flight[0]))) :]
+    arrival_s = np.concatenate((np.zeros(len(before)), at_s[rows] - first_s))
+    part = trace.take(np.concatenate((before, rows)))
+    return replace(part, arrival_ns=np.rint(arrival_s * _NS).astype(np.int64)), lead_s * _NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

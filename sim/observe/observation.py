@@ -102,8 +102,10 @@ class Observation:
     seen: Observed
     traffic: ObservedTraffic
     edges_s: FloatArray
+    told: Scenario
+    """The scenario as it was given."""
     present: Scenario
-    """The scenario with what was fitted."""
+    """The same with what was fitted, and the KV blocks that were observed."""
     replayed: Replayed
     beside: Beside
     fit: Fit | None
@@ -136,7 +138,7 @@ def observe(
     how, notes = how or How(), list[str]()
     begin_s, end_s = (traffic.begin_s + float(traffic.edges_s[at]) for at in (0, -1))
     edges_s = hours(begin_s, end_s, seen.scrape_s, how.every_s)
-    said = list(seen.kv_blocks.values())
+    told, said = scenario, list(seen.kv_blocks.values())
     given = scenario.memory.kv_blocks is not None
     if said and not given:
         scenario = scenario.with_value("memory.kv_blocks", round(float(np.median(said))))
@@ -150,6 +152,12 @@ def observe(
     seeds = range(present.seed, present.seed + how.replications)
     replayed = replay(present, traffic, edges_s, seeds=seeds)
     both = beside(seen, edges_s, replayed)
+    machines, instances = replayed.runs[0].machines, len(seen.instances)
+    if instances > 1 and machines != instances:
+        notes.append(
+            f"metrics are of {instances} instances, and the scenario has {machines} machines; if they are the same fleet: "
+            f"--set replicas={instances}"
+        )
     blocks = int(replayed.runs[0].columns.meta["kv_blocks_total"][0])
     kv = kv_blocks(both, blocks, said)
     if kv is not None and not kv.exact and not given and not kv.low <= blocks <= kv.high and np.isfinite(kv.low):
@@ -165,6 +173,7 @@ def observe(
         seen=seen,
         traffic=traffic,
         edges_s=edges_s,
+        told=told,
         present=present,
         replayed=replayed,
         beside=both,

@@ -191,10 +191,7 @@ def _arrivals(
     if came is not None:
         how.append("requests are those that the gateway counted as they came")
         return came
-    in_flight = seen.level("in_flight", edges_s)
-    parts = [seen.level(name, edges_s) for name in ("running", "waiting")]
-    if in_flight is None and any(part is not None for part in parts):
-        in_flight = np.sum([part for part in parts if part is not None], axis=0)
+    in_flight = seen.in_flight(edges_s)
     ended = seen.grown("finished", edges_s)
     first = seen.mean("ttft", edges_s)
     if ended is None and first is not None:

@@ -15,18 +15,23 @@ from numpy.typing import NDArray
 from policies.routers import ReplicaLoad, RoutedRequest
 from sim.errors import RooftraceError
 from sim.observe.replay import Replayed, Run, replay
+from sim.scenario.assembly import resolve
 from sim.study import statistics as st
 from sim.study.compare import METRICS, Difference, compare
 from sim.study.table import flatten
 from sim.text import is_share
 
 if TYPE_CHECKING:
+    from sim.observe.observation import Observation
     from sim.observe.traffic import ObservedTraffic
     from sim.scenario import Scenario
 
 FloatArray = NDArray[np.float64]
 MONEY = "costs.usd"
 _NS = 1e-9
+_STACK = frozenset({"serving_stack", "serving_release"})
+_ROOM = frozenset({"hardware", "model", "parallel", "memory", "kv_precision", "precision"})
+"""Settings, or their first parts, that change how many KV blocks memory has room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,8 @@ class Alternative:
     """Another deployment under the same traffic."""
 
     settings: tuple[str, ...]
+    present: Replayed
+    """What it is compared with."""
     replayed: Replayed
     differences: tuple[Difference, ...]
     """A is the simulated present, B the alternative."""
@@ -48,14 +55,39 @@ def settings_of(text: str) -> tuple[str, ...]:
     return found
 
 
-def alternative(
-    scenario: Scenario, traffic: ObservedTraffic, edges_s: FloatArray, present: Replayed, settings: Sequence[str], *,
-    seeds: Sequence[int],
-) -> Alternative:  # fmt: skip
-    """*scenario* with other *settings* under the same requests as *present*, and by how much it differs from that."""
-    other = replay(scenario.with_set(*settings), traffic, edges_s, seeds=seeds)
-    differences, how = differences_of(present.runs, other.runs)
-    return Alternative(settings=tuple(settings), replayed=other, differences=differences, how=how)
+def alternative(found: Observation, settings: Sequence[str], *, seeds: Sequence[int]) -> Alternative:
+    """The deployment that was observed with other *settings*, under the same requests, and by how much it differs from the present.
+
+    What was fitted is of the present release: for another one both are simulated without it. KV blocks that were observed are of
+    the present memory: another has as large a share of what it has room for.
+    """
+    keys = {text.partition("=")[0].strip() for text in settings}
+    base, present, notes = found.present, found.replayed, list[str]()
+    if keys & _STACK and found.present.serving_stack != found.told.serving_stack:
+        base = base.with_value("serving_stack", found.told.serving_stack)
+        present = replay(base, found.traffic, found.edges_s, seeds=seeds)
+        notes.append("both without what was fitted, which is of the present release")
+    other = base.with_set(*settings)
+    observed = found.told.memory.kv_blocks is None and found.present.memory.kv_blocks is not None
+    if observed and "memory.kv_blocks" not in keys and {key.partition(".")[0] for key in keys} & _ROOM:
+        share = (base.memory.kv_blocks or 0) / room(found.told, found.traffic)
+        blocks = round(share * room(other.with_value("memory.kv_blocks", None), found.traffic))
+        other = other.with_value("memory.kv_blocks", max(1, blocks))
+        notes.append(f"{blocks:,} KV blocks a machine, {share:.0%} of what memory has room for, as observed")
+    replayed = replay(other, found.traffic, found.edges_s, seeds=seeds)
+    differences, how = differences_of(present.runs, replayed.runs)
+    return Alternative(
+        settings=tuple(settings),
+        present=present,
+        replayed=replayed,
+        differences=differences,
+        how="; ".join([how, *notes]),
+    )
+
+
+def room(scenario: Scenario, traffic: ObservedTraffic) -> int:
+    """The KV blocks that the memory of a machine has room for."""
+    return next(iter(resolve(scenario, traffic.workload(scenario.seed)).experiment.hosted)).kv_blocks
 
 
 def differences_of(present: Sequence[Run], other: Sequence[Run]) -> tuple[tuple[Difference, ...], str]:

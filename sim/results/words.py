@@ -370,7 +370,7 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     for name, unit in (("joule_per_output_token", "J per output token"), ("mean_w", "W in the mean")):
         if found[name] is not None:
             low, high = found.get(f"{name}_low"), found.get(f"{name}_high")
-            ends = "" if low is None else f" ({_digits(low)} to {_digits(high)})"
+            ends = "" if low is None or high is None else f" ({_digits(low)} to {_digits(high)})"
             energy += f", {_digits(found[name])} {unit}{ends}"
     if found["carbon_g"] is not None:
         energy += f", {_digits(found['carbon_g'])} g of carbon"

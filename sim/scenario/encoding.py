@@ -60,7 +60,9 @@ class EncodeSettings(Section):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        wrong = [name for name in (_OF_POOLS if self.at == "engine" else _OF_STEPS) if name in self.model_fields_set]
+        strange, fields = _OF_POOLS if self.at == "engine" else _OF_STEPS, type(self).model_fields
+        # Results state every setting, those at their defaults too.
+        wrong = [name for name in strange if getattr(self, name) != fields[name].default]
         if wrong:
             whose = (
                 "machines that only encode"

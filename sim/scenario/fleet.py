@@ -23,7 +23,7 @@ class Autoscale(Section):
     max: Annotated[int, Field(ge=1, le=100_000)]
     """Never more."""
     interval_s: _Mean | None = None
-    """Where it is left out, 2 for knative and 15 for others."""
+    """Where it is left out, 2 for knative, 60 for forecasts and 15 for others."""
     start: Annotated[str, Field(min_length=1)] | dict[str, _Time] | None = None
     """The phases that a machine goes through until it is ready: in order, with their seconds ({image: 2, weights: 130}), or
     the name of a measured start (qwen3-32b-h100-cold, qwen3-32b-h100-restore); where it is left out, it is ready at once, which a

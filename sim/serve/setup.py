@@ -99,6 +99,10 @@ def _check(scenario: Scenario) -> None:
         raise ScenarioError(
             f"{scenario.source}: encode: clients send text, and nobody says what there is to encode; leave encode out"
         )
+    if scenario.adapters is not None:
+        raise ScenarioError(
+            f"{scenario.source}: adapters: requests of clients ask for no adapter yet; leave adapters out"
+        )
     if scenario.workload.predictor is not None:
         raise ScenarioError(
             f"{scenario.source}: workload.predictor: nobody guesses how long the answers to clients' requests will be; leave it out"

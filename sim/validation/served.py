@@ -272,8 +272,8 @@ farthest first; [files_served.csv](validation/files_served.csv) has all models a
 * Experts at few clients: with 4 in flight MiniMax-M2.5 behind vLLM takes 16 us (FP4) and 35 us (FP8) a layer more than its
   kernels, Qwen3.5 and GLM-5 behind SGLang about 30; gpt-oss takes none more. One time of a layer with experts, offered to the
   fit, was put on zero for vLLM, and SGLang's deployments that a fit had not seen were no better for it.
-* GLM-5 in FP4 behind SGLang on B200: a decode step of four sequences takes 5 ms more than its kernels, 66 us a layer, and prompts of
-  8,192 tokens take 1.5 times as long. In FP8 on the same device, with sparse attention priced by the same modules, steps are 9 % off.
+* GLM-5 in FP4 behind SGLang on B200: a decode step of four sequences takes 5 ms more than its kernels, 66 us a layer, and prompts
+  of 8,192 tokens take 1.5 times as long. In FP8 on the same device, with the same modules of sparse attention, steps are 9 % off.
 * DeepSeek behind TensorRT-LLM: rows of 2026-01-14 are as fast as those of that day with multi-token prediction, and may have had
   it. In FP8 on B200 (1.1.0rc2, experts over 8 devices, December 2025) a decode step behind prompts of 1,024 tokens takes 3.4 to
   5.4 ms more than it is priced at, about as much with 4 clients as with 64, where experts alone grow from 3.7 to 12.8 ms: 56 to

@@ -505,7 +505,7 @@ def test_deployments_of_a_stack_by_name_spread_as_those_that_were_held_back() ->
     deployment = deployment_of(scenario)
     held = serving_interval("vllm", deployment.model.name, deployment.device.name)
     assert held is not None
-    _, worlds, _ = drawn(scenario, deployment, 4000)
+    _, worlds, _ = drawn(scenario, deployment, 16_000)
     ends = np.quantile([each.iteration_factor for each in worlds], (0.05, 0.95))
     assert ends == pytest.approx(held.tpot, rel=0.03)
 

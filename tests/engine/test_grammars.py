@@ -24,6 +24,7 @@ from tests.engine.random_runs import (
     apart,
     assert_same,
     grammars_on,
+    with_adapters,
     with_fleet,
     with_grammars,
     with_tiers,
@@ -70,6 +71,12 @@ def test_grammars_wait_for_a_thread_and_the_one_used_longest_ago_is_compiled_aga
         0,
         0,
     ]
+
+
+def test_a_kept_grammar_that_is_used_again_is_kept_longer() -> None:
+    grammars = GrammarSpec(grammar=[0, 1, 0, 2, 0], compile_s=[0.01] * 3, kept=2)
+    arrivals = [0, 20 * MS, 40 * MS, 60 * MS, 80 * MS]
+    assert ran(machine(grammars), arrivals).requests["grammar_wait_ns"].tolist() == [10 * MS, 10 * MS, 0, 10 * MS, 0]
 
 
 @pytest.mark.parametrize(("goes_first", "order"), [(True, [0, 1, 2, 3]), (False, [0, 2, 3, 1])])
@@ -134,6 +141,7 @@ KINDS: dict[str, Callable[[int], Experiment]] = {
     "apart": lambda seed: apart(seed, speculative=seed % 3 == 0),
     "fleet": lambda seed: with_fleet(an_experiment(seed, speculative=False), seed),
     "tiers": lambda seed: with_tiers(an_experiment(seed, speculative=False), seed),
+    "adapters": lambda seed: with_adapters(an_experiment(seed, speculative=seed % 2 == 0), seed),
 }
 
 

@@ -378,7 +378,34 @@ def _compare(state: dict[str, Any]) -> Iterator[Event]:
     yield "compared", {"how": "The same 2,500 requests, one by one.", "differences": {"ttft_mean_s": told}}
 
 
+def fleet(now_s: float, does: str, rate_per_s: float) -> dict[str, Any]:
+    """A fleet that is watched."""
+    times = [now_s - 60.0 * i for i in range(20, -1, -1)]
+    return {
+        "now_s": now_s, "interval_s": 60, "where": "http://fleet/metrics", "serves": "vLLM, m",
+        "figures": {
+            "machines": {"value": 2, "unit": ""}, "running": {"value": 9, "unit": ""}, "waiting": {"value": 4, "unit": ""},
+            "arrivals_per_s": {"value": rate_per_s, "unit": "req/s"}, "kv_used_share": {"value": 0.5, "unit": "share"},
+        },
+        "history": {
+            "time_s": times, "rate_per_s": [rate_per_s] * 21, "running": [9] * 21, "waiting": [4] * 21,
+        },
+        "policy": {
+            "name": "kalman", "asks": 3, "goes_to": 3, "looks_again_s": now_s + 60, "does": does,
+            "why": ["9 requests ran.", "3 machines serve the forecast."],
+            "forecast": {"time_s": [now_s, now_s + 300, now_s + 300, now_s + 600], "rate_per_s": [2.0, 2.0, 3.0, 3.0]},
+        },
+    }  # fmt: skip
+
+
+def _watch(_state: dict[str, Any]) -> Iterator[Event]:
+    yield "fleet", fleet(1.8e9, "It would start 1 machine.", 2.0)
+    yield "fleet", fleet(1.8e9 + 60, "It would leave the 3 machines that there are.", 2.5)
+    yield "unread", {"sentence": "http://fleet/metrics does not answer: it is gone"}
+
+
 EVENTS = {
+    "watch": _watch,
     "compare": _compare,
     "run": _run,
     "curve": _curve,

@@ -426,6 +426,7 @@ def test_axe_finds_nothing(opened: Opened, fake: Fake, scheme: str) -> None:
         "axe_playwright_python.sync_playwright", reason="axe is not installed (pip install -e '.[test]')"
     )
     fake.data["benches"] = recorded({})["benches"]
+    fake.data["watch"] = {"where": "http://fleet/metrics"}
     page = opened(f"#held=&set={LAYOUT}%3D2", color_scheme=scheme)
     settle(page)
     for tab in page.get_by_role("tab").all():
@@ -433,6 +434,30 @@ def test_axe_finds_nothing(opened: Opened, fake: Fake, scheme: str) -> None:
         page.wait_for_timeout(200)
         found = axe.Axe().run(page)
         assert found.violations_count == 0, f"{tab.inner_text()}: {found.generate_report()}"
+
+
+def test_a_watched_fleet_is_shown_first_and_again_when_it_changes(opened: Opened, fake: Fake) -> None:
+    fake.data["watch"] = {"where": "http://fleet/metrics"}
+    let_go = fake.hold_back("watch")
+    page = opened(width=500)
+    expect(page.get_by_role("tab", name="Now")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_text("It would start 1 machine.").first).to_be_visible()
+    expect(page.get_by_text("3 machines serve the forecast.")).to_be_visible()
+    expect(figure(page, "Requests that came")).to_contain_text("2 req/s", use_inner_text=True)
+    expect(chart(page, "Requests a second, seen and forecast")).to_contain_text("forecast", use_inner_text=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 500
+    let_go.set()
+    expect(figure(page, "Requests that came")).to_contain_text("2.5 req/s", use_inner_text=True)
+    # Who does not see the page is told when the decision changes.
+    expect(page.get_by_role("status")).to_have_text("It would leave the 3 machines that there are.")
+    expect(page.get_by_role("alert")).to_contain_text("it is gone. What follows is what was seen last.")
+
+
+def test_a_page_that_watches_nothing_has_no_view_of_now(opened: Opened, fake: Fake) -> None:
+    page = opened("#view=now")
+    expect(page.get_by_role("tab", name="Answer")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Now")).to_have_count(0)
+    assert fake.states_asked("watch") == []
 
 
 def _until(page: Any, holds: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -209,3 +210,35 @@ def test_a_policy_that_knows_the_future_cannot_watch() -> None:
         RooftraceError, match="perfect knows when requests come, which nobody does of a fleet that runs"
     ):
         Fleet().watched(a_scenario({"policy": "perfect", "rate_per_s": 1.0}))
+
+
+def test_pages_get_the_same_looks_and_a_sentence_where_nothing_answers(serving: Any, tmp_path: Any) -> None:
+    fleet = Fleet()
+    watched = fleet.watched(a_scenario())
+    watched.every_s = 0.0
+    session = serving.session(tmp_path, watched=watched)
+
+    async def first(n: int) -> list[tuple[str, Any]]:
+        found = []
+        async with contextlib.aclosing(session.watch("page", {})) as events:
+            async for event in events:
+                found.append((event.name, event.data))
+                fleet.now_s += 20.0
+                if len(found) == n:
+                    break
+        return found
+
+    found = serving.run(first(3))
+    assert [name for name, _ in found] == ["fleet"] * 3
+    assert "waits" in found[0][1]
+    assert found[2][1]["figures"]["machines"]["value"] == 2
+    watched.every_s = 3600.0
+    assert serving.run(first(1))[0][1] is found[2][1]
+    watched.every_s = 0.0
+    fleet.gone = set(fleet.urls)
+    assert serving.run(first(1)) == [("unread", {"sentence": f"{fleet.urls[0]} does not answer: it is gone"})]
+
+
+def test_a_page_that_watches_nothing_says_how_to(serving: Any, tmp_path: Any) -> None:
+    with pytest.raises(RooftraceError, match="no fleet is watched here; start the page with --watch ADDRESS"):
+        serving.ask(serving.session(tmp_path).watch("page", {}))

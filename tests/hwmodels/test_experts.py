@@ -325,3 +325,61 @@ def test_a_popularity_file(tmp_path):
         read_popularity(file)
     with pytest.raises(ValueError, match="cannot be read"):
         read_popularity(tmp_path / "none.txt")
+
+
+def _with(backend, *, model="gpt-oss-120b", hardware="b200", stack="vllm", **how):
+    layout = ExpertLayout(backend=backend)
+    parallel = ParallelConfig(tensor=1, layout=layout)
+    return deploy(model=model, hardware=hardware, parallel=parallel, cost=Calibrated.for_stack(stack), **how)
+
+
+def test_a_backend_that_was_timed_prices_experts():
+    decode = Totals(64, 0, 0, 0, 0, 64, 64 * 1000, 64, 0, 64 * 128)
+    times = {
+        backend: _with(backend).cost.iteration_s(decode)
+        for backend in (None, "flashinfer_trtllm_mxfp8", "flashinfer_trtllm_bf16")
+    }
+    assert times["flashinfer_trtllm_mxfp8"] == times[None]
+    assert times["flashinfer_trtllm_bf16"] != times[None]
+    cost, found = Calibrated.for_stack("vllm"), _with("flashinfer_trtllm_bf16")
+    variants = {use.kernel.variant for use in cost._gpu(found.device).uses([], found.cost.work_by_stage)}
+    assert "mxfp4/vllm" in variants
+
+
+def test_a_backend_that_was_not_timed_is_said():
+    cost, found = Calibrated.for_stack("vllm"), _with("marlin")
+    said = cost.stand_ins(found.model, found.device, found.cost.work_by_stage)
+    assert "b200: experts in mxfp4 run by marlin were not timed under vllm; those that were stand in." in said
+    plain = _with(None)
+    assert not any("run by" in each for each in cost.stand_ins(plain.model, plain.device, plain.cost.work_by_stage))
+    assert found.cost.iteration_s(Totals(1, decode_seqs=1, decode_kv_tokens=9)) == plain.cost.iteration_s(
+        Totals(1, decode_seqs=1, decode_kv_tokens=9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({}, "vllm has no backend 'fastest' for experts in mxfp4; it has flashinfer_trtllm_bf16, "),
+        (
+            {"stack": "sglang"},
+            "sglang has no backend 'fastest' for experts in mxfp4; none are known; leave experts.backend out",
+        ),
+    ],
+)
+def test_a_backend_that_the_engine_does_not_have_is_refused(how, said):
+    with pytest.raises(ValueError, match=said):
+        _ = _with("fastest", **how).cost
+
+
+def test_names_of_backends_that_were_timed_are_those_of_parameter_sets():
+    from hwmodels.profiles import load_profile
+    from hwmodels.stacks.vllm import STACK
+
+    backends = STACK.kernels.expert_backends
+    for (generation, weights), names in backends.timed.items():
+        device = backends.generations[generation][0]
+        known, timed = backends.of(weights, device)
+        assert set(names) <= set(known)
+        for name in timed.values():
+            assert load_profile(device).kernel("moe", [f"{name}/vllm"]) is not None

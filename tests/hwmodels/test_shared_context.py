@@ -103,6 +103,22 @@ def test_decodes_take_the_links_and_a_part_of_the_reading() -> None:
     assert difference == pytest.approx(read_s - link_s, rel=0.02)
 
 
+def test_arithmetic_is_not_saved_where_each_device_has_the_heads_of_all() -> None:
+    """Eight tokens of each sequence are verified at once, so that attention is bound by its arithmetic."""
+    alone, shared = (deployed(MLA, priced=False, **degrees).cost for degrees in ({}, {"decode_context": 8}))
+    n = 16
+    verified = decodes(n, 3_200_000)._replace(rows=8 * n, logit_rows=8 * n)
+    assert shared.iteration_s(verified) > alone.iteration_s(verified)
+    assert shared.iteration_s(decodes(n, 3_200_000)) < 0.7 * alone.iteration_s(decodes(n, 3_200_000))
+
+
+def test_each_group_reads_all_that_is_cached_of_a_prompt() -> None:
+    alone, shared = (deployed("llama-3.1-8b", priced=False, tensor=1, expert=1, prefill_context=n).cost for n in (1, 4))
+    read_s = 1_000_000 * alone.spec.kv_bytes_per_token() / load_device("h200").hbm_bytes_per_s
+    assert shared.iteration_s(prompt(16, 1_000_000)) > read_s
+    assert alone.iteration_s(prompt(16, 1_000_000)) < 1.5 * shared.iteration_s(prompt(16, 1_000_000))
+
+
 def test_prompts_of_latent_attention_gather_what_is_cached() -> None:
     alone, shared = (deployed(MLA, priced=False, **degrees).cost for degrees in ({}, {"decode_context": 8}))
     past = 500_000

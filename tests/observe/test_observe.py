@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import shutil
+import socket
+import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,12 +32,12 @@ from sim.errors import RooftraceError
 from sim.observe import drift, observed, observed_traffic
 from sim.observe.dashboard import dashboard, exposition, predicted_name
 from sim.observe.names import makers
-from sim.observe.observation import How, Source, observe, traffic_of
+from sim.observe.observation import How, Observation, Source, observe, traffic_of
 from sim.observe.query import instant_of, query_range
 from sim.observe.replay import QUANTITIES, beside, hours, replay
 from sim.observe.samples import Matching
 from sim.observe.serving import Served, server_of
-from sim.observe.what_if import counterfactual
+from sim.observe.what_if import alternative, counterfactual, room
 from tests.observe.deployed import BEGAN_S, Deployed
 
 LENGTHS = (
@@ -284,6 +288,7 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_command_lays_alternatives_beside_what_was_observed(logged: Path, scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run(
@@ -352,8 +357,8 @@ def test_predicted_figures_are_served_and_read_as_metrics(sound: Deployed, tmp_p
     assert abs(error) < 0.05
 
 
-def hidden(folder: Path) -> Scenario:
-    """A deployment with 2 ms of host work a step, 30 ms before the scheduler and 2,000 KV blocks."""
+def stack_of(folder: Path) -> Path:
+    """A fitted stack: 2 ms of host work a step and 30 ms before the scheduler."""
     own = serving_stack("vllm")
     stack = replace(own, overheads=replace(own.overheads, step_s=2e-3, admission_s=0.03))
     errors = {"repeat": {"tpot_s": 0.02, "ttft_s": 0.06}, "model": {"tpot_s": 0.03, "ttft_s": 0.1}}
@@ -363,7 +368,19 @@ def hidden(folder: Path) -> Scenario:
         posterior={"names": [], "own": [], "at": [], "widths": [], "covariance": []},
     )  # fmt: skip
     (folder / "hidden.toml").write_text(text)
-    return waves().with_set(f"serving_stack={folder / 'hidden.toml'}", "memory={kv_blocks: 2000}")
+    return folder / "hidden.toml"
+
+
+def hidden(folder: Path) -> Scenario:
+    """A deployment with that stack and 2,000 KV blocks."""
+    return waves().with_set(f"serving_stack={stack_of(folder)}", "memory={kv_blocks: 2000}")
+
+
+def until(what: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def waves() -> Scenario:
@@ -394,3 +411,89 @@ def test_settings_that_the_observer_is_not_told_are_found_within_their_intervals
         assert whole[1] == pytest.approx(whole[0], rel=bound), name
     assert found.changes == found.causes == ()
     assert Scenario.load(out / "observed.yaml").serving_stack == "stack.toml"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no prometheus on PATH (Debian: apt-get install prometheus)"
+)
+def test_a_real_prometheus_that_scraped_the_deployment_gives_its_traffic(sound: Deployed, tmp_path: Path) -> None:
+    """It scrapes every 200 ms what the deployment answered second by second: counts are the same, however long it took."""
+    asked: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(len(asked))
+            body = (sound.scrapes[min(asked[-1], len(sound.scrapes) - 1)][1] + "\n").encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    target = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=target.serve_forever, daemon=True).start()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{free.getsockname()[1]}"
+    config = {"job_name": "vllm", "static_configs": [{"targets": [f"127.0.0.1:{target.server_address[1]}"]}]}
+    (tmp_path / "p.yml").write_text(json.dumps({"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
+                                                "scrape_configs": [config]}))  # fmt: skip
+    began_s = time.time()
+    flags = (
+        f"--config.file={tmp_path / 'p.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address={url}",
+    )
+    server = subprocess.Popen(["prometheus", *flags], stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: len(asked) > len(sound.scrapes) + 5)
+        series = query_range(
+            f"http://{url}", since_s=began_s, until_s=time.time(), step_s=0.2, matching=Matching(labels={})
+        )
+    finally:
+        server.terminate()
+        server.wait()
+        target.shutdown()
+        target.server_close()
+    seen = observed(series, url)
+    assert len(seen.instances) == 3
+    traffic = observed_traffic(seen)
+    assert traffic.requests == pytest.approx(len(sound.log), rel=0.02)
+    trace = traffic.workload(0)
+    for name in ("prompt_tokens", "output_tokens"):
+        assert getattr(trace, name).mean() == pytest.approx(np.mean([row[name] for row in sound.log]), rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def observation(sound: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Observation:
+    """The sound deployment, of which it is known that it has 4,000 KV blocks, with a stack that was fitted."""
+    folder = tmp_path_factory.mktemp("observed")
+    seen = replace(observed(sound.series(folder), "x"), kv_blocks={"0": 4000.0})
+    found = observe(told(), seen, observed_traffic(seen), out=folder, how=How(fits=False, replications=1))
+    return replace(found, present=found.present.with_value("serving_stack", str(stack_of(folder))))
+
+
+def test_a_scenario_of_another_number_of_machines_is_noted(observation: Observation, tmp_path: Path) -> None:
+    found = observe(
+        told(replicas=2), observation.seen, observation.traffic, out=tmp_path, how=How(fits=False, replications=1)
+    )
+    assert any("of 3 instances, and the scenario has 2 machines" in each for each in found.notes)
+    assert observation.notes == ()
+
+
+def test_another_device_has_as_large_a_share_of_its_room_for_kv_blocks(observation: Observation) -> None:
+    other = alternative(observation, ["hardware=h200-sxm"], seeds=[0])
+    rooms = [room(told().with_set(f"hardware={name}"), observation.traffic) for name in ("h100-sxm", "h200-sxm")]
+    assert other.replayed.runs[0].columns.meta["kv_blocks_total"][0] == pytest.approx(4000 * rooms[1] / rooms[0], abs=2)
+    router = alternative(observation, ["router=random"], seeds=[0])
+    assert router.replayed.runs[0].columns.meta["kv_blocks_total"][0] == pytest.approx(4000, abs=1)
+
+
+def test_another_release_is_compared_with_the_present_one_without_its_fit(observation: Observation) -> None:
+    other = alternative(observation, ["serving_release='0.11'"], seeds=[0])
+    (itl_s,) = [each.a for each in other.differences if each.metric == "tpot_s.p50"]
+    assert itl_s == observation.replayed.runs[0].result.summary["tpot_s"]["p50"]
+    assert "both without what was fitted" in other.how

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from sim import Scenario
 from sim.errors import RooftraceError
 from sim.observe import observed, observed_traffic
+from sim.observe.fit import stretches
+from sim.observe.observation import Source, traffic_of
+from sim.observe.replay import hours, replay
 from sim.observe.samples import Collected, Matching, read_files
 
 
@@ -99,3 +107,47 @@ def test_what_is_missing_is_said_with_the_names_that_were_looked_for(tmp_path):
 def test_scrapes_of_one_instant_say_no_rate(tmp_path):
     with pytest.raises(RooftraceError, match="all samples are of one instant"):
         observed(scraped(tmp_path, [(0, exposition(10, 4))]), "x")
+
+
+def table(*rows):
+    """A table of counters: seconds, finished, output tokens, running."""
+    collected = Collected()
+    for at, finished, tokens, running in rows:
+        for name, value in (("finished_total", finished), ("generation_tokens_total", tokens), ("running", running)):
+            collected.add(name, {}, at, value)
+    return observed(collected.series(Matching(labels={})), "x")
+
+
+def test_without_gaps_time_per_token_is_how_long_requests_run_over_their_tokens():
+    seen = table((0, 0, 0, 4), (60, 100, 6000, 4), (120, 200, 12_000, 4))
+    traffic = observed_traffic(seen, prompt_tokens=300, output_tokens=60)
+    (each,) = stretches(seen, traffic)
+    assert each.by_running
+    assert each.measured_s == {"tpot_s": pytest.approx(4 / 100)}
+
+
+def test_clients_that_wait_for_answers_have_no_more_in_flight_than_they_are_said_to():
+    seen = table((0, 0, 0, 0), (10, 200, 40_000, 0))
+    traffic = observed_traffic(seen, prompt_tokens=300, output_tokens=200)
+    edges_s = hours(seen.begin_s, seen.end_s, seen.scrape_s)
+    free, limited = (
+        replay(Scenario.default(), replace(traffic, in_flight=limit), edges_s, seeds=[0]).rows["in_flight"].max()
+        for limit in (None, 8)
+    )
+    assert free > 12
+    assert 7 < limited <= 8
+
+
+def test_prompts_of_a_session_begin_with_the_prompt_before(tmp_path):
+    rows = [(0, 160, 0, "a"), (1, 320, 160, "a"), (2, 160, 0, "b"), (3, 480, 320, "a")]
+    path = tmp_path / "log.jsonl"
+    names = ("arrival_s", "prompt_tokens", "cached_tokens", "session")
+    lines = [json.dumps({**dict(zip(names, row, strict=True)), "output_tokens": 5, "e2el_s": 1}) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    trace = traffic_of(Source(), *Source(files=(path,)).read()).workload(0)
+    assert trace.prefix_blocks is not None
+    assert trace.prefix_offsets is not None
+    a, b, c, d = (trace.prefix_blocks[i:j].tolist() for i, j in itertools.pairwise(trace.prefix_offsets.tolist()))
+    assert b[:10] == a
+    assert d[:20] == b
+    assert not set(c) & {*a, *b, *d}

@@ -245,6 +245,8 @@ def draw(rng: Random) -> Mapping:
     late = {"event_delay_s", "poll_s"} & set(str(found.get("router")).split("'"))
     if not late and (own := Random(str(found))).random() < 0.2:
         found["encode"] = _encoders(own, load)
+    elif not late and found.get("model") == "qwen3-0.6b" and "prompt_tokens" in load.settings and own.random() < 0.7:
+        _imaged(own, found)
     if (own := Random(f"stops of {found}")).random() < 0.5:
         _stop_machines(own, found)
     if (own := Random(f"context of {found}")).random() < 0.3:
@@ -300,6 +302,21 @@ def _share_context(rng: Random, found: Mapping) -> None:
         parallel["prefill_context"] = rng.choice([2, 3])
         if "expert" in parallel:
             parallel["prefill_context"], parallel["expert"] = 2, 2 * parallel["expert"]
+
+
+def _imaged(rng: Random, found: Mapping) -> None:
+    """Have prompts hold images, which a model of the same family encodes in its steps or on machines of their own."""
+    found["model"] = "qwen3-vl-2b"
+    images = {
+        "width": rng.choice([300, {"distribution": "uniform", "min_tokens": 64, "max_tokens": 500}]),
+        "height": 200,
+    }
+    found["workload"]["images"] = images | _some(rng, 0.5, per_request=[0, 2], distinct=[5])
+    ranks = found.get("parallel", {}).get("data", 1) > 1
+    if "'vllm'" in str(found.get("scheduler", {"policy": "vllm"})) and not ranks and rng.random() < 0.7:
+        found["encode"] = {"at": "engine", **_some(rng, 0.7, budget_tokens=[50, 300], cache_tokens=[400])}
+    else:
+        found["encode"] = {"bandwidth_gb_per_s": 10, **_some(rng, 0.5, max_batch=[3], hardware=["l40s"], tensor=[2])}
 
 
 def _encoders(rng: Random, load: _Load) -> Mapping:

@@ -675,7 +675,10 @@ class _Run:
         edges = sorted({begin, *(t for t in (*stays["at_ns"], *stays["until_ns"]) if begin < t < end)})
         ready = stays[stays["state"] == _STATES.index("ready")]
         roles = np.array(fleet["roles"])
-        sides = [roles != "decode", roles == "decode"] if (roles == "decode").any() else [roles != "decode"]
+        sides = [
+            (roles != "decode") & (roles != "encode"),
+            *(roles == role for role in ("decode", "encode") if role in roles),
+        ]
         most, without = 0, 0
         for one, other in zip(edges, [*edges[1:], end], strict=True):
             there = ready[(ready["at_ns"] <= one) & (ready["until_ns"] > one)]["machine"].to_numpy()

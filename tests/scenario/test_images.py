@@ -56,6 +56,13 @@ def test_drawn_images_come_on_top_of_the_prompt_and_are_encoded_in_the_engines_s
     assert Result.load(result.save(tmp_path / "out")).summary == result.summary
 
 
+def test_a_manifest_states_settings_that_run_again() -> None:
+    for encode in (ENGINE, POOL):
+        found = resolve(scenario(encode))
+        again = build(Scenario.from_mapping(found.manifest["scenario"]))
+        assert_same(simulate(again).columns, simulate(found.experiment).columns)
+
+
 def test_images_of_a_trace_are_in_its_prompts_and_equal_ones_are_encoded_once(tmp_path: Path) -> None:
     (tmp_path / "images.csv").write_text(TRACE)
     result = simulate(build(scenario(ENGINE, folder=tmp_path, workload={"trace": "images.csv"})))
@@ -86,8 +93,15 @@ def test_the_encoders_weights_are_taken_from_the_cache() -> None:
     assert lost_bytes == pytest.approx(vision.weight_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize("images", [None, {**IMAGES, "per_request": 0}])
-@pytest.mark.parametrize("encode", [ENGINE, {**ENGINE, "budget_tokens": 10}])
+@pytest.mark.parametrize(
+    ("images", "encode"),
+    [
+        (None, ENGINE),
+        ({**IMAGES, "per_request": 0}, ENGINE),
+        ({**IMAGES, "per_request": 0}, {**ENGINE, "budget_tokens": 10}),
+        ({**IMAGES, "per_request": 0}, POOL),
+    ],
+)
 def test_without_images_a_run_is_the_one_without_encoders_to_the_nanosecond(images: Any, encode: Any) -> None:
     with_encoder = resolve(scenario(encode, images))
     without = simulate(build(scenario(None, None)))

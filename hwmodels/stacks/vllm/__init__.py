@@ -10,6 +10,7 @@ from hwmodels.stacks.description import (
     Check,
     Circumstances,
     EngineDefaults,
+    ExpertBackends,
     Graphs,
     Handover,
     Kernels,
@@ -82,6 +83,46 @@ def _published(told: Mapping[str, Any], around: Circumstances, clients: int) -> 
     return found if sequences is None else found | {"max_num_seqs": sequences}
 
 
+_MXFP4 = (
+    "flashinfer_trtllm_bf16",
+    "flashinfer_trtllm_mxfp8",
+    "aiter",
+    "triton",
+    "flashinfer_cutlass",
+    "cutlass",
+    "marlin",
+)
+_FP8 = "aiter", "flashinfer_trtllm", "flashinfer_cutlass", "deep_gemm", "cutlass", "triton", "marlin", "humming"
+_BF16 = "flashinfer_trtllm", "flashinfer_cutlass", "triton"
+_NVFP4 = "flashinfer_trtllm", "cutedsl", "flashinfer_cutlass", "cutlass", "marlin", "humming", "emulation"
+# What the tables of 0.24 time on Blackwell: TensorRT-LLM's kernels, and CUTLASS for layers that these do not take (`-refused`).
+_EXPERTS = ExpertBackends(
+    generations={
+        "sm90": ("h100-sxm", "h100-pcie", "h100-nvl", "h200", "h20"),
+        "sm100": ("b200", "b300", "gb200", "gb300"),
+    },
+    order={
+        "bf16": {"sm90": ("triton", "flashinfer_trtllm", "flashinfer_cutlass"), "": _BF16},
+        "fp8": {"": _FP8},
+        "fp8_static": {"": _FP8},
+        "fp8_block": {"sm90": ("triton", "flashinfer_cutlass", "deep_gemm", "cutlass", "marlin", "humming"), "": _FP8},
+        "nvfp4": {"": _NVFP4},
+        "mxfp4": {"": _MXFP4},
+        "int4": {"": ("marlin",)},
+    },
+    timed={
+        ("sm100", "nvfp4"): {"flashinfer_trtllm": "nvfp4", "flashinfer_cutlass": "nvfp4-refused"},
+        ("sm100", "mxfp4"): {"flashinfer_trtllm_bf16": "mxfp4", "flashinfer_trtllm_mxfp8": "mxfp4_mxfp8"},
+        ("sm100", "fp8_block"): {"flashinfer_trtllm": "fp8_block"},
+        ("sm90", "bf16"): {"triton": "bf16"},
+        ("sm90", "fp8_block"): {"triton": "fp8_block", "flashinfer_cutlass": "fp8_block"},
+        ("sm90", "mxfp4"): {"triton": "mxfp4", "marlin": "mxfp4-other"},
+        **{(generation, "int4"): {"marlin": "int4"} for generation in ("sm90", "sm100")},
+    },
+    source="vLLM 0.32.0 and 0.33.0, model_executor/layers/fused_moe/oracle/{unquantized,fp8,nvfp4,mxfp4}.py",
+)
+
+
 STACK = Stack(
     name="vllm",
     title="vLLM",
@@ -151,6 +192,7 @@ STACK = Stack(
         # Matrices stay in 16 bits whatever the checkpoint: 0.32.0, model_executor/layers/attention/mla_attention.py.
         head_products="16 bits",
         refused_experts={"nvfp4": ((6144, 4, 128),)},
+        expert_backends=_EXPERTS,
     ),
     # The account of 0.19 stands for those of 0.11 to 0.20.
     published=Published(settings=_published, overlap_since=(0, 14), memory_release="0.19"),

@@ -13,6 +13,7 @@ _EXTRAS = {
     "fast": ("numba",),
     "explore": ("starlette", "uvicorn", "httptools"),
     "serve": ("starlette", "uvicorn", "httptools"),
+    "forecast": ("statsmodels",),
     "torch": ("torch", "transformers"),
     "jax": ("jax",),
     "distributed": ("distributed",),

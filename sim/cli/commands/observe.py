@@ -99,6 +99,7 @@ def observe(
     from sim.observe.observation import How, traffic_of
     from sim.observe.observation import observe as run
     from sim.observe.query import duration_of
+    from sim.observe.what_if import settings_of
 
     def source() -> Source:
         return _source(files, prometheus, since, until, step, match)
@@ -106,6 +107,10 @@ def observe(
     if scenario is None and (what_if or serve is not None or set_):
         raise RooftraceError("--what-if, --serve and --set need a deployment to simulate; give it with --scenario FILE")
     chosen = None if scenario is None else read_scenario(scenario, set_)
+    for text in what_if or ():
+        # What cannot be is said before the minutes that the rest takes.
+        assert chosen is not None
+        chosen.with_set(*settings_of(text))
     every_s = None if every is None else duration_of(every, "--every")
     asked = source()
     seen, logged = asked.read()
@@ -201,12 +206,8 @@ def _what_if(
     routed, refused = None, []
     asked = [settings_of(text) for text in texts]
     for settings in asked:
-        others.append(
-            alternative(
-                found.present, found.traffic, found.edges_s, found.replayed, settings,
-                seeds=range(found.present.seed, found.present.seed + how.replications),
-            )
-        )  # fmt: skip
+        seeds = range(found.present.seed, found.present.seed + how.replications)
+        others.append(alternative(found, settings, seeds=seeds))
         named = found.traffic.logged is not None and found.traffic.logged.instance is not None
         if named and routed is None and any(each.startswith("router") for each in settings):
             try:
@@ -415,10 +416,10 @@ def _verdicts(found: Observation) -> Iterator[tuple[str, str]]:
 def _print_alternative(both: Beside, other: Alternative) -> None:
     from sim.observe.replay import QUANTITIES
 
-    there = replace(both, simulated=other.replayed.rows)
+    here, there = (replace(both, simulated=each.rows) for each in (other.present, other.replayed))
     rows = []
     for name in _TABLE:
-        now, then = both.whole(name), there.whole(name)
+        now, then = here.whole(name), there.whole(name)
         if now is not None and then is not None:
             rows.append((QUANTITIES[name], *(_figure(name, value) for value in (*now, then[1]))))
     print_table(
@@ -484,6 +485,7 @@ def _facts(
             {
                 "set": each.settings,
                 "how": each.how,
+                "present": _whole(replace(both, simulated=each.present.rows)),
                 "whole": _whole(replace(both, simulated=each.replayed.rows)),
                 "differences": [_difference(one) for one in each.differences],
             }

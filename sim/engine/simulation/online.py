@@ -82,6 +82,8 @@ class LiveRun(Cluster):
         workload = experiment.workload
         if not isinstance(workload, Trace) or workload.prefix_block_tokens is None or len(workload) != 1:
             raise ValueError("a live run takes a live_trace for its workload")
+        if any(core.adapters is not None for core in experiment.hosted):
+            raise ValueError("requests that arrive while a run proceeds ask for no adapter; leave adapters out")
         if experiment.encode is not None:
             raise ValueError("requests that arrive while a run proceeds have no size to encode; leave encode out")
         if any(hosted.grammars is not None for hosted in experiment.hosted):

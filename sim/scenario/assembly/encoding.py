@@ -29,6 +29,9 @@ def encode_of(
     settings = scenario.encode
     if settings is None or settings.at == "engine":
         return None
+    says = settings.encoder_tokens is not None or workload.encoder_tokens is not None
+    if workload.image_offsets is not None and images is None and not says:
+        return None  # none of its requests has an image
     with told_by(scenario, "encode"):
         assert settings.bandwidth_gb_per_s is not None
         machine = EncoderSpec(
@@ -113,6 +116,8 @@ def about_encoding(scenario: Scenario, workload: Workload) -> Iterator[str]:
     settings, images = scenario.encode, workload.image_offsets is not None and workload.image_offsets[-1] > 0
     if settings is not None and settings.at == "engine" and not images:
         yield "No request has images (workload.images, or a column images of the trace): encode does nothing but hold its weights."
+    elif settings is not None and workload.image_offsets is not None and not images and workload.encoder_tokens is None:
+        yield "No request has images: the machines that encode are left out."
     elif settings is not None and settings.at == "pool":
         yield "Machines that encode count in times, and not in device-hours, money or energy."
     elif settings is None and (images or workload.encoder_tokens is not None):

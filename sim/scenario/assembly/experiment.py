@@ -83,6 +83,7 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
         for pool, hosted in zip(pools, built, strict=True)
         for machine in (machine_of(pool.scenarios[0], [each.spec for each in hosted]),) * pool.replicas
     ]
+    encode = encode_of(scenario, pools, workload, images)
     with told_by(scenario):
         experiment = Experiment(
             workload=workload,
@@ -91,8 +92,8 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
             seed=scenario.seed,
             stream=_stream(scenario, pools),
             handover=handover,
-            encode=encode_of(scenario, pools, workload, images),
-            fleet=fleet_of(scenario, pools, workload),
+            encode=encode,
+            fleet=fleet_of(scenario, pools, workload, None if encode is None else scenario.encode),
             **_front_end(scenario, pools),
         )
     manifest = manifest_of(scenario, pools, built, experiment)

@@ -24,12 +24,15 @@ from sim.text import unknown
 from workloads import Workload
 
 
-def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) -> FleetSpec | None:
-    """The fleet of the machines of *pools*; None where all of them are there from beginning to end.
+def fleet_of(
+    scenario: Scenario, pools: Sequence[PoolOf], workload: Workload, encoders: EncodeSettings | None
+) -> FleetSpec | None:
+    """The fleet of the machines of *pools*, and of those that encode, if any, behind them; None where all of them are there from
+    beginning to end.
 
     ScenarioError for what cannot be, or is not modelled.
     """
-    failures, encoders = scenario.failures, _encoders(scenario)
+    failures = scenario.failures
     scaled = [pool.autoscale for pool in pools] + ([] if encoders is None else [encoders.autoscale])
     if failures is None and not any(scaled):
         return None
@@ -64,11 +67,6 @@ def _scaling(
     prefix = f"{scenario.source}: {f'pools.{pool.name}.' if pool.name else ''}autoscale"
     arrivals = partial(_known_arrivals_s, scenario, pool, pools, workload)
     return _scaled(settings, prefix, pool.scenarios[0].replicas, arrivals)
-
-
-def _encoders(scenario: Scenario) -> EncodeSettings | None:
-    """The machines that encode, where these are machines of their own."""
-    return scenario.encode if scenario.encode is not None and scenario.encode.at == "pool" else None
 
 
 def _scaling_of_encoders(scenario: Scenario, encoders: EncodeSettings) -> Scaling:

@@ -62,8 +62,8 @@ const Traffic = memo(({ fleet }) => {
 
 export function Now({ watch, fleet, unread }) {
   return html`
-    ${unread && html`<p class="sentence" role="alert">${unread} ${fleet ? "What follows is what was seen last." : ""}</p>`}
-    <section class=${`panel ${unread ? "stale" : ""}`} aria-label="The fleet now">
+    ${unread && html`<p class="sentence" role="alert">${unread}. ${fleet ? "What follows is what was seen last." : ""}</p>`}
+    <section class="panel" aria-label="The fleet now">
       <div class="panelhead"><h2>The fleet now</h2><p>${watch.where}${fleet?.serves ? `: ${fleet.serves}` : ""}</p></div>
       ${fleet?.figures && html`<${Figures} figures=${fleet.figures} />`}
       <p class="foot">${fleet ? `Read at ${clock(fleet.now_s)}. ${fleet.waits ?? ""}` : "It is being read."}</p>

@@ -59,6 +59,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
         reading.put("experts.exchange", exchange)
     elif exchange is not None:
         reading.give_back("all2all-backend", exchange)
+    _expert_backend(reading, experts)
     for name in _SAME_INTEGERS:
         reading.put(f"scheduler.{name.replace('-', '_')}", reading.integer(name))
     for name in _SAME_SWITCHES:
@@ -88,6 +89,26 @@ def _rules_of_release(reading: Reading) -> None:
         reading.put("scheduler.release", rules)
     if not f"{reading.release}.".startswith(f"{rules}."):
         reading.notes.append(f"rules of the scheduler are known of vllm {', '.join(known)}: those of {rules} are taken")
+
+
+# Variables of releases before --moe-backend, each with what it chooses where it is set to 1.
+_BACKENDS = {
+    "VLLM_MXFP4_USE_MARLIN": "marlin",
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": "flashinfer_trtllm_bf16",
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "flashinfer_trtllm_mxfp8",
+}
+
+
+def _expert_backend(reading: Reading, experts: bool) -> None:
+    chosen = reading.text("moe-backend")
+    for variable, backend in _BACKENDS.items():
+        if reading.variable(variable):
+            chosen = chosen or backend
+    if chosen is not None and chosen != "auto":
+        if experts:
+            reading.put("experts.backend", chosen)
+        else:
+            reading.give_back("moe-backend", chosen)
 
 
 def _eplb(reading: Reading) -> None:

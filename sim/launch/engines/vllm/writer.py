@@ -74,7 +74,8 @@ def _graphs_and_tiers(command: Writing) -> None:
     experts = command.scenario.experts
     if experts is None:
         return
-    command.carries("experts.placement", "experts.redundant", "experts.exchange")
+    command.carries("experts.placement", "experts.redundant", "experts.exchange", "experts.backend")
+    command.flag("--moe-backend", experts.backend)
     if experts.placement == "eplb":
         command.flag("--enable-eplb", True)
         if experts.redundant:
