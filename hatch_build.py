@@ -49,7 +49,7 @@ COMPILED = (
             "serve/sequences", "serve/engine_core", "simulation/cluster", "simulation/online", "time/alarm", "time/clock",
         )
     ),
-    *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "trtllm", "view", "vllm")),
+    *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view", "vllm")),
     *(f"policies/sglang/{name}.py" for name in ("delayer", "joining", "past")),
     "hwmodels/layerwise.py",
     "hwmodels/totals.py",

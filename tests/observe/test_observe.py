@@ -288,7 +288,7 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 def test_the_command_lays_alternatives_beside_what_was_observed(logged: Path, scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run(
@@ -413,7 +413,7 @@ def test_settings_that_the_observer_is_not_told_are_found_within_their_intervals
     assert Scenario.load(out / "observed.yaml").serving_stack == "stack.toml"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many random runs")
 @pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no prometheus on PATH (Debian: apt-get install prometheus)"
 )
