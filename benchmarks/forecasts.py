@@ -189,14 +189,11 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             forecast = "step_s" in POLICIES[row["policy"]]
             x, y = row["usd"] / bound, 100 * row["missed"]
             axes.plot(x, y, "o" if forecast else "s", color="#0072B2" if forecast else "#D55E00", markersize=6)
+            left = i % 2 == 1
             axes.annotate(
-                row["policy"],
-                (x, y),
-                xytext=(7, (5, -11)[i % 2]),
-                textcoords="offset points",
-                fontsize=8,
-                color="#333333",
-            )
+                row["policy"], (x, y), xytext=(-7 if left else 7, 5), textcoords="offset points", fontsize=8,
+                color="#333333", ha="right" if left else "left",
+            )  # fmt: skip
         axes.set(
             title=f"{which}, a week",
             xlabel="Cost over that of perfect foresight",
