@@ -50,7 +50,7 @@ COMPILED = (
         )
     ),
     *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view", "vllm")),
-    *(f"policies/sglang/{name}.py" for name in ("delayer", "joining", "past")),
+    *(f"policies/sglang/{name}.py" for name in ("joining", "past")),
     "hwmodels/layerwise.py",
     "hwmodels/totals.py",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from policies.schedulers import Sarathi
 from policies.view import DECODES, UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, WaitingSeq, decodes_below
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import Cap, EvictNewest
+from tests.engine.build import patches_the_engine
 
 QUEUE = (WaitingSeq(1, tokens=300), WaitingSeq(2, tokens=100), WaitingSeq(3, tokens=50))
 
@@ -120,6 +121,7 @@ def test_decodes_that_the_engine_does_not_ask_about_are_planned_as_it_takes_them
     assert planned == {DECODES}
 
 
+@patches_the_engine
 def test_a_scheduler_that_plans_itself_is_asked_about_every_iteration() -> None:
     class Derived(Sarathi):
         def plan(self, view: ReplicaView, /) -> Plan:
