@@ -21,7 +21,7 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from hwmodels.overheads import at_or_before
-from policies.vllm import RELEASES
+from policies.vllm_settings import RELEASES
 from sim.engine.time.errors import PolicyError
 from tests.oracle import test_sglang, vllm_prefix_cases
 from tests.oracle.sglang_driven import driven
