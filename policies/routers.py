@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import exp, isfinite
-from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, cast
 
 
 class RoutedRequest(NamedTuple):
@@ -270,6 +270,16 @@ def route_of(router: Router | RouteFunction) -> RouteFunction:
     return cast(RouteFunction, route)
 
 
+def least_of(router: object) -> Callable[[ReplicaLoad], Any] | None:
+    """The figure by which *router* takes the least loaded replica, the lowest index among equals, whatever the request: a method
+    `least_of` of the class that has its method `route`. It reads the requests that wait and run, which only a machine's turns and
+    new requests change, so that the engine keeps machines in that order and does not ask. None: it is asked."""
+    for each in type(router).__mro__:
+        if "route" in vars(each):
+            return getattr(router, "least_of", None) if "least_of" in vars(each) else None
+    return None
+
+
 def _outstanding(load: ReplicaLoad) -> int:
     return load.waiting + load.running
 
@@ -293,6 +303,10 @@ class Random:
 @dataclass(frozen=True)
 class LeastOutstanding:
     """The replica with the fewest requests waiting and running; the lowest index among equals."""
+
+    def least_of(self, load: ReplicaLoad, /) -> int:
+        """See `least_of`."""
+        return _outstanding(load)
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
         best, fewest = 0, _outstanding(replicas[0])
@@ -330,6 +344,10 @@ class LeastKv:
 @dataclass(frozen=True)
 class LeastQueue:
     """The replica with the fewest requests waiting; then the fewest running; then the lowest index."""
+
+    def least_of(self, load: ReplicaLoad, /) -> tuple[int, int]:
+        """See `least_of`."""
+        return load.waiting, load.running
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
         return min(range(len(replicas)), key=lambda i: (replicas[i].waiting, replicas[i].running, i))

@@ -84,7 +84,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
             f"policies.routers.{name}"
             for name in (
                 *("Booked", "Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of"),
-                *("SpreadFunction", "spread_of", "AdapterLoad", "NO_ADAPTERS"),
+                *("SpreadFunction", "least_of", "spread_of", "AdapterLoad", "NO_ADAPTERS"),
             )
         ),
         *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),

@@ -16,6 +16,7 @@ from policies.routers import (
     Dynamo,
     Knowledge,
     LeastOutstanding,
+    LeastQueue,
     LlmD,
     Prefix,
     RoundRobin,
@@ -27,7 +28,7 @@ from policies.vllm import Vllm
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.engine.gateway.routing import SentTo
 from tests.engine.costs import Linear, Ranked
-from tests.engine.random_runs import assert_same
+from tests.engine.random_runs import an_experiment, assert_same
 from workloads import Conversations, Deterministic, Fixed, LoadStage, Poisson, SharedPrefix, Trace, Uniform
 
 S = 10**9
@@ -432,3 +433,17 @@ def test_starts_are_those_of_the_arrival_process() -> None:
     trace = talk.trace(Deterministic(rate_per_s=2.0), seed=0)
     assert trace.follows is None
     assert np.diff(trace.arrival_ns).tolist() == [S // 2, S // 2]
+
+
+@pytest.mark.parametrize("router", [LeastOutstanding(), LeastQueue()])
+def test_machines_kept_in_order_of_their_loads_get_the_requests_that_a_look_at_each_would_send_them(
+    router: Any,
+) -> None:
+    kept = 0
+    for seed in range(60):
+        experiment = an_experiment(seed, speculative=seed % 4 == 0)
+        experiment = replace(experiment, replicas=(*experiment.machines, *experiment.machines, *experiment.machines))
+        in_order, asked = (run(replace(experiment, router=each)) for each in (router, router.route))
+        assert_same(in_order, asked)
+        kept += len(np.unique(in_order.requests["replica"])) > 2
+    assert kept > 20

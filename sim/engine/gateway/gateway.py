@@ -8,6 +8,7 @@ from typing import Generic
 import numpy as np
 
 from policies.routers import Refused, RoutedRequest, Router, route_of
+from sim.engine.gateway.in_order import InOrder
 from sim.engine.gateway.routing import routing_of
 from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.requests.state import RequestState
@@ -42,6 +43,13 @@ class Gateway(Generic[M]):
         self._rng = np.random.default_rng(draw_stream)
         self._draws = self._rng.random((len(workload), 2))
         self.routing = routing_of(router, everybody, clock, state)
+        self.in_order: InOrder | None = None
+        """Set where the router takes the least loaded machine of all, and nothing but their turns changes their loads."""
+
+    @property
+    def in_part(self) -> bool:
+        """Whether some machines do not host all models."""
+        return self._hosting is not None
 
     def hosting(self, id_: int) -> list[M]:
         """The machines that host the model that the request asks for."""
@@ -75,6 +83,8 @@ class Gateway(Generic[M]):
         if not machines:
             self._rejects(id_, "no machine hosts the model")
             return None
+        if self.in_order is not None:
+            return machines[self.in_order.first()]
         request = self.request(id_)
         routing = self.routing
         if routing is None:

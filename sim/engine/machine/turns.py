@@ -35,9 +35,17 @@ class Turns:
         """The end of the latest iteration, if it is known here."""
         self._alarm = Alarm(clock, MACHINES, self._on_turn, order=self._cores[0].number)
         """Rings for the next turn."""
+        self._moved: set[int] | None = None
+        self._machine = -1
+
+    def tell(self, moved: set[int], machine: int) -> None:
+        """Put *machine* into *moved* at every turn from now on."""
+        self._moved, self._machine = moved, machine
 
     def _on_turn(self, _event: object) -> None:
         clock = self._clock
+        if self._moved is not None:
+            self._moved.add(self._machine)
         next_ns = clock.now_ns
         while True:
             next_ns = self._turn(next_ns)

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from policies.routers import Router
+from policies.routers import Router, least_of
 from sim.engine.disaggregation.course import Course
 from sim.engine.disaggregation.encoding import Encoding
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.gateway.gateway import Gateway, eligible
+from sim.engine.gateway.in_order import InOrder
 from sim.engine.kv.content import Contents, ContentsIn, contents_of
 from sim.engine.machine.any_machine import AnyMachine, M
 from sim.engine.machine.encoder import Encoder, encoders_of
@@ -212,6 +213,13 @@ class Cluster:
         if experiment.fleet is not None and self._course is not None:
             given = self._state, self._clock, self, experiment.seed
             self._fleet = Fleet(experiment.fleet, self._machines, self._course, *given)
+        load = least_of(experiment.router)
+        if (
+            load is not None
+            and self._gates
+            and not (self._fleet or self._handovers or encode or self._gates[0].in_part)
+        ):
+            self._gates[0].in_order = InOrder(load, self._serving)
         self._watch = (
             Watch(self._state, self._machines, self._clock, self._handovers, self._fleet, self._course)
             if check_invariants
