@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.routers import (
+    AdapterAffinity,
     Dynamo,
     Knowledge,
     LeastKv,
@@ -43,6 +44,7 @@ ROUTED: Mapping[str, Sequence[Router]] = {
     "dynamo": [Dynamo(), Dynamo(temperature=0.5)],
     "vllm_ranks": [VllmRanks(), VllmRanks(waiting_weight=4.0)],
     "trtllm_ranks": [TrtLlmRanks()],
+    "adapter": [AdapterAffinity()],
     "reserve": [Reserve(LeastQueue(), 1), Reserve(LlmD(), 1)],
     "shed": [Shed(LeastQueue(), max_waiting=5), Shed(Dynamo(), priority=0, max_waiting=1)],
 }  # fmt: skip

@@ -125,7 +125,7 @@ def test_links_lead_to_a_page_and_its_heading(page: str) -> None:
 
 
 def test_every_page_of_the_documents_is_in_the_navigation() -> None:
-    named = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
     assert {f"docs/{name}" for name in named} - BUILT == {page for page in PAGES if page.startswith("docs/")}
 
 

@@ -237,7 +237,8 @@ def _sparse_part(
 
 
 def _latent_of(spec: ModelSpec) -> LatentAttention:
-    assert isinstance(spec.attention, LatentAttention)
+    if not isinstance(spec.attention, LatentAttention) or not spec.attention.index_topk:
+        raise ValueError(f"the attention of {spec.name} does not choose among latent keys")
     return spec.attention
 
 

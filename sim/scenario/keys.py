@@ -173,7 +173,7 @@ class Predictor(Section):
 class RequestImages(Section):
     """Images that are drawn for each request. Their tokens come on top of `prompt_tokens`, ahead of the text."""
 
-    per_request: Distribution = Distribution(distribution="fixed", tokens=1)
+    per_request: Distribution = Distribution.model_validate({"distribution": "fixed", "tokens": 1})
     width: Distribution
     """Pixels of each image."""
     height: Distribution

@@ -136,7 +136,7 @@ WRITTEN: dict[str, Written] = {
         text="vllm serve meta-llama/Llama-3.1-8B-Instruct --enable-lora --max-loras 4 --max-lora-rank 64 "
         "--lora-modules sql=/adapters/sql chat=/adapters/chat",
         settings={"model": "meta-llama/Llama-3.1-8B-Instruct"},
-        says=("--enable-lora", "--max-loras 4"),
+        says=("adapters.count",),
     ),
     "vllm-multimodal": Written(
         text='vllm serve google/gemma-3-27b-it -tp 2 --limit-mm-per-prompt \'{"image": 4, "video": 0}\' '

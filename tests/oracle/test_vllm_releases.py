@@ -18,7 +18,8 @@ import pytest
 
 from benchmarks.engines_diff import fitted, nearest_rules, ours_of, vllm_case
 from policies.view import ReplicaView, RunningSeq
-from policies.vllm_settings import RELEASES, Vllm
+from policies.vllm import Vllm
+from policies.vllm_settings import RELEASES
 from tests.oracle.test_vllm import by_number
 from tests.oracle.vllm_driven import PADDED, driven_decisions, release_of
 

@@ -251,10 +251,17 @@ def draw(rng: Random) -> Mapping:
         _stop_machines(own, found)
     if (own := Random(f"context of {found}")).random() < 0.3:
         _share_context(own, found)
+    if found.get("serving_stack", "vllm") == "vllm" and (own := Random(f"adapters of {found}")).random() < 0.15:
+        found["adapters"] = {"count": own.choice([1, 3, 9])} | _some(
+            own, 0.4, rank=[8], popularity=["uniform", {"zipf": 1.1}, {"shares": [1.0]}], base_share=[0.3], max_loras=[2, 4],
+            max_lora_rank=[32], max_cpu_loras=[6], loaded_at_start=[False], placement=["apart"],
+        )  # fmt: skip
+        if "'router'" not in str(found) and own.random() < 0.3:
+            found["router"] = "adapter"
     if "'data'" not in str(found) and (own := Random(f"grammars of {found}")).random() < 0.2:
         found["structured_output"] = _some(
             own, 0.4, share=[0, 0.3], grammars=[5, 100], exponent=[1.2], compile_s=[0, 0.3], threads=[1], kept=[2],
-            mask_s=[1e-4], overlapped=[False],
+            mask_s=[1e-4], apply_s=[1e-5], overlapped=[False], library=["xgrammar"],
         )  # fmt: skip
     return found
 
@@ -298,6 +305,8 @@ def _share_context(rng: Random, found: Mapping) -> None:
         return
     if found["model"] == "deepseek-v3" and rng.random() < 0.7:
         parallel["decode_context"] = rng.choice([2, 4, 8])
+        if rng.random() < 0.5:
+            parallel["kv_interleave"] = rng.choice([1, 4])
     else:
         parallel["prefill_context"] = rng.choice([2, 3])
         if "expert" in parallel:
@@ -902,7 +911,16 @@ class _Around:
                 **_some(rng, 0.5, share=[0.6]),
             },
             {
-                "policy": rng.choice(["last_value", "kalman", "seasonal_naive", "holt_winters"]),
+                **rng.choice(
+                    [
+                        {"policy": "last_value"},
+                        {"policy": "kalman"}
+                        | _some(rng, 0.4, level=[0.3], trend=[0.01], damping=[0.9], remembered_s=[3600.0]),
+                        {"policy": "seasonal_naive"} | _some(rng, 0.5, season_s=[40.0, 60.0], seasons=[2]),
+                        {"policy": "holt_winters"}
+                        | _some(rng, 0.4, season_s=[40.0], seasons=[3], level=[0.2], trend=[0.05], season=[0.1]),
+                    ]
+                ),
                 "rate_per_s": 10,
                 "step_s": 20.0,  # a multiple of every interval
                 "before": [0.0, 30.0, 10.0],

@@ -75,6 +75,9 @@ POLICIES = {
     "rank_router": lambda behind: {"rank_router": behind},
     "encode.router": lambda behind: {"encode": {"token_s": 0, "bandwidth_gb_per_s": 1, "router": behind}},
     "handover.router": lambda behind: {**PARTED, "handover": {"router": behind}},
+    "encode.autoscale.policy": lambda behind: {
+        "encode": {"token_s": 0, "bandwidth_gb_per_s": 1, "autoscale": {"policy": behind, "max": 2}}
+    },
     "autoscale.policy": lambda behind: {"autoscale": {"policy": behind, "max": 2}},
     "decoding.acceptance.policy": lambda behind: {"decoding": _decoding("policy", behind)},
     "workload.generator": lambda behind: {"workload": {"generator": behind}},
@@ -101,6 +104,13 @@ NAMED = {
             | {name: {"distribution": "empirical", "file": behind}}
         }
         for name in ("prompt_tokens", "output_tokens")
+    },
+    **{
+        f"workload.images.{name}": lambda behind, name=name: {
+            "workload": {"arrivals": ARRIVALS, "prompt_tokens": 1, "output_tokens": 1, "requests": 1}
+            | {"images": {"width": 100, "height": 100} | {name: {"distribution": "empirical", "file": behind}}}
+        }
+        for name in ("per_request", "width", "height")
     },
     **{
         f"workload.conversations.{name}": lambda behind, name=name: {

@@ -87,7 +87,11 @@ seed: 4
         ("workload: {trace: x, limit: 0}", "my.yaml: workload.limit is a number at least 1; got 0"),
         ("slo: {ttft_s: 0}", "my.yaml: slo.ttft_s is a number above 0; got 0"),
         ("precision: fb8", "got 'fb8'; did you mean fp8?"),
-        ("parallel: 3", "my.yaml: parallel is a mapping of settings (tensor, pipeline, data, expert); got 3"),
+        (
+            "parallel: 3",
+            "my.yaml: parallel is a mapping of settings (tensor, pipeline, data, expert, decode_context, prefill_context, "
+            "kv_interleave); got 3",
+        ),
         ("scheduler: {token_budget: 3}", "my.yaml: scheduler.policy is missing"),
         ("model: [a]", "my.yaml: model is text; got ['a']"),
         ("model: ' '", "my.yaml: model: expected a name or a path"),

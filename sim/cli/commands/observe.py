@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from sim.cli.options import Json, set_option
@@ -124,7 +124,8 @@ def observe(
     if export_dashboard is not None:
         _export(export_dashboard, seen.makers, asked)
     if chosen is None:
-        traffic.workload(0).to_csv(out / "requests.csv")
+        trace = traffic.workload(0)
+        trace.to_csv(out / "requests.csv")
         if as_json:
             print_json(
                 {"traffic": _traffic_facts(traffic), "missing": seen.missing, "notes": [*seen.notes, *traffic.how]}
@@ -264,6 +265,8 @@ def _assumed(traffic: ObservedTraffic, notes: Sequence[str]) -> list[str]:
 
 
 def _traffic_facts(traffic: ObservedTraffic) -> dict[str, Any]:
+    import numpy as np
+
     return {
         "begin": _when(traffic.begin_s),
         "begin_s": traffic.begin_s,
@@ -335,6 +338,8 @@ def _print(found: Observation, others: Sequence[Alternative], routed: Counterfac
 
 
 def _mean(values: Any) -> str:
+    import numpy as np
+
     from sim.text import seconds_text
 
     known = values[np.isfinite(values)]
@@ -371,7 +376,7 @@ def _pair(name: str, observed: float, simulated: float) -> str:
 def _figure(name: str, value: float) -> str:
     from sim.text import seconds_text
 
-    if not np.isfinite(value):
+    if not isfinite(value):
         return "-"
     if name in ("ttft_s", "itl_s"):
         return seconds_text(value)
