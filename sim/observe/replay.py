@@ -40,6 +40,8 @@ QUANTITIES: Mapping[str, str] = {
 """What is laid beside each other, with its head in tables: rates are of requests that end and of tokens, latencies are means."""
 RELATIVE = ("requests_per_s", "output_tokens_per_s", "ttft_s", "itl_s", "running", "in_flight", "waiting")
 """Those of which an error is a share of what was observed; of KV use it is a difference of shares."""
+COUNTED: Mapping[str, str] = {"ttft_s": "ttft_n", "itl_s": "itl_n"}
+"""Of latencies, the row that says how many values an interval's mean is of."""
 LEAST_HOUR_S = 3600.0
 _HOURS = 24
 _LEAST_SCRAPES = 4
@@ -73,7 +75,7 @@ def observed_rows(seen: Observed, edges_s: FloatArray) -> dict[str, FloatArray]:
     for name, quantities in (("ttft_s", ("ttft",)), ("itl_s", ("itl", "tpot"))):
         mean = next((mean for quantity in quantities if (mean := seen.mean(quantity, edges_s)) is not None), None)
         if mean is not None:
-            found[name] = mean[1]
+            found[COUNTED[name]], found[name] = mean
     for name in ("running", "waiting", "in_flight", "kv_used"):
         gauge = seen.gauge(name, edges_s)
         if gauge is not None:
@@ -138,6 +140,8 @@ def _rows(run: Run, mine: NDArray[np.bool_], edges_s: FloatArray, replicas: Iter
     return {
         "requests_per_s": np.histogram(finish[done], edges_ns)[0] / widths_s,
         "output_tokens_per_s": (decoded + n) / widths_s,
+        "ttft_n": n.astype(np.float64),
+        "itl_n": decoded,
         "ttft_s": np.where(n > 0, waited / np.maximum(n, 1), np.nan),
         "itl_s": np.where(decoded >= 1, decoding_s / np.maximum(decoded, 1), np.nan),
         "running": mean_level(edges_ns, scheduled[mine], finish[mine]),
@@ -169,23 +173,23 @@ class Beside:
             return np.where(theirs > 0, ours / theirs - 1.0, np.nan)
 
     def whole(self, name: str) -> tuple[float, float] | None:
-        """Observed and simulated over all intervals: means by time, of latencies by what each interval has of them."""
+        """Observed and simulated over all intervals: of latencies the mean of all values that each has, of others means by time
+        where both are known. None where one has nothing."""
         theirs, ours = self.observed.get(name), self.simulated[name]
         if theirs is None:
             return None
-        known = np.isfinite(theirs) & np.isfinite(ours)
-        if not known.any():
-            return None
-        weights = np.diff(self.edges_s)
-        if name in ("ttft_s", "itl_s"):
-            by = "requests_per_s" if name == "ttft_s" else "output_tokens_per_s"
-            weights = weights * self.simulated[by]
-        weights = np.where(known, weights, 0.0)
-        if weights.sum() <= 0:
-            return None
-        return float(np.average(theirs[known], weights=weights[known])), float(
-            np.average(ours[known], weights=weights[known])
-        )
+        if name in COUNTED:
+            pair = tuple(_weighted(rows[name], rows[COUNTED[name]]) for rows in (self.observed, self.simulated))
+        else:
+            weights = np.where(np.isfinite(theirs) & np.isfinite(ours), np.diff(self.edges_s), 0.0)
+            pair = tuple(_weighted(values, weights) for values in (theirs, ours))
+        return (pair[0], pair[1]) if np.isfinite(pair).all() else None
+
+
+def _weighted(values: FloatArray, weights: FloatArray) -> float:
+    """The mean of what is known and weighs something; NaN where nothing does."""
+    known = np.isfinite(values) & (weights > 0)
+    return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
