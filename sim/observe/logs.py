@@ -38,6 +38,8 @@ _MORE: Mapping[str, tuple[str, ...]] = {
     ),
     "e2el": ("latency_e2e", "e2e_latency", "e2el_s", "e2e_ms", "e2e_s", "duration", "duration_s", "duration_ms"),
 }
+_DATED_S = 1e8
+"""Times below this count from a beginning of their own and are no Unix time."""
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -60,6 +62,11 @@ def read_logs(files: Sequence[Path], match: Matching) -> Arrival | None:
     parts = [_read(path, match) for path in files]
     if not parts:
         return None
+    if len({bool(each.at_s.min() < _DATED_S) for each in parts}) > 1:
+        raise RooftraceError(
+            "some logs have dates and others count from a beginning of their own, so that they cannot be laid together; observe "
+            "them one by one"
+        )
     joined = parts[0] if len(parts) == 1 else _joined(parts)
     return taken(joined, np.argsort(joined.at_s, kind="stable"))
 
@@ -78,12 +85,27 @@ def _read(path: Path, match: Matching) -> Arrival:
             )
     at_s = _moments(path, rows, of["arrival"] or "")
     prompt, output = (_numbers(rows, of[name]) for name in ("prompt_tokens", "output_tokens"))
-    keep = np.isfinite(at_s) & (np.nan_to_num(prompt) >= 1) & (np.nan_to_num(output) >= 1) & _kept(rows, match)
+    asked = _kept(path, rows, match)
+    keep = asked & np.isfinite(at_s) & (np.nan_to_num(prompt) >= 1) & (np.nan_to_num(output) >= 1)
     if not keep.any():
-        raise RooftraceError(f"{path}: none of its {len(rows):,} rows is a request with a time, a prompt and an output")
+        raise RooftraceError(
+            f"{path}: none of its {asked.sum():,} rows is a request with a time, a prompt and an output"
+        )
     ttft, e2el = (_seconds(rows, of[name]) for name in ("ttft", "e2el"))
     if e2el is None and of["end"] is not None:
         e2el = _moments(path, rows, of["end"]) - at_s
+    notes = []
+    if left_out := int((asked & ~keep).sum()):
+        notes.append(f"{path}: {left_out:,} of {asked.sum():,} rows left out: no time, prompt or output")
+    if e2el is not None:
+        early = (e2el < 0) if ttft is None else (e2el < 0) | (e2el < ttft)
+        e2el = np.where(early, np.nan, e2el)
+        if n := int((early & keep).sum()):
+            notes.append(
+                f"{path}: {n:,} rows end before they begin or before their first token, and count as without an end"
+            )
+    if "class" in rows.names:
+        notes.append(f"{path}: its column class is not read; requests are replayed without classes")
     cached = (
         None
         if of["cached_tokens"] is None
@@ -98,6 +120,7 @@ def _read(path: Path, match: Matching) -> Arrival:
         instance=None if of["instance"] is None else tuple(str(each or "") for each in rows.column(of["instance"])),
         ttft_s=ttft,
         e2el_s=e2el,
+        notes=tuple(notes),
     )
     return taken(found, np.flatnonzero(keep))
 
@@ -136,12 +159,17 @@ def _sessions(rows: Rows, column: str | None) -> NDArray[np.int64] | None:
     return np.array([-1 if not each else names.setdefault(str(each), len(names)) for each in rows.column(column)])
 
 
-def _kept(rows: Rows, match: Matching) -> NDArray[np.bool_]:
-    """The rows that say what *match* asks for; a column that the log does not have keeps all."""
+def _kept(path: Path, rows: Rows, match: Matching) -> NDArray[np.bool_]:
+    """The rows that say what *match* asks for; RooftraceError where a column is not there or none does."""
     kept = np.ones(len(rows), bool)
     for label, value in match.labels.items():
-        if label in rows.names:
-            kept &= np.array([str(each) == value for each in rows.column(label)])
+        if label not in rows.names:
+            raise RooftraceError(
+                f"{path}: --match {label}: no column is called that; there are {', '.join(rows.names[:20])}"
+            )
+        kept &= np.array([str(each) == value for each in rows.column(label)])
+    if not kept.any():
+        raise RooftraceError(f"{path}: none of its {len(rows):,} rows has what --match asks for")
     return kept
 
 
@@ -170,6 +198,7 @@ def _joined(parts: Sequence[Arrival]) -> Arrival:
         instance=None if instances is None else tuple(instances.tolist()),
         ttft_s=column("ttft_s"),
         e2el_s=column("e2el_s"),
+        notes=tuple(note for each in parts for note in each.notes),
     )
 
 
@@ -189,7 +218,7 @@ def observed_of(logged: Arrival) -> Observed:
     ended_s = logged.at_s + logged.e2el_s
     known = np.isfinite(ended_s)
     names = np.array(logged.instance if logged.instance is not None else [""] * len(logged))
-    begin_s, end_s = float(logged.at_s.min()), float(ended_s[known].max())
+    begin_s, end_s = float(logged.at_s.min()), max(float(ended_s[known].max()), float(logged.at_s.max()))
     instants_s = np.linspace(begin_s, end_s, _INSTANTS)
     counters: dict[str, dict[str, Curve]] = {"finished": {}, "prompt_tokens": {}, "output_tokens": {}}
     gauges: dict[str, dict[str, Curve]] = {"in_flight": {}}

@@ -47,8 +47,15 @@ class Source:
     def read(self) -> tuple[Observed, Arrival | None]:
         """What was observed, and the requests where they were logged; RooftraceError where there is nothing."""
         matching = Matching.of(self.match)
+        paths = [path.resolve() for path in self.files]
+        if len(set(paths)) < len(paths):
+            raise RooftraceError("a file is given twice, so that its requests would count twice; give each once")
         logged = read_logs([path for path in self.files if is_log(path)], matching)
         scraped = [path for path in self.files if not is_log(path)]
+        if self.url is not None and scraped:
+            raise RooftraceError(
+                f"{scraped[0]} is no log of requests, and beside --prometheus only logs are read; give metrics by one way"
+            )
         if self.url is not None:
             if self.since_s is None or self.until_s is None:
                 raise RooftraceError("a Prometheus server is asked between two instants; give --since and --until")
@@ -62,7 +69,12 @@ class Source:
                 )
             return _completed(observed(series, self.url), logged), logged
         if scraped:
-            seen = observed(read_files(scraped, matching), ", ".join(map(str, scraped[:3])))
+            series = read_files(scraped, matching)
+            if not series and self.match:
+                raise RooftraceError(
+                    f"{scraped[0]}: no sample has what --match {' --match '.join(self.match)} asks for"
+                )
+            seen = observed(series, ", ".join(map(str, scraped[:3])))
             return _completed(seen, logged), logged
         if logged is None:
             raise RooftraceError("give files of metrics or logs, or --prometheus URL")

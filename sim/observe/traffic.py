@@ -79,6 +79,8 @@ class Arrival:
     """The instance that served each."""
     ttft_s: FloatArray | None = None
     e2el_s: FloatArray | None = None
+    notes: tuple[str, ...] = ()
+    """A sentence for whatever the log said that is not in the columns."""
 
     def __len__(self) -> int:
         return len(self.at_s)
@@ -143,13 +145,23 @@ def observed_traffic(
             f"nothing lies between the two instants: samples run from {seen.begin_s:.0f} to {seen.end_s:.0f} (Unix time)"
         )
     edges_s = begin_s + (end_s - begin_s) * np.arange(n + 1) / n
+    if logged is not None and not (prompt_tokens is output_tokens is None):
+        raise RooftraceError(
+            "--prompt-tokens and --output-tokens are for metrics alone: a log says the lengths of each request"
+        )
     how: list[str] = []
-    prompt = _lengths(seen, "prompt_length", "prompt_tokens", edges_s, prompt_tokens, how)
-    output = _lengths(seen, "output_length", "output_tokens", edges_s, output_tokens, how)
+    # A log says the lengths of its requests, so that nobody need know how the metrics have them.
+    of_lengths = how if logged is None else []
+    prompt = _lengths(seen, "prompt_length", "prompt_tokens", edges_s, prompt_tokens, of_lengths)
+    output = _lengths(seen, "output_length", "output_tokens", edges_s, output_tokens, of_lengths)
     if logged is None:
         arrivals = _arrivals(seen, edges_s, prompt, output, how)
     else:
+        every = len(logged)
         logged = _between(logged, begin_s, end_s)
+        how.extend(logged.notes)
+        if len(logged) < every:
+            how.append(f"{every - len(logged):,} requests of the log came outside the time that is observed")
         arrivals = np.histogram(logged.at_s, edges_s)[0].astype(np.float64)
         how.append(f"{len(logged):,} requests are those of the log, sent when they were")
         logged = replace(logged, at_s=logged.at_s - begin_s)
@@ -180,6 +192,7 @@ def taken(logged: Arrival, rows: IntArray) -> Arrival:
         instance=None if logged.instance is None else tuple(logged.instance[row] for row in rows.tolist()),
         ttft_s=None if logged.ttft_s is None else logged.ttft_s[rows],
         e2el_s=None if logged.e2el_s is None else logged.e2el_s[rows],
+        notes=logged.notes,
     )
 
 
