@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import time
 import urllib.error
 import urllib.request
@@ -65,6 +66,9 @@ def _wanted_names() -> frozenset[str]:
         for each in _QUANTITIES
         for name in maker.names_of(each)
     )
+
+
+_PICK = "explore watches one deployment and has no --match: give --watch the /metrics of its own servers, once for each"
 
 
 class _Kept:
@@ -137,7 +141,7 @@ def _text_at(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
             return response.read(_MOST_BYTES).decode("utf-8", "replace")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise RooftraceError(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
 
 
@@ -185,7 +189,7 @@ class Watched:
         found: dict[str, Any] = {"now_s": now_s, "interval_s": self._interval_s, "where": self.where}
         if len({at for each in series for at in each.at_s.tolist()}) < 2:
             return {**found, "waits": f"There is one look so far; rates need two, {self.every_s:g} s apart."}
-        seen = observed(series, self.where)
+        seen = observed(series, self.where, _PICK)
         edges_s, past = self._past(seen)
         found |= _fleet(seen, past, self._interval_s)
         if len(past):

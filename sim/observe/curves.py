@@ -158,8 +158,11 @@ class Observed:
         return n, np.where(n > 1e-9, total / np.maximum(n, 1e-9), np.nan)
 
 
-def observed(series: Sequence[Series], where: str) -> Observed:
-    """The quantities of *series*, which were read from *where*; RooftraceError where none has a name that is known."""
+def observed(series: Sequence[Series], where: str, pick: str = "") -> Observed:
+    """The quantities of *series*, which were read from *where*; RooftraceError where none has a name that is known.
+
+    *pick* says how one deployment of several is picked, where that is not --match.
+    """
     found = makers_of({each.metric for each in series})
     if not found:
         known = ", ".join(f"{each.title} ({min(each.metrics)}, ...)" for each in makers().values())
@@ -168,14 +171,18 @@ def observed(series: Sequence[Series], where: str) -> Observed:
     if len(engines) > 1:
         raise RooftraceError(
             f"{where}: it has metrics of {' and '.join(each.title for each in engines)}, and one deployment is observed at a "
-            "time; pick it with --match LABEL=VALUE"
+            f"time; {pick or 'pick it with --match LABEL=VALUE'}"
         )
     runs = list(labels_of(series, "run"))
     if len(runs) > 1:
-        raise RooftraceError(f"{where}: it has {len(runs)} runs; pick one with --match run=NAME ({runs[0]}, ...)")
+        raise RooftraceError(
+            f"{where}: it has {len(runs)} runs; {pick or f'pick one with --match run=NAME ({runs[0]}, ...)'}"
+        )
     models = tuple(labels_of(series, "model_name"))
     if len(models) > 1:
-        raise RooftraceError(f"{where}: it serves {', '.join(models)}; pick one with --match model_name={models[0]}")
+        raise RooftraceError(
+            f"{where}: it serves {', '.join(models)}; {pick or f'pick one with --match model_name={models[0]}'}"
+        )
     reader = _Reader(series, found)
     times = [each.at_s for each in series]
     begin_s, end_s = min(float(at[0]) for at in times), max(float(at[-1]) for at in times)
@@ -258,7 +265,10 @@ class _Reader:
                 continue
             by_edge: dict[float, list[Series]] = {}
             for each in buckets.get(key, []):
-                edge = float(each.labels["le"])
+                try:
+                    edge = float(each.labels["le"])
+                except (KeyError, ValueError):
+                    raise RooftraceError(f"{name.metric}_bucket: a sample has no number in its label le") from None
                 if math.isfinite(edge):
                     by_edge.setdefault(edge, []).append(each)
             edges = sorted(by_edge)

@@ -69,13 +69,14 @@ class Source:
                 )
             return _completed(observed(series, self.url), logged), logged
         if scraped:
-            series = read_files(scraped, matching)
+            notes: list[str] = []
+            series = read_files(scraped, matching, notes)
             if not series and self.match:
                 raise RooftraceError(
                     f"{scraped[0]}: no sample has what --match {' --match '.join(self.match)} asks for"
                 )
             seen = observed(series, ", ".join(map(str, scraped[:3])))
-            return _completed(seen, logged), logged
+            return _completed(replace(seen, notes=(*seen.notes, *notes)), logged), logged
         if logged is None:
             raise RooftraceError("give files of metrics or logs, or --prometheus URL")
         return observed_of(logged), logged

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import math
 import time
 import urllib.error
 import urllib.parse
@@ -28,7 +30,9 @@ def instant_of(text: str, option: str, *, now_s: float | None = None) -> float:
     if word == "now":
         return now_s
     try:
-        return now_s - float(word[:-1]) * _SPANS[word[-1]] if word[-1:] in _SPANS else float(word)
+        at_s = now_s - float(word[:-1]) * _SPANS[word[-1]] if word[-1:] in _SPANS else float(word)
+        if math.isfinite(at_s):
+            return at_s
     except ValueError:
         pass
     try:
@@ -95,6 +99,6 @@ def _asked(url: str, query: dict[str, Any]) -> Any:
     except urllib.error.HTTPError as error:
         said = error.read(2000).decode("utf-8", "replace").strip()
         raise RooftraceError(f"{where} answers {error.code}: {said or error.reason}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RooftraceError(f"{where} does not answer as Prometheus does: {reason}") from None

@@ -20,7 +20,7 @@ from sim.errors import RooftraceError
 
 FloatArray = NDArray[np.float64]
 _UNIX = re.compile(r"(?<!\d)(\d{9,11}(?:\.\d+)?)(?!\d)")
-_ISO = re.compile(r"(\d{4}-\d{2}-\d{2}[T_]\d{2}[:-]?\d{2}[:-]?\d{2})(?:[.\d]*)(Z|[+-]\d{2}:?\d{2})?")
+_ISO = re.compile(r"(?<!\d)(\d{4})-?(\d\d)-?(\d\d)[T_](\d\d)[:-]?(\d\d)[:-]?(\d\d)(?:\.\d+)?(Z|[+-]\d\d:?\d\d)?")
 _MS = 1e11
 """Time stamps above this are in milliseconds, as Prometheus' text format has them; OpenMetrics has seconds."""
 _TIME = "t_s"
@@ -64,6 +64,7 @@ class Collected:
     """Samples as they come in, which `series` puts in order."""
 
     def __init__(self) -> None:
+        self.notes: list[str] = []
         self._samples: dict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[float, float]]] = {}
 
     def add(self, metric: str, labels: Mapping[str, str], at_s: float, value: float) -> None:
@@ -80,9 +81,10 @@ class Collected:
         return found
 
 
-def read_files(files: Sequence[Path], matching: Matching) -> list[Series]:
-    """The samples of *files*; RooftraceError for a file that holds none."""
+def read_files(files: Sequence[Path], matching: Matching, notes: list[str] | None = None) -> list[Series]:
+    """The samples of *files*, and into *notes* what their times are by; RooftraceError for a file that holds none."""
     collected = Collected()
+    collected.notes = [] if notes is None else notes
     for path in files:
         try:
             text = path.read_text(encoding="utf-8")
@@ -117,10 +119,10 @@ def read_answer(answer: Mapping[str, Any], collected: Collected) -> None:
 
 def _read_scrape(path: Path, text: str, collected: Collected) -> None:
     """One exposition: its instant is that of its samples, or that in the file's name, or when the file was written."""
-    at_s = _time_in(path.name)
+    at_s = _time_in(path)
     name, at_sign, _ = path.stem.partition("@")
     own = {"instance": name} if at_sign else {}
-    seen = 0
+    seen, by_file = 0, False
     for line in text.splitlines():
         if not line or line.startswith("#"):
             continue
@@ -130,8 +132,13 @@ def _read_scrape(path: Path, text: str, collected: Collected) -> None:
         seen += 1
         when_s = sample.at / 1e3 if sample.at > _MS else sample.at
         if math.isnan(when_s):
+            by_file |= at_s is None
             when_s = path.stat().st_mtime if at_s is None else at_s
         collected.add(sample.name, {**own, **sample.labels}, when_s, sample.value)
+    if by_file:
+        collected.notes.append(
+            f"{path}: neither its samples nor its name say an instant, so that it is when the file was written"
+        )
     if not seen:
         raise RooftraceError(
             f"{path}: it has no sample of Prometheus' text format; give what /metrics answers, an answer of its API (JSON), or a "
@@ -139,14 +146,17 @@ def _read_scrape(path: Path, text: str, collected: Collected) -> None:
         )
 
 
-def _time_in(name: str) -> float | None:
-    """The instant that a file's name says: Unix seconds, or a date and time."""
-    if unix := _UNIX.search(name):
-        return float(unix[1])
-    if iso := _ISO.search(name):
-        plain = re.sub(r"[:-]", "", iso[1][10:])
-        zone = (iso[2] or "Z").replace("Z", "+00:00")
-        return datetime.fromisoformat(f"{iso[1][:10]}T{plain.lstrip('T_')}{zone}").timestamp()
+def _time_in(path: Path) -> float | None:
+    """The instant that a file's name says, first behind an `@`: Unix seconds, or a date and time."""
+    for part in dict.fromkeys((path.name.rpartition("@")[2], path.name)):
+        if unix := _UNIX.search(part):
+            return float(unix[1])
+        if iso := _ISO.search(part):
+            try:
+                date, clock = "-".join(iso.groups()[:3]), ":".join(iso.groups()[3:6])
+                return datetime.fromisoformat(f"{date}T{clock}{(iso[7] or 'Z').replace('Z', '+00:00')}").timestamp()
+            except ValueError:
+                raise RooftraceError(f"{path}: {iso[0]} in its name is no date and time") from None
     return None
 
 
@@ -157,14 +167,23 @@ def _read_table(path: Path, text: str, collected: Collected) -> None:
             f"{path}: a table of counters has a column {_TIME}, seconds of each scrape; this one has none"
         )
     for number, row in enumerate(rows, 2):
+        if None in row:
+            raise RooftraceError(f"{path}, line {number}: it has more cells than the table has columns")
         labels = {name: row[name] for name in _OWN if row.get(name)}
+        found: dict[str, float] = {}
         for column, cell in row.items():
-            if column in (_TIME, *_OWN) or cell in ("", None):
+            if column in _OWN or (cell in ("", None) and column != _TIME):
                 continue
             try:
-                collected.add(column, labels, float(row[_TIME]), float(cell))
+                found[column] = float(cell or "")
             except ValueError:
                 raise RooftraceError(f"{path}, line {number}: {column} is {cell!r}, and no number") from None
+        at_s = found.pop(_TIME)
+        if not math.isfinite(at_s):
+            raise RooftraceError(f"{path}, line {number}: {_TIME} is {at_s}, and no time")
+        for column, value in found.items():
+            if math.isfinite(value):
+                collected.add(column, labels, at_s, value)
 
 
 def labels_of(series: Iterable[Series], label: str) -> Iterator[str]:

@@ -28,8 +28,9 @@ class Served:
         while self._renewed is not None and not self._over.wait(self._every_s):
             try:
                 self.text = self._renewed()
-            except RooftraceError as error:
-                self._warn(f"the figures of {time.strftime('%H:%M:%S')} stay as they were: {error}")
+            except (RooftraceError, OSError, ValueError, LookupError, ArithmeticError) as error:
+                why = error if isinstance(error, RooftraceError) else repr(error)
+                self._warn(f"the figures of {time.strftime('%H:%M:%S')} stay as they were: {why}")
 
     def stop(self) -> None:
         self._over.set()

@@ -20,6 +20,8 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BLOCK_TOKENS = 16
 MOST_REQUESTS = 2_000_000
+MOST_INTERVALS = 2_000_000
+"""Times between samples: a year of one each 15 s."""
 _NS = 1e9
 _POOLED = 300.0
 """Lengths of which a distribution is made."""
@@ -139,7 +141,17 @@ def observed_traffic(
     begin_s = seen.begin_s if since_s is None else max(since_s, seen.begin_s)
     end_s = seen.end_s if until_s is None else min(until_s, seen.end_s)
     every_s = seen.scrape_s if every_s is None else every_s
-    n = round((end_s - begin_s) / max(every_s, 1e-9))
+    n = round(min((end_s - begin_s) / max(every_s, 1e-9), 1e18))
+    if n > MOST_INTERVALS:
+        raise RooftraceError(
+            f"samples run from {begin_s:.6g} to {end_s:.6g} s, {every_s:.3g} s apart: more than {MOST_INTERVALS:,}; is the time of "
+            "one of them wrong? --since and --until narrow them"
+        )
+    if n < 1 and end_s > begin_s:
+        raise RooftraceError(
+            f"{end_s - begin_s:.3g} s are observed, less than half of the time between two samples ({every_s:.3g} s); move --since "
+            "or --until"
+        )
     if n < 1:
         raise RooftraceError(
             f"nothing lies between the two instants: samples run from {seen.begin_s:.0f} to {seen.end_s:.0f} (Unix time)"
