@@ -52,6 +52,11 @@ def settings_of(text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(";") if part.strip())
     if not found or any("=" not in part for part in found):
         raise RooftraceError(f"--what-if {text!r}: expected KEY=VALUE, or several as 'KEY=VALUE; KEY=VALUE'")
+    for key in (part.partition("=")[0].strip() for part in found):
+        if key.partition(".")[0] in ("workload", "seed"):
+            raise RooftraceError(
+                f"--what-if {key}: the traffic is the one that was observed, and no alternative has another"
+            )
     return found
 
 
@@ -154,6 +159,8 @@ class Counterfactual:
     ttft_s: tuple[FloatArray, FloatArray]
     """As logged and rerouted; NaN where there is none."""
     e2el_s: tuple[FloatArray, FloatArray]
+    settings: tuple[str, ...] = ()
+    """Those of the alternative whose router it is."""
 
     @property
     def moved(self) -> float:

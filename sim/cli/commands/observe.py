@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.exits import interrupted
 from sim.cli.options import Json, set_option
 from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 from sim.errors import OutputError, RooftraceError
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
     from sim.observe.replay import Beside
     from sim.observe.traffic import Arrival, ObservedTraffic
     from sim.observe.what_if import Alternative, Counterfactual
+    from sim.scenario import Scenario
     from sim.study.compare import Difference
 
 _TABLE = ("requests_per_s", "ttft_s", "itl_s", "running", "in_flight", "waiting", "kv_used")
+
+_LEAST = 1e-3
+"""Seconds: the least that options of time take."""
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +56,7 @@ def observe(
         str | None, typer.Option(help="From when on: a date and time, Unix seconds, or so long ago (6h).", show_default=False)
     ] = None,
     until: Annotated[str | None, typer.Option(help="Until when; now without it.", show_default=False)] = None,
-    step: Annotated[float, typer.Option(help="Seconds between samples that a Prometheus server is asked for.")] = 15.0,
+    step: Annotated[float, typer.Option(min=_LEAST, help="Seconds between samples that a Prometheus server is asked for.")] = 15.0,
     match: Annotated[
         list[str] | None,
         typer.Option(metavar="LABEL=VALUE", help="Only samples with this label; repeatable.", show_default=False),
@@ -61,10 +66,10 @@ def observe(
         typer.Option(help="Intervals of the comparison (15m, 1h); an hour, or a twelfth of less.", show_default=False),
     ] = None,
     prompt_tokens: Annotated[
-        float | None, typer.Option(help="Mean prompt, where nothing counts it.", show_default=False)
+        float | None, typer.Option(min=1, help="Mean prompt, where nothing counts it.", show_default=False)
     ] = None,
     output_tokens: Annotated[
-        float | None, typer.Option(help="Mean output, where nothing counts it.", show_default=False)
+        float | None, typer.Option(min=1, help="Mean output, where nothing counts it.", show_default=False)
     ] = None,
     prefix_groups: Annotated[
         int, typer.Option(min=1, help="Beginnings that prompts share, where hits of the prefix cache are counted.")
@@ -91,7 +96,9 @@ def observe(
     serve: Annotated[
         int | None, typer.Option(metavar="PORT", min=0, max=65535, help="Answer /metrics as predicted.", show_default=False)
     ] = None,
-    refresh: Annotated[float, typer.Option(help="Seconds after which --serve observes a Prometheus server again.")] = 300.0,
+    refresh: Annotated[
+        float, typer.Option(min=_LEAST, help="Seconds after which --serve observes a Prometheus server again.")
+    ] = 300.0,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Rebuild the traffic of a deployment that runs, fit and replay it, say where it drifts and what another would have done."""
@@ -99,7 +106,6 @@ def observe(
     from sim.observe.observation import How, traffic_of
     from sim.observe.observation import observe as run
     from sim.observe.query import duration_of
-    from sim.observe.what_if import settings_of
 
     def source() -> Source:
         return _source(files, prometheus, since, until, step, match)
@@ -107,10 +113,7 @@ def observe(
     if scenario is None and (what_if or serve is not None or set_):
         raise RooftraceError("--what-if, --serve and --set need a deployment to simulate; give it with --scenario FILE")
     chosen = None if scenario is None else read_scenario(scenario, set_)
-    for text in what_if or ():
-        # What cannot be is said before the minutes that the rest takes.
-        assert chosen is not None
-        chosen.with_set(*settings_of(text))
+    _check(chosen, what_if or ())
     every_s = None if every is None else duration_of(every, "--every")
     asked = source()
     seen, logged = asked.read()
@@ -120,12 +123,13 @@ def observe(
         return replace(found, share_groups=prefix_groups, in_flight=in_flight)
 
     traffic = rebuilt(asked, seen, logged)
+    _check(chosen, what_if or (), traffic)
     _make(out)
     if export_dashboard is not None:
         _export(export_dashboard, seen.makers, asked)
     if chosen is None:
-        trace = traffic.workload(0)
-        trace.to_csv(out / "requests.csv")
+        traffic.workload(0).to_csv(out / "requests.csv")
+        _remove(out, ("observed.yaml", "stack.toml", "rerouted.csv"), files or ())
         if as_json:
             print_json(
                 {"traffic": _traffic_facts(traffic), "missing": seen.missing, "notes": [*seen.notes, *traffic.how]}
@@ -149,13 +153,15 @@ def observe(
     others, routed, refused = _what_if(found, what_if or (), how)
     if routed is not None:
         _write_requests(routed, out)
+    used = {"stack.toml": "stack.toml" in found.present.to_yaml(), "rerouted.csv": routed is not None}
+    _remove(out, [name for name, is_used in used.items() if not is_used], files or ())
     if as_json:
         print_json(_facts(found, others, routed, refused))
     else:
         _print(found, others, routed, out)
     print_notes([*seen.missing, *_assumed(traffic, seen.notes), *found.notes, *refused])
     if serve is not None:
-        _serve(found, again if prometheus is not None else None, (serve, refresh))
+        _serve(found, again if prometheus is not None else None, (serve, refresh), out)
 
 
 def _source(
@@ -177,11 +183,32 @@ def _source(
     )  # fmt: skip
 
 
+def _check(chosen: Scenario | None, texts: Sequence[str], traffic: ObservedTraffic | None = None) -> None:
+    """Refuse alternatives that cannot be before the minutes that the rest takes: their settings, and all else once there is
+    *traffic* for them."""
+    from sim.observe.what_if import settings_of
+    from sim.scenario.assembly import resolve
+
+    scenarios = [] if chosen is None else [chosen.with_set(*settings_of(text)) for text in texts]
+    if traffic is not None and scenarios:
+        trace = traffic.workload(scenarios[0].seed)
+        for each in scenarios:
+            resolve(each, trace)
+
+
 def _make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot make the folder {out}: {error.strerror}") from None
+
+
+def _remove(out: Path, names: Iterable[str], given: Sequence[Path]) -> None:
+    """Remove what an earlier observation wrote to *out* and this one did not, so that nothing there is of another."""
+    kept = {path.resolve() for path in given}
+    for path in (out / name for name in names):
+        if path.resolve() not in kept:
+            path.unlink(missing_ok=True)
 
 
 def _export(path: Path, makers: Sequence[str], asked: Source) -> None:
@@ -210,9 +237,14 @@ def _what_if(
         seeds = range(found.present.seed, found.present.seed + how.replications)
         others.append(alternative(found, settings, seeds=seeds))
         named = found.traffic.logged is not None and found.traffic.logged.instance is not None
-        if named and routed is None and any(each.startswith("router") for each in settings):
+        if not named or not any(each.startswith("router") for each in settings):
+            continue
+        if routed is not None:
+            refused.append(f"{'; '.join(settings)} is not laid request by request; {'; '.join(routed.settings)} is")
+        else:
             try:
-                routed = counterfactual(found.present.with_set(*settings), found.traffic, found.edges_s)
+                other = counterfactual(found.present.with_set(*settings), found.traffic, found.edges_s)
+                routed = replace(other, settings=settings)
             except RooftraceError as error:
                 refused.append(f"no routing request by request: {error}")
     return others, routed, refused
@@ -232,7 +264,7 @@ def _write_requests(routed: Counterfactual, out: Path) -> None:
     put_text(out / "rerouted.csv", text.getvalue())
 
 
-def _serve(found: Observation, again: Callable[[Path], Observation] | None, at: tuple[int, float]) -> None:
+def _serve(found: Observation, again: Callable[[Path], Observation] | None, at: tuple[int, float], out: Path) -> None:
     from tempfile import TemporaryDirectory
 
     from sim.observe.dashboard import exposition
@@ -255,7 +287,10 @@ def _serve(found: Observation, again: Callable[[Path], Observation] | None, at: 
     print_notes(
         [f"predicted figures are at http://127.0.0.1:{server.server_address[1]}/metrics; Ctrl-C ends"], head="Serving"
     )
-    serve(served, server)
+    try:
+        serve(served, server)
+    except KeyboardInterrupt as error:
+        raise interrupted(error, f"what was written to {out} is kept.") from None
 
 
 def _assumed(traffic: ObservedTraffic, notes: Sequence[str]) -> list[str]:
@@ -324,7 +359,10 @@ def _print(found: Observation, others: Sequence[Alternative], routed: Counterfac
     for other in others:
         _print_alternative(found.beside, other)
     if routed is not None:
-        rerouted = f"{routed.moved:.0%} of requests would go elsewhere; mean TTFT {_mean(routed.ttft_s[0])} as logged, "
+        rerouted = (
+            f"{'; '.join(routed.settings)}: {routed.moved:.0%} of requests would go elsewhere; mean TTFT "
+            f"{_mean(routed.ttft_s[0])} as logged, "
+        )
         print_facts(
             [
                 (
@@ -413,9 +451,9 @@ def _verdicts(found: Observation) -> Iterator[tuple[str, str]]:
         f"{_clock(each.since_s, float(found.edges_s[0]))}"
         for each in found.changes
     ]
-    yield "Drift", "; ".join(changed) or f"none over {len(found.edges_s) - 1} intervals"
+    yield "Drift", "; ".join(changed) or f"no change against the simulation over {len(found.edges_s) - 1} intervals"
     for i, cause in enumerate(found.causes):
-        yield "Candidates" if i == 0 else "", f"{cause.kind}: {cause.text}"
+        yield "Likely cause" if i == 0 else "", f"{cause.kind}: {cause.text}"
 
 
 def _print_alternative(both: Beside, other: Alternative) -> None:
