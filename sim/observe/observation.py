@@ -84,7 +84,7 @@ class Source:
 
 def _completed(seen: Observed, logged: Arrival | None) -> Observed:
     """*seen* with the latencies and counts of a log where the metrics have none."""
-    if logged is None or logged.e2el_s is None:
+    if logged is None or logged.e2el_s is None or not np.isfinite(logged.e2el_s).any():
         return seen
     other = observed_of(logged)
     return replace(

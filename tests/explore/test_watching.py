@@ -242,3 +242,30 @@ def test_pages_get_the_same_looks_and_a_sentence_where_nothing_answers(serving: 
 def test_a_page_that_watches_nothing_says_how_to(serving: Any, tmp_path: Any) -> None:
     with pytest.raises(RooftraceError, match="no fleet is watched here; start the page with --watch ADDRESS"):
         serving.ask(serving.session(tmp_path).watch("page", {}))
+
+
+def test_what_can_be_done_about_two_deployments_is_said() -> None:
+    fleet = Fleet()
+    texts = iter(("m", "n") * 2)
+    watched = Watched(
+        Endpoints(fleet.urls, lambda url: fleet.read(url).replace('"m"', f'"{next(texts)}"')),
+        a_scenario(),
+        lambda: fleet.now_s,
+    )
+    watched.look()
+    fleet.now_s += watched.every_s
+    with pytest.raises(RooftraceError, match="it serves m, n; explore watches one deployment and has no --match: give"):
+        watched.look()
+
+
+def test_engines_that_one_server_tells_apart_are_machines_each() -> None:
+    fleet = Fleet(servers=1)
+
+    def ranks(url: str) -> str:
+        """Two engines behind the server."""
+        return "\n".join(
+            fleet.read(url).replace('model_name="m"', f'model_name="m",engine="{rank}"') for rank in range(2)
+        )
+
+    found = fleet.serves(Watched(Endpoints(fleet.urls, ranks), a_scenario(), lambda: fleet.now_s), 90, 1.0)
+    assert found["figures"]["machines"]["value"] == 2

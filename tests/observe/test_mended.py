@@ -281,3 +281,11 @@ def test_renewal_goes_on_behind_an_error_that_nobody_expects() -> None:
     served.keep_renewing()
     assert served.text == "new"
     assert ["KeyError" in said[0], "gone" in said[1]] == [True, True]
+
+
+def test_a_log_whose_ends_are_all_wrong_adds_nothing_to_metrics(tmp_path: Path) -> None:
+    table = tmp_path / "counters.csv"
+    table.write_text("t_s,finished_total\n0,0\n5,2\n10,3\n")
+    seen, rows = Source(files=(table, log(tmp_path, {"e2el_s": -1.0}))).read()
+    assert rows is not None
+    assert set(seen.counters) == {"finished"}
