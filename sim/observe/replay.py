@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sim.metrics as metrics
+from sim.errors import RooftraceError
 from sim.plots.levels import mean_level, rate_of_parts, rate_per_s
 from sim.run import run_built
 from sim.scenario.assembly import resolve
@@ -43,6 +44,8 @@ RELATIVE = ("requests_per_s", "output_tokens_per_s", "ttft_s", "itl_s", "running
 COUNTED: Mapping[str, str] = {"ttft_s": "ttft_n", "itl_s": "itl_n"}
 """Of latencies, the row that says how many values an interval's mean is of."""
 LEAST_HOUR_S = 3600.0
+MOST_HOURS = 100_000
+"""Intervals by which both are compared."""
 _HOURS = 24
 _LEAST_SCRAPES = 4
 _NEVER = np.iinfo(np.int64).max // 4
@@ -59,6 +62,10 @@ def hours(begin_s: float, end_s: float, scrape_s: float, every_s: float | None =
     if every_s is None:
         every_s = min(LEAST_HOUR_S, max(span_s / (_HOURS / 2), _LEAST_SCRAPES * scrape_s))
     n = max(1, round(span_s / every_s))
+    if n > MOST_HOURS:
+        raise RooftraceError(
+            f"{n:,} intervals of {every_s:.3g} s are more than {MOST_HOURS:,}; a longer --every makes fewer"
+        )
     return begin_s + span_s * np.arange(n + 1) / n
 
 

@@ -289,3 +289,9 @@ def test_a_log_whose_ends_are_all_wrong_adds_nothing_to_metrics(tmp_path: Path) 
     seen, rows = Source(files=(table, log(tmp_path, {"e2el_s": -1.0}))).read()
     assert rows is not None
     assert set(seen.counters) == {"finished"}
+
+
+@pytest.mark.parametrize(("end_s", "every_s"), [(10.0, 1e-5), (1e15, None)])
+def test_more_intervals_than_anybody_reads_are_refused(end_s: float, every_s: float | None) -> None:
+    with pytest.raises(RooftraceError, match="a longer --every makes fewer"):
+        hours(0.0, end_s, end_s, every_s)
