@@ -302,6 +302,7 @@ def test_the_command_lays_alternatives_beside_what_was_observed(logged: Path, sc
     assert by_metric["tpot_s.p50"]["change"] > 0
     assert by_metric["costs.usd"]["change"] == pytest.approx(-1 / 3, rel=0.05)
     assert other["set"] == ["router=round_robin", "replicas=3"]
+    assert found["rerouted"]["set"] == ["router=round_robin", "replicas=3"]
     assert found["rerouted"]["requests"] == found["traffic"]["requests"]
     with (out / "rerouted.csv").open() as file:
         assert len(list(csv.DictReader(file))) == found["rerouted"]["requests"]

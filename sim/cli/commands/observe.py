@@ -534,7 +534,7 @@ def _facts(
             }
             for each in others
         ],
-        "rerouted": None if routed is None else {"moved": routed.moved, "requests": len(routed.went)},
+        "rerouted": None if routed is None else {"set": routed.settings, "moved": routed.moved, "requests": len(routed.went)},
         "missing": found.seen.missing,
         "notes": [*found.seen.notes, *found.traffic.how, *found.notes, *refused],
     }  # fmt: skip
