@@ -61,12 +61,14 @@ def test_turns_of_a_session_and_samples_of_a_prompt_ask_for_one_adapter() -> Non
     talks = {"sessions": 12, "turns": 4, "user_tokens": 20, "answer_tokens": 10}
     workload = {"arrivals": DRAWN["arrivals"], "conversations": talks}
     found = resolve(scenario({"count": 5, "max_loras": 5}, workload=workload)).experiment.workload
+    assert found.session is not None
+    assert found.adapter is not None
     assert len({*zip(found.session.tolist(), found.adapter.tolist(), strict=True)}) == 12
     assert len({*found.adapter.tolist()}) > 1
     rollout = {"rollout": {"prompts": 8, "samples": 4, "steps": 2}, "prompt_tokens": 70, "output_tokens": 20}
-    groups = resolve(scenario({"count": 5, "max_loras": 5}, workload=rollout)).experiment.workload.adapter.reshape(
-        -1, 4
-    )
+    sampled = resolve(scenario({"count": 5, "max_loras": 5}, workload=rollout)).experiment.workload
+    assert sampled.adapter is not None
+    groups = sampled.adapter.reshape(-1, 4)
     assert (groups == groups[:, :1]).all()
     assert len({*groups[:, 0].tolist()}) > 1
 
