@@ -149,6 +149,8 @@ class AdapterCost:
     max_loras: int
     max_lora_rank: int
     times: AdapterTimes
+    host_bytes_per_s: float | None = None
+    """The bandwidth of each device's link to the host; None where it is not known."""
 
     def __post_init__(self) -> None:
         if self.max_lora_rank not in RANKS:
@@ -205,6 +207,11 @@ class AdapterCost:
         return self._tensors() * self.times.tensor_read_s + n_bytes / self.times.read_bytes_per_s
 
     def slot_s(self, rank: int) -> float:
-        """Seconds to copy an adapter of *rank* from host memory into a slot."""
+        """Seconds to copy an adapter of *rank* from host memory into a slot: a copy of each tensor, or where that takes longer its
+        bytes over the link to the host, one device's part of them on each."""
         padded = self.times.padded_copy_s if rank < self.max_lora_rank else 0.0
-        return self._tensors() * (self.times.tensor_copy_s + padded)
+        copies_s = self._tensors() * (self.times.tensor_copy_s + padded)
+        if self.host_bytes_per_s is None:
+            return copies_s
+        element = precision(self.spec.base_precision).element_bytes
+        return max(copies_s, self._numbers(range(self.spec.n_layers)) * rank * element / self.host_bytes_per_s)

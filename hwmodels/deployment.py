@@ -14,7 +14,7 @@ from hwmodels.calibrated import Calibrated
 from hwmodels.cost import CostFactory, CostModel
 from hwmodels.device import Device, device_catalogue
 from hwmodels.hardware import load_hardware
-from hwmodels.memory import MemoryPlan, memory_plan
+from hwmodels.memory import MemoryPlan, memory_plan, with_slots
 from hwmodels.model import ModelSpec, load_model
 from hwmodels.operations import StageWork
 from hwmodels.parallel import ParallelConfig
@@ -217,9 +217,14 @@ class Deployment:
                 reserve_bytes=reserve,
                 block_tokens=plan.block_tokens,
             )
+            if plan.adapters is not None:
+                if parallel.pipeline > 1:
+                    return False  # adapters on the stages of a pipeline are not modelled
+                found = with_slots(found, dataclasses.replace(plan.adapters, parallel=parallel))
             return found.device_blocks > found.null_blocks
 
-        return self._offers(fits)
+        fewer = "" if plan.adapters is None else "; fewer adapters.max_loras, or a lower max_lora_rank, take less"
+        return self._offers(fits) + fewer
 
     def free_bytes(self, gpu_fraction: float = 0.9, reserve_bytes: float = 0.0) -> tuple[float, ...]:
         """For each stage, what one device has left for the cache; negative where the weights do not fit."""

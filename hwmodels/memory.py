@@ -215,6 +215,8 @@ class MemoryPlan:
     """The approximations of the account, in sentences."""
     layer_groups: LayerGroups | None = None
     """None: each layer keeps every token, or the stack's log does not count by groups."""
+    adapters: AdapterCost | None = None
+    """The slots of LoRA adapters in it."""
 
     @property
     def device_blocks(self) -> int:
@@ -597,7 +599,7 @@ def with_slots(plan: MemoryPlan, adapters: AdapterCost) -> MemoryPlan:
         replace(stage, adapter_bytes=adapters.memory_bytes(layers, first=i == 0, last=i == last))
         for i, (stage, layers) in enumerate(zip(plan.stages, each, strict=True))
     )
-    return replace(plan, stages=stages)
+    return replace(plan, stages=stages, adapters=adapters)
 
 
 _PARTS = (

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from workloads.columns import first_row
+from workloads.rollout import RolloutRequests
 from workloads.streams import Stream, check_count, stream
 from workloads.workload import W, Workload
 
 
 def draw_adapters(trace: W, shares: Sequence[float], seed: int, *, base_share: float = 0.0) -> W:
     """The same requests, each asking for an adapter at random in proportion to *shares*, one for each adapter; *base_share* of them
-    ask for the base model.
+    ask for the base model. Requests of one session ask for the same, and so do all samples of a rollout's prompt.
 
     Draws have a stream of their own, so that arrivals and lengths are those without adapters.
     """
@@ -27,10 +28,23 @@ def draw_adapters(trace: W, shares: Sequence[float], seed: int, *, base_share: f
         raise ValueError(f"base_share is a share in [0, 1); got {base_share!r}")
     draws = stream(seed, Stream.ADAPTERS)
     below = np.cumsum(share)
-    drawn = np.searchsorted(below, draws.random(len(trace)) * below[-1], side="right")
+    of_row = _drawn_together(trace)
+    n = int(of_row.max(initial=-1)) + 1
+    drawn = np.searchsorted(below, draws.random(n) * below[-1], side="right")
     if base_share:
-        drawn = np.where(draws.random(len(trace)) < base_share, -1, drawn)
-    return replace(trace, adapter=drawn.astype(np.int64))
+        drawn = np.where(draws.random(n) < base_share, -1, drawn)
+    return replace(trace, adapter=drawn[of_row].astype(np.int64))
+
+
+def _drawn_together(trace: Workload) -> np.ndarray:
+    """A number for each row, the same for rows that ask for one adapter."""
+    rows = np.arange(len(trace))
+    if isinstance(trace, RolloutRequests):
+        return rows // trace.rollout.samples
+    if trace.session is None:
+        return rows
+    # A row without a session is one of its own.
+    return np.unique(np.where(trace.session < 0, -1 - rows, trace.session), return_inverse=True)[1]
 
 
 def check_adapters(trace: Workload, count: int) -> None:

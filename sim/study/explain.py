@@ -31,7 +31,8 @@ FloatArray = NDArray[np.float64]
 ITERATION = {
     **PARTS,
     "drafting": "passes of the drafter, over prompts too, and what a round of speculation costs beside them",
-    "waiting_inside": "waiting for other ranks, for other stages of the pipeline, a slower machine, and images to be encoded",
+    "waiting_inside": "waiting for other ranks, for other stages of the pipeline, a slower machine, images to be encoded, "
+    "adapters, and masks of grammars",
 }
 """The parts of an iteration's time, and what each is."""
 CAUSES = {

@@ -71,7 +71,10 @@ _BOUNDS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "Drafting": (("drafting",), {"drafting": "goes to the drafter"}),
     "Imbalance": (
         ("waiting_inside",),
-        {"waiting_inside": "goes to waiting for other ranks, stages or a slower machine"},
+        {
+            "waiting_inside": "goes to waiting for other ranks, stages or a slower machine, or to images, adapters and masks of "
+            "grammars"
+        },
     ),
 }
 

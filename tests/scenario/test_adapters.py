@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hwmodels.device import load_device
 from policies.adapters import MaxLoras
 from policies.vllm import Vllm
 from policies.wrappers import Order
@@ -54,6 +55,44 @@ def test_adapters_are_drawn_by_their_popularity_and_leave_arrivals_and_lengths_a
     plain, drawn = build(scenario(None)).workload, build(scenario({"count": 4})).workload
     np.testing.assert_array_equal(plain.sent_ns, drawn.sent_ns)
     np.testing.assert_array_equal(plain.prompt_tokens, drawn.prompt_tokens)
+
+
+def test_turns_of_a_session_and_samples_of_a_prompt_ask_for_one_adapter() -> None:
+    talks = {"sessions": 12, "turns": 4, "user_tokens": 20, "answer_tokens": 10}
+    workload = {"arrivals": DRAWN["arrivals"], "conversations": talks}
+    found = resolve(scenario({"count": 5, "max_loras": 5}, workload=workload)).experiment.workload
+    assert found.session is not None
+    assert found.adapter is not None
+    assert len({*zip(found.session.tolist(), found.adapter.tolist(), strict=True)}) == 12
+    assert len({*found.adapter.tolist()}) > 1
+    rollout = {"rollout": {"prompts": 8, "samples": 4, "steps": 2}, "prompt_tokens": 70, "output_tokens": 20}
+    sampled = resolve(scenario({"count": 5, "max_loras": 5}, workload=rollout)).experiment.workload
+    assert sampled.adapter is not None
+    groups = sampled.adapter.reshape(-1, 4)
+    assert (groups == groups[:, :1]).all()
+    assert len({*groups[:, 0].tolist()}) > 1
+
+
+def test_a_load_takes_no_less_than_its_bytes_over_the_link_to_the_host() -> None:
+    def slot_s(rank: int) -> float:
+        given = scenario({"count": 1, "rank": rank, "max_loras": 1}, hardware="h100-sxm")
+        adapters = resolve(given).experiment.machines[0].hosted[0].adapters
+        assert adapters is not None
+        return adapters.slot_s(rank)
+
+    # Rank 256 of Llama-3.1-8B: 256 rows and columns of 16 bits for each of the 32 layers' products.
+    numbers = 256 * 32 * (4096 * 4 + 2 * 1024 + 2 * 4096 + 3 * (4096 + 14336))
+    host = load_device("h100-sxm").host
+    assert host is not None
+    assert slot_s(256) == pytest.approx(2 * numbers / host.bytes_per_s, rel=1e-6)
+    assert slot_s(16) < slot_s(256) / 2
+
+
+def test_what_would_fit_counts_the_slots_of_adapters() -> None:
+    slots = {"count": 1, "max_loras": 300, "max_lora_rank": 128}
+    with pytest.raises(ScenarioError, match=r"it would fit with gb300 \(278 GB\); fewer adapters\.max_loras"):
+        build(scenario(slots))
+    build(scenario(slots, hardware="gb300"))
 
 
 def test_slots_take_their_memory_from_the_cache_whatever_is_in_them() -> None:

@@ -55,6 +55,7 @@ def adapter_cost_of(scenario: Scenario, deployment: Deployment) -> AdapterCost |
         max_loras=settings.max_loras,
         max_lora_rank=settings.slot_rank,
         times=times_of(scenario.stack_name, scenario.serving_release),
+        host_bytes_per_s=None if deployment.device.host is None else deployment.device.host.bytes_per_s,
     )
 
 
