@@ -166,7 +166,7 @@ class SinceOnly:
     def __init__(self, asked: list[float]) -> None:
         self._asked = asked
 
-    def series(self, _now_s: float, since_s: float) -> list[Any]:
+    def series(self, now_s: float, since_s: float) -> list[Any]:
         self._asked.append(since_s)
         return []
 
