@@ -107,7 +107,7 @@ class CompiledBuild(BuildHookInterface[Any]):
 
 
 def _lacks(environ: Mapping[str, str]) -> str:
-    """What a compiled engine lacks here, before anything is fetched for it; empty where nothing is missing."""
+    """The reason why no compiled engine can be made here, before anything is fetched for it; empty where nothing is missing."""
     if environ.get(SWITCH) == "0":
         return f"{SWITCH}=0 asked for it"
     if sys.implementation.name != "cpython" or sys.version_info[:2] not in PYTHONS:

@@ -35,7 +35,7 @@ from workloads import LogNormal, ServeGen
 WEEK_S, DAY_S, STEP_S, INTERVAL_S = 604_800, 86_400, 300, 60
 MEAN_PER_S = 0.35
 CAPACITY_PER_S = 0.14
-"""What one machine serves with 99 % of its requests within the limits: `rooftrace capacity --slo`."""
+"""The rate that one machine serves with 99 % of its requests within the limits: `rooftrace capacity --slo`."""
 CONCURRENCY = 12.0
 """Requests that a machine has under way on average at that rate."""
 SLO = {"ttft_s": 2.0, "tpot_s": 0.025}
@@ -56,7 +56,7 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     "knative": {"policy": "knative", "target": CONCURRENCY, "utilization": 1.0},
     "rate_model": {"policy": "rate_model", "rate_per_s": CAPACITY_PER_S, "ttft_s": 2.0},
 }
-"""What is compared. Those with a forecast know the week before."""
+"""The policies that are compared. Those with a forecast know the week before."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What grammars take on the host: vLLM's own manager of structured output with xgrammar, over answers of a JSON schema.
+"""The time that grammars take on the host: vLLM's own manager of structured output with xgrammar, over answers of a JSON schema.
 
 Needs an installed vLLM (0.32.0 when the terms of hwmodels/grammars.toml were taken) and a vocabulary in tiktoken's format.
 
@@ -39,7 +39,7 @@ def a_schema(n: int, levels: int, rng: random.Random) -> dict[str, Any]:
 
 
 def an_answer(schema: dict[str, Any], rng: random.Random) -> Any:
-    """What keeps to *schema*."""
+    """An answer that keeps to *schema*."""
     if "enum" in schema:
         return rng.choice(schema["enum"])
     kind = schema["type"]

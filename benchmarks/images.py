@@ -27,7 +27,7 @@ from sim.work import iterations_of
 
 
 class Task(NamedTuple):
-    """What is sent, by assumption."""
+    """The images of a request, by assumption."""
 
     text_tokens: int
     images: int
@@ -57,7 +57,7 @@ DEVICES = {"H100": "h100-sxm", "B200": "b200"}
 
 
 class Found(NamedTuple):
-    """Of the steady part of a run."""
+    """Figures of the steady part of a run."""
 
     tokens_per_s: float
     gap_ms: float

@@ -195,7 +195,7 @@ class GpuKernels(StackKernels):
             ask("collectives between nodes" if far else "collectives", form.family, variants, variants[:1], far)
 
     def _timed(self, shape: AttentionShape) -> AttentionShape:
-        """What prices *shape*: a module of latent attention to chosen tokens where one was measured, or itself."""
+        """The shape by which *shape* is priced: a module of latent attention to chosen tokens where one was measured, or itself."""
         module = shape.timed_as
         if module is None or self.profile.kernel("compressed_decode", self._compressed_variants(module)) is None:
             return shape

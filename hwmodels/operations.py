@@ -152,8 +152,8 @@ class AttentionShape:
     """The layer's products are of FP8 in blocks."""
     hidden: int = 0
     timed_as: AttentionShape | None = None
-    """What was timed in the place of latent attention to chosen tokens: of an indexer its layers whole, and of the attention those
-    of its layers, perhaps none, that have no indexer."""
+    """The shape that was timed in the place of latent attention to chosen tokens: of an indexer its layers whole, and of the
+    attention those of its layers, perhaps none, that have no indexer."""
 
     @property
     def decode_flops_per_pair(self) -> float:
@@ -234,7 +234,7 @@ class SharedKv:
     of_decodes: tuple[Collective, ...] = ()
     """Collectives of the query tokens of decodes; those of all rows are among a stage's."""
     of_past: Collective | None = None
-    """What prompts gather of each cached token of their past."""
+    """Bytes that prompts gather of each cached token of their past."""
 
     def tokens(self, seqs: Any, kv: Any) -> Any:
         """Tokens of *seqs* sequences with *kv* tokens together on the device that has the most, in the mean over lengths."""

@@ -447,8 +447,8 @@ def _collectives_of_layers(
 def _joined(
     name: str, n: int, layers: int, query_bytes: float, output_bytes: float, heads: int
 ) -> tuple[Collective, ...]:
-    """What *n* devices that share KV send of each query token in each layer: queries of all heads, a sum of exponentials in 32 bits
-    of each head from each device, and results that are added up (vLLM 0.32.0, `cp_lse_ag_out_rs`)."""
+    """Bytes that *n* devices which share KV send of each query token in each layer: queries of all heads, a sum of exponentials in
+    32 bits of each head from each device, and results that are added up (vLLM 0.32.0, `cp_lse_ag_out_rs`)."""
     sizes = (
         ("queries", "all_gather", query_bytes * heads * n),
         ("sums", "all_gather", 4.0 * heads * n * n),

@@ -211,7 +211,7 @@ class PlannedImages(Protocol):
     """The images that a plan encodes, one sequence after the other."""
 
     def fits(self, id_: int, cached: int, tokens: int, /) -> int:
-        """Of *tokens* prompt tokens behind *cached* ones, as many as can be computed: those ahead of the first image that is not
+        """How many of *tokens* prompt tokens behind *cached* ones can be computed: those ahead of the first image that is not
         encoded and cannot be."""
         ...
 
@@ -220,7 +220,7 @@ class PlannedImages(Protocol):
         ...
 
     def computes(self, id_: int, cached: int, tokens: int, /) -> int:
-        """Of *tokens* prompt tokens as many as `fits` says, which are planned."""
+        """As many of *tokens* prompt tokens as `fits` says, which are planned."""
         ...
 
     def undo(self, id_: int, /) -> None:

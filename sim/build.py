@@ -35,7 +35,7 @@ def _why_plain(noted: dict[str, Any]) -> str:
 
 
 def _noted() -> dict[str, Any]:
-    """What hatch_build.py wrote into the installation."""
+    """The note that hatch_build.py wrote into the installation."""
     try:
         text = metadata.distribution("rooftrace").read_text("extra_metadata/engine.json")
     except metadata.PackageNotFoundError:

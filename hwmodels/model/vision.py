@@ -58,7 +58,7 @@ class Vision:
     """Patches of a window."""
     least_pixels: int = 0
     most_pixels: int = 0
-    """Of an image that is scaled."""
+    """Patches and tokens of an image that is scaled."""
     side: int = 0
     """Pixels of a tile's side, of the one size, or of the longest side."""
     most_tiles: int = 0
@@ -75,7 +75,7 @@ class Vision:
         return 2.0 * self.params
 
     def image(self, width: int, height: int) -> EncodedImage:
-        """What becomes of an image of so many pixels; ValueError for one that the processor refuses."""
+        """Patches and tokens of an image of so many pixels; ValueError for one that the processor refuses."""
         if width < 1 or height < 1:
             raise ValueError(f"an image has at least 1 pixel a side; got {width} x {height}")
         return _SIZINGS[self.sizing](self, width, height)

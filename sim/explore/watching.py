@@ -28,7 +28,7 @@ from sim.scenario import Scenario
 from sim.scenario.assembly import build
 
 _QUANTITIES = ("came", "finished", "running", "waiting", "in_flight", "kv_used", "prompt_tokens", "output_tokens")
-"""What the page needs; nothing else is kept."""
+"""The quantities that the page needs; nothing else is kept."""
 _SHOWN_S = 3600.0
 """The least past that is asked of a Prometheus server."""
 _TIMEOUT_S = 5.0
@@ -156,7 +156,7 @@ class Bounds:
 
 
 def bounds_of(scenario: Scenario) -> Bounds | None:
-    """What `autoscale` of *scenario* says; None without it. RooftraceError for a policy that cannot watch."""
+    """The settings of `autoscale` in *scenario*; None without it. RooftraceError for a policy that cannot watch."""
     if scenario.autoscale is None:
         return None
     fleet = build(scenario).fleet
@@ -182,7 +182,7 @@ class Watched:
         """Seconds between two looks."""
 
     def look(self) -> dict[str, Any]:
-        """What the page shows of this instant."""
+        """The view of the page at this instant."""
         now_s = self._clock()
         remembers = 0.0 if self._bounds is None else remembers_s(self._bounds.scaling.policy)
         series = self._source.series(now_s, now_s - max(remembers + 2 * self._interval_s, _SHOWN_S))
@@ -345,7 +345,7 @@ def _why(bounds: Bounds, outlook: Outlook | None, asked: int, mine: PoolSeen, in
 
 
 def _held_back(bounds: Bounds, asked: int, settled: int, wanted: int) -> list[str]:
-    """What keeps the fleet from going to what is asked for."""
+    """The reason that keeps the fleet from going to what is asked for."""
     found: list[str] = []
     if settled > asked:
         found.append(f"{_machines(settled)} stay, as many as were asked for within {bounds.scaling.down_window_s:g} s.")

@@ -1,4 +1,4 @@
-"""What a deployment counted of itself, as quantities over time by instance, whatever its maker calls them."""
+"""Counts of a deployment by itself, as quantities over time by instance, whatever its maker calls them."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SLOW = 0.05
 UNEVEN = 1.5
 """A router is said not to see load where requests in flight differ between machines so many times as they would under its rule."""
 _LEVEL = 0.999
-"""Of both comparisons, which are made for every machine."""
+"""The level of both comparisons, which are made for every machine."""
 _NS = 1e9
 
 
@@ -104,7 +104,7 @@ class Machine:
     slower: float
     """Its ITL over what the simulation has at as many running requests, against the other instances, less 1."""
     half_width: float
-    """Of the interval around it."""
+    """Half of the interval around it."""
     in_flight: float
 
 

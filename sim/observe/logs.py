@@ -207,7 +207,8 @@ _INSTANTS = 400
 
 
 def observed_of(logged: Arrival) -> Observed:
-    """What a log says of a deployment without metrics: counts at the instants at which requests ended or had their first token.
+    """A deployment without metrics, as its log describes it: counts at the instants at which requests ended or had their first
+    token.
 
     RooftraceError where it has no end of requests.
     """

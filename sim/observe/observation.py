@@ -45,7 +45,7 @@ class Source:
     match: tuple[str, ...] = ()
 
     def read(self) -> tuple[Observed, Arrival | None]:
-        """What was observed, and the requests where they were logged; RooftraceError where there is nothing."""
+        """The quantities that were observed, and the requests where they were logged; RooftraceError where there is nothing."""
         matching = Matching.of(self.match)
         paths = [path.resolve() for path in self.files]
         if len(set(paths)) < len(paths):

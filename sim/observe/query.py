@@ -18,7 +18,7 @@ from sim.observe.names import all_metrics
 from sim.observe.samples import Collected, Matching, Series, read_answer
 
 MOST_POINTS = 10_000
-"""Of one series in one answer; Prometheus gives 11,000 at most."""
+"""Samples of one series in one answer; Prometheus gives 11,000 at most."""
 _TIMEOUT_S = 60.0
 _SPANS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 

@@ -38,11 +38,12 @@ QUANTITIES: Mapping[str, str] = {
     "waiting": "waiting",
     "kv_used": "KV use",
 }
-"""What is laid beside each other, with its head in tables: rates are of requests that end and of tokens, latencies are means."""
+"""The quantities that are laid beside each other, each with its head in tables: rates are of requests that end and of tokens,
+latencies are means."""
 RELATIVE = ("requests_per_s", "output_tokens_per_s", "ttft_s", "itl_s", "running", "in_flight", "waiting")
 """Those of which an error is a share of what was observed; of KV use it is a difference of shares."""
 COUNTED: Mapping[str, str] = {"ttft_s": "ttft_n", "itl_s": "itl_n"}
-"""Of latencies, the row that says how many values an interval's mean is of."""
+"""For latencies, the row that says how many values an interval's mean is of."""
 LEAST_HOUR_S = 3600.0
 MOST_HOURS = 100_000
 """Intervals by which both are compared."""
@@ -70,7 +71,7 @@ def hours(begin_s: float, end_s: float, scrape_s: float, every_s: float | None =
 
 
 def observed_rows(seen: Observed, edges_s: FloatArray) -> dict[str, FloatArray]:
-    """What was observed, by the intervals between *edges_s* (Unix time); what nobody counts is left out."""
+    """The observed quantities, by the intervals between *edges_s* (Unix time); what nobody counts is left out."""
     widths_s = np.diff(edges_s)
     found: dict[str, FloatArray] = {}
     for name, quantity in (("requests_per_s", "finished"), ("output_tokens_per_s", "output_tokens")):
@@ -160,7 +161,7 @@ def _rows(run: Run, mine: NDArray[np.bool_], edges_s: FloatArray, replicas: Iter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What was observed and what was simulated, by interval."""
+    """Observed and simulated quantities, by interval."""
 
     edges_s: FloatArray
     """Unix time."""
@@ -205,7 +206,7 @@ class Replayed:
 
     runs: tuple[Run, ...]
     edges_s: FloatArray
-    """Of the simulated clock."""
+    """Instants of the simulated clock."""
 
     @property
     def rows(self) -> dict[str, FloatArray]:
@@ -260,7 +261,7 @@ def run_of(built: Built) -> Run:
 
 
 def beside(seen: Observed, edges_s: FloatArray, replayed: Replayed) -> Beside:
-    """What was observed between *edges_s* beside its simulation."""
+    """The quantities that were observed between *edges_s* beside its simulation."""
     return Beside(
         edges_s=edges_s,
         observed=observed_rows(seen, edges_s),

@@ -51,7 +51,7 @@ class LengthsOverTime:
 
     @property
     def precision(self) -> str:
-        """What the buckets allow to be known of single lengths, in a sentence."""
+        """A sentence on what the buckets allow to be known of single lengths."""
         n = self.buckets.sum(axis=0)
         if not self.edges_tokens.size or not n.sum():
             return "only means are known; every request of an interval is taken to be as long"

@@ -40,7 +40,7 @@ class Alternative:
 
     settings: tuple[str, ...]
     present: Replayed
-    """What it is compared with."""
+    """The run that it is compared with."""
     replayed: Replayed
     differences: tuple[Difference, ...]
     """A is the simulated present, B the alternative."""

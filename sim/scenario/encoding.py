@@ -19,7 +19,7 @@ _OF_STEPS = ("budget_tokens", "cache_tokens")
 
 
 class EncodeSettings(Section):
-    """What encodes images and the like: machines of their own, before prompts are computed, or the machines that compute
+    """The encoding of images and the like: by machines of their own, before prompts are computed, or the machines that compute
     prompts, in their steps."""
 
     at: Literal["pool", "engine"] = "pool"

@@ -191,7 +191,7 @@ def test_the_dashboard_has_both_curves_of_each_quantity_that_is_observed() -> No
 
 
 def test_every_quantity_that_a_maker_is_said_to_have_is_read(tmp_path: Path) -> None:
-    """Of each maker a scrape with all of its names, twice as much in the second."""
+    """For each maker a scrape with all of its names, twice as much in the second."""
     for maker in makers().values():
         if maker.key == "table":
             continue

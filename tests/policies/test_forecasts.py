@@ -48,7 +48,7 @@ def history(rates: Sequence[float], first: int = 0) -> History:
 
 
 def seen(came: Sequence[int], policy: Forecast, interval_s: float = 15.0, **pool: int) -> Seen:
-    """What *policy* sees after intervals in which so many requests came: those that it remembers."""
+    """The view that *policy* has after intervals in which so many requests came: those that it remembers."""
     each = [PoolSeen(came=n) for n in came]
     each[-1] = replace(each[-1], **pool)
     kept = max(ceil(remembers_s(policy) / interval_s - 1e-9), 1)

@@ -50,7 +50,7 @@ LAST = 1
 
 
 def test_annotations_in_quotes_mean_the_same_on_the_same_lines(hook: ModuleType) -> None:
-    """What mypyc would keep of an annotation is a text, and it keeps none with a bar."""
+    """An annotation of which mypyc keeps anything is a text, and it keeps none with a bar."""
     text = hook.annotations_in_quotes(SOURCE)
     assert text.splitlines().index("LAST = 1") == SOURCE.splitlines().index("LAST = 1")
     found = []

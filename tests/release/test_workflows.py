@@ -22,7 +22,7 @@ def steps_of(workflow: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def missing_in(command: str, root: Path = ROOT) -> list[str]:
-    """What *command* names and the repository does not have."""
+    """The paths that *command* names and the repository does not have."""
     found = []
     for module in re.findall(r"python3? -m ([\w.]+)", command):
         place = root.joinpath(*module.split("."))

@@ -29,7 +29,7 @@ class History(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What a forecast says at one instant."""
+    """A forecast at one instant, and what it was made of."""
 
     begin_s: float
     """The beginning of its first step, which has begun already."""
@@ -116,7 +116,7 @@ class Forecast:
         return History(tuple(rates), first, self.step_s).last(self.history_s)
 
     def outlook(self, seen: Seen) -> Outlook:
-        """What is forecast at this instant."""
+        """The forecast at this instant."""
         horizon_s = seen.interval_s if self.horizon_s is None else self.horizon_s
         history = self.history(seen)
         begin_s = (history.first + len(history.rates_per_s)) * self.step_s

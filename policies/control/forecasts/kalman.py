@@ -20,7 +20,7 @@ class Followed(NamedTuple):
     level: float
     trend: float
     covariance: tuple[float, float, float]
-    """Of the level, of level and trend, of the trend."""
+    """The variance of the level, the covariance of both, the variance of the trend."""
 
 
 @dataclass(frozen=True, kw_only=True)

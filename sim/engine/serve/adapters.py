@@ -85,11 +85,11 @@ class Adapters:
             _use(self._slots, adapter, spec.max_loras)
 
     def seen(self, batch: MicroBatch) -> SeenAdapters:
-        """What schedulers see of it."""
+        """The view that schedulers have of it."""
         return SeenAdapters(self._queue, batch)
 
     def load(self, batches: Sequence[MicroBatch]) -> AdapterLoad:
-        """What routers see of it."""
+        """The view that routers have of it."""
         running = frozenset(self.of[id_] for batch in batches for id_ in batch.admitted if id_ not in batch.leaving)
         base = {BASE_MODEL}
         return AdapterLoad(running - base, frozenset(self._queue.counts) - base, self._spec.max_loras)

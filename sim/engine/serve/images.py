@@ -69,7 +69,7 @@ class EncoderCache:
 
 
 class PlannedImages:
-    """What a plan encodes on its way, one sequence after the other."""
+    """The images that a plan encodes on its way, one sequence after the other."""
 
     def __init__(self, spec: ImagesSpec, cache: EncoderCache) -> None:
         self._of = spec.of
@@ -79,7 +79,7 @@ class PlannedImages:
         self._taken: dict[int, list[Image]] = {}
 
     def fits(self, id_: int, cached: int, tokens: int) -> int:
-        """Of *tokens* tokens behind *cached* ones, as many as can be computed: those ahead of the first image that is not encoded
+        """How many of *tokens* tokens behind *cached* ones can be computed: those ahead of the first image that is not encoded
         and cannot be."""
         new, left = list[Image](), self._left
         self._asked = id_, new
@@ -108,7 +108,7 @@ class PlannedImages:
         return new
 
     def computes(self, id_: int, cached: int, tokens: int) -> int:
-        """Of *tokens* tokens as many as fit, which are planned."""
+        """As many of *tokens* tokens as fit, which are planned."""
         tokens = self.fits(id_, cached, tokens)
         if tokens:
             self.take(id_)

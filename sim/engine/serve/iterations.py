@@ -89,7 +89,7 @@ class Iterations:
         """Prices and starts an iteration that is not on the only stage of a machine."""
         self._work = Work()
         self.images: Images | None = None
-        """What is encoded beside prompts."""
+        """The images that are encoded beside prompts."""
 
     # An iteration of its own.
 

@@ -1,4 +1,4 @@
-"""What a model encodes in its own iterations: images that stand in prompts."""
+"""Images that a model encodes in its own iterations: those that stand in prompts."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class SeenImages:
     """The images of each request, which stand at the beginning of its prompt, one behind the other."""
 
     def embeddings(self) -> list[int]:
-        """Of each request."""
+        """One entry for each request."""
         return [sum(image.embeddings for image in images) for images in self.of]
 
 
@@ -152,7 +152,7 @@ def _by_model(sizes: Sequence[EncodedImage], cost: ImageCost, numbers: tuple[int
 def images_in_steps(
     settings: EncodeSettings | None, deployment: Deployment, scheduler: object, seen: SeenImages | None
 ) -> ImagesSpec | None:
-    """What a machine encodes in its steps; None where it encodes nothing there. ValueError for what cannot be."""
+    """The images that a machine encodes in its steps; None where it encodes nothing there. ValueError for what cannot be."""
     if seen is None or settings is None or settings.at != "engine":
         return None
     largest = max(size.embeddings for size in seen.sizes)

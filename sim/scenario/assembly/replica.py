@@ -42,7 +42,7 @@ class Hosted:
 
 
 class Encodes(NamedTuple):
-    """What machines encode in their steps."""
+    """The images that machines encode in their steps."""
 
     settings: EncodeSettings | None = None
     images: SeenImages | None = None
