@@ -251,19 +251,22 @@ def draw(rng: Random) -> Mapping:
         _stop_machines(own, found)
     if (own := Random(f"context of {found}")).random() < 0.3:
         _share_context(own, found)
-    if found.get("serving_stack", "vllm") == "vllm" and (own := Random(f"adapters of {found}")).random() < 0.15:
-        found["adapters"] = {"count": own.choice([1, 3, 9])} | _some(
-            own, 0.4, rank=[8], popularity=["uniform", {"zipf": 1.1}, {"shares": [1.0]}], base_share=[0.3], max_loras=[2, 4],
-            max_lora_rank=[32], max_cpu_loras=[6], loaded_at_start=[False], placement=["apart"],
-        )  # fmt: skip
-        if "'router'" not in str(found) and own.random() < 0.3:
-            found["router"] = "adapter"
     if "'data'" not in str(found) and (own := Random(f"grammars of {found}")).random() < 0.2:
         found["structured_output"] = _some(
             own, 0.4, share=[0, 0.3], grammars=[5, 100], exponent=[1.2], compile_s=[0, 0.3], threads=[1], kept=[2],
             mask_s=[1e-4], apply_s=[1e-5], overlapped=[False], library=["xgrammar"],
         )  # fmt: skip
     return found
+
+
+def _forecast_settings(rng: Random, policy: str) -> dict:
+    """Settings that a forecast of this kind alone has."""
+    own: dict = {
+        "kalman": {"level": [0.3], "trend": [0.01], "damping": [0.9], "remembered_s": [3600.0]},
+        "seasonal_naive": {"season_s": [40.0, 60.0], "seasons": [2]},
+        "holt_winters": {"season_s": [40.0], "seasons": [3], "level": [0.2], "trend": [0.05], "season": [0.1]},
+    }
+    return _some(rng, 0.4, **own.get(policy, {}))
 
 
 def _stop_machines(rng: Random, found: Mapping) -> None:
@@ -911,16 +914,7 @@ class _Around:
                 **_some(rng, 0.5, share=[0.6]),
             },
             {
-                **rng.choice(
-                    [
-                        {"policy": "last_value"},
-                        {"policy": "kalman"}
-                        | _some(rng, 0.4, level=[0.3], trend=[0.01], damping=[0.9], remembered_s=[3600.0]),
-                        {"policy": "seasonal_naive"} | _some(rng, 0.5, season_s=[40.0, 60.0], seasons=[2]),
-                        {"policy": "holt_winters"}
-                        | _some(rng, 0.4, season_s=[40.0], seasons=[3], level=[0.2], trend=[0.05], season=[0.1]),
-                    ]
-                ),
+                "policy": rng.choice(["last_value", "kalman", "seasonal_naive", "holt_winters"]),
                 "rate_per_s": 10,
                 "step_s": 20.0,  # a multiple of every interval
                 "before": [0.0, 30.0, 10.0],
@@ -933,7 +927,9 @@ class _Around:
         ]
         if alone and load.arrives and not load.closed:
             policies += [{"policy": "perfect", "rate_per_s": 15, "step_s": 0.3}] * 2
-        autoscale: Mapping = {"policy": rng.choice(policies), "min": least, "max": most}
+        policy = rng.choice(policies)
+        policy = {**policy, **_forecast_settings(Random(f"{policy} of {found}"), str(policy["policy"]))}
+        autoscale: Mapping = {"policy": policy, "min": least, "max": most}
         autoscale["interval_s"] = rng.choice([0.05, 0.2, 1.0]) * (20 if load.slow else 1)
         if rng.random() < 0.6:
             autoscale["start"] = rng.choice([{"image": 0.1, "weights": 0.4}, {"boot": 0.02}, "qwen3-32b-h100-restore"])

@@ -165,7 +165,6 @@ class _Run:
             "saturated": self._saturated(),
             "speculation": self._speculation(),
             **self._encode(self.requests),
-            **self._adapters(),
             **self._grammars(self.requests),
             **self._handover(self.requests),
             **self._tiers(self.requests),
@@ -418,7 +417,6 @@ class _Run:
             **self._throughput(begin, end, whole=False),
             **self._utilisation(begin, end, whole=False),
             **self._encode(inside),
-            **self._adapters(),
             **self._grammars(inside),
             **self._handover(inside),
             **self._tiers(inside),
@@ -537,20 +535,6 @@ class _Run:
             for name, begin, end in zip(names, instants[:-1], instants[1:], strict=True)
         }
         return {"encode": {"requests": len(over), "stages": stages}}
-
-    def _adapters(self) -> dict[str, Any]:
-        """Means over the time of iterations; no column says which adapters there were, so counts are those of the run."""
-        found = self.meta.get("adapters")
-        if not found:
-            return {}
-        busy = found["busy_ns"]
-        means = {
-            "running_mean": found["adapter_ns"] / busy if busy else None,
-            "waiting_for_slot_mean": found["waiting_ns"] / busy if busy else None,
-        }
-        counts = {name: found[name] for name in ("max_loras", "disk_loads", "slot_loads")}
-        times = {f"{name}_load_s": found[f"{name}_load_ns"] / 1e9 for name in ("disk", "slot")}
-        return {"adapters": {**counts, **means, **times, "running_max": found["most_running"]}}
 
     def _grammars(self, requests: pd.DataFrame) -> dict[str, Any]:
         if "grammar_wait_ns" not in requests:

@@ -281,9 +281,11 @@ def stated_means_pct() -> dict[str, float]:
 @pytest.mark.slow(reason="whole tables of measurements")
 def test_profiles_reach_on_every_public_file_what_the_documents_state(shared):
     stated = stated_means_pct()
-    # Of the third set, those of AMD's devices, TPU v7 and Trainium3 as benchmarks of their own makers timed them.
-    other_makers = re.compile(r".*_(aiter|rccl_mi355x_frontier|tpu7x_bf16_jax0\.11|trn3_bf16_nki0\.3)\.csv")
-    third = [path for path in sorted((shared / "measured3").glob("*.csv")) if other_makers.fullmatch(path.name)]
+    # Of the third set, sparse latent attention, and AMD's devices, TPU v7 and Trainium3 as their own makers' benchmarks timed them.
+    listed = re.compile(
+        r"dsa_module_.*\.csv|.*_(aiter|rccl_mi355x_frontier|tpu7x_bf16_jax0\.11|trn3_bf16_nki0\.3)\.csv"
+    )
+    third = [path for path in sorted((shared / "measured3").glob("*.csv")) if listed.fullmatch(path.name)]
     files = [*(m for m in read_folder(shared / "measured2") if is_kernel_level(m)), *map(read, third)]
     assert {m.path.name for m in files} == set(stated)
     for m in files:
