@@ -128,7 +128,8 @@ def observe(
     if export_dashboard is not None:
         _export(export_dashboard, seen.makers, asked)
     if chosen is None:
-        traffic.workload(0).to_csv(out / "requests.csv")
+        trace = traffic.workload(0)
+        trace.to_csv(out / "requests.csv")
         _remove(out, ("observed.yaml", "stack.toml", "rerouted.csv"), files or ())
         if as_json:
             print_json(
