@@ -53,10 +53,11 @@ COMPILED = (
     *(f"policies/sglang/{name}.py" for name in ("joining", "past")),
     "hwmodels/layerwise.py",
     "hwmodels/totals.py",
+    "sim/placement/screening.py",
 )  # fmt: skip
-"""The modules that an iteration passes through, and whatever is derived from a class in there: of a compiled class mypyc makes
-objects of no class that is not compiled. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
-ones with compiled methods."""
+"""The modules that an iteration passes through, the loop that screens placements, and whatever is derived from a class in there: of
+a compiled class mypyc makes objects of no class that is not compiled. Not `events`, whose classes are SimPy's; classes that check
+their settings stay ordinary ones with compiled methods."""
 
 PACKAGES = ("hwmodels", "policies", "sim", "workloads")
 

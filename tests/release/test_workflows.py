@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-SCRIPTS = [ROOT / ".ci" / "run", ROOT / ".ci" / "on_wheel", *sorted((ROOT / "release").glob("[a-z]*[!.]"))]
+SCRIPTS = [ROOT / ".ci" / "run", ROOT / ".ci" / "on_wheel", *sorted((ROOT / ".ci" / "release").glob("[a-z]*[!.]"))]
 TOOLS = {"pip", "pytest", "build", "cibuildwheel", "twine", "cyclonedx_py", "uv", "venv"}
 """Modules that requirements bring."""
 
@@ -25,13 +26,13 @@ def missing_in(command: str, root: Path = ROOT) -> list[str]:
     """The paths that *command* names and the repository does not have."""
     found = []
     for module in re.findall(r"python3? -m ([\w.]+)", command):
-        place = root.joinpath(*module.split("."))
+        place = root.joinpath(*([".ci"] if module.startswith("release.") else []), *module.split("."))
         if module not in TOOLS and not place.with_suffix(".py").is_file() and not (place / "__main__.py").is_file():
             found.append(module)
     words = shlex.split(command, comments=True)
     for word in words:
         named = word.rpartition("=")[2].split("[")[0]
-        ours = re.match(r"(\.?/?)(\.ci|\.github|benchmarks|docs|examples|notebooks|release|requirements|tests)/", named)
+        ours = re.match(r"(\.?/?)(\.ci|\.github|benchmarks|docs|examples|notebooks|tests)/", named)
         if ours and "$" not in named and not (root / named).exists():
             found.append(named)
     return found
@@ -55,8 +56,8 @@ def test_what_the_steps_of_a_workflow_name_is_there(path: Path) -> None:
 def test_a_command_that_names_what_is_not_there_is_found() -> None:
     assert missing_in("python -m benchmarks.mutations --named") == []
     assert missing_in("python -m benchmarks.mutation --named") == ["benchmarks.mutation"]
-    assert missing_in("bash release/smoke dist/rooftrace-*.whl && pip install -c requirements/none.txt .") == [
-        "requirements/none.txt"
+    assert missing_in("bash .ci/release/smoke dist/rooftrace-*.whl && pip install -c .ci/requirements/none.txt .") == [
+        ".ci/requirements/none.txt"
     ]
 
 
@@ -64,7 +65,11 @@ def test_flags_of_our_own_tools_in_the_workflows_are_theirs() -> None:
     for path in WORKFLOWS:
         for job, step in steps_of(yaml.safe_load(path.read_text(encoding="utf-8"))):
             for module, rest in re.findall(r"python -m ((?:benchmarks|release)\.\w+)(.*)", step.get("run", "")):
-                source = ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+                source = (
+                    ROOT.joinpath(*([".ci"] if module.startswith("release.") else []), *module.split("."))
+                    .with_suffix(".py")
+                    .read_text(encoding="utf-8")
+                )
                 flags = [word for word in shlex.split(rest) if re.match(r"--[a-z]+$", word)]
                 assert all(f'"{flag}"' in source for flag in flags), f"{path.name}, {job}: {module} {flags}"
 
@@ -87,11 +92,22 @@ def test_scripts_name_files_that_are_there() -> None:
             for line in lines:
                 for module in re.findall(r'python"? -m ((?:benchmarks|release|tests)\.[\w.]+)', line):
                     assert not missing_in(f"python -m {module}"), f"{path.name}: {module}"
-                for named in re.findall(r"(?:bash|-c|-r) ((?:\.ci|release|requirements)/[\w./]+)", line):
+                for named in re.findall(r"(?:bash|-c|-r) (\.ci/[\w./]+)", line):
                     assert (ROOT / named).is_file(), f"{path.name}: {named}"
 
 
 def test_locks_name_no_index() -> None:
-    for lock in (ROOT / "requirements").glob("*.txt"):
+    for lock in (ROOT / ".ci" / "requirements").glob("*.txt"):
         for line in lock.read_text(encoding="utf-8").splitlines():
             assert re.match(r"[a-z0-9-]+==[\w.!+]+( ; .*)?$", line), f"{lock.name}: {line}"
+
+
+def test_extras_that_are_installed_are_there():
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    asked = set[str]()
+    for path in [*WORKFLOWS, *SCRIPTS, ROOT / "CONTRIBUTING.md", ROOT / "README.md"]:
+        text = path.read_text()
+        for names in re.findall(r"(?:\.|\$1|\$wheel|whl|rooftrace)\[([a-z, ]+)\]", text):
+            asked.update(names.replace(" ", "").split(","))
+        asked.update(re.findall(r"--extra ([a-z]+)", text))
+    assert {"dev", "explore", "serve", "forecast"} <= asked <= extras

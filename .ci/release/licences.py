@@ -1,6 +1,6 @@
 """Whether the licences of what Rooftrace needs, and of what it ships of others, are among those that it may be used with.
 
-python -m release.licences [DISTRIBUTION]      # with all that it requires, as installed here
+PYTHONPATH=.ci python -m release.licences [EXTRA ...]      # with all that it requires, as installed here
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ SHIPPED = {
 """Files of others in the wheel -> their licences beside them."""
 
 
-def required(name: str, seen: dict[str, str] | None = None) -> dict[str, str]:
-    """The licence of *name* and of all that it requires, as far as these are installed."""
+def required(name: str, seen: dict[str, str] | None = None, extras: tuple[str, ...] = ("",)) -> dict[str, str]:
+    """The licence of *name* and of all that it requires, with *extras*; all of these are installed."""
     seen = {} if seen is None else seen
     found = metadata.distribution(name)
     seen[found.name] = _licence(found)
     for text in found.requires or ():
         requirement = Requirement(text)
         known = {each.lower().replace("_", "-") for each in seen}
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": each}) for each in extras):
             continue
         if requirement.name.lower().replace("_", "-") not in known:
             required(requirement.name, seen)
@@ -52,7 +52,9 @@ def faults(licences: dict[str, str], root: Path = ROOT) -> list[str]:
         for name, licence in sorted(licences.items())
         if not ALLOWED.search(licence)
     ]
-    vendored = {path.relative_to(root).as_posix() for path in root.glob("*/**/vendor/*") if "LICENSE" not in path.name}
+    vendored = {
+        path.relative_to(root).as_posix() for path in root.glob("[a-z]*/**/vendor/*") if "LICENSE" not in path.name
+    }
     found += [
         f"{name} is of others, and SHIPPED does not say under which licence" for name in sorted(vendored - {*SHIPPED})
     ]
@@ -61,8 +63,8 @@ def faults(licences: dict[str, str], root: Path = ROOT) -> list[str]:
     return found
 
 
-def main(name: str = "rooftrace") -> int:
-    licences = required(name)
+def main(*extras: str) -> int:
+    licences = required("rooftrace", extras=("", *extras))
     for package, licence in sorted(licences.items()):
         print(f"{package:24} {licence}")
     wrong = faults(licences)
@@ -71,4 +73,4 @@ def main(name: str = "rooftrace") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    sys.exit(main(*sys.argv[1:]))

@@ -1,10 +1,10 @@
-"""News of changes: a file in `news/` for each, which a release gathers into CHANGELOG.md.
+"""News of changes: a file in `.ci/news/` for each, which a release gathers into CHANGELOG.md.
 
-    python -m release.news check                    # are all files named as they should be?
-    python -m release.news cut 0.2.0                # gather them into the section of this version, and remove them
-    python -m release.news take COMMIT              # make files of lines that CHANGELOG.md has and had not at COMMIT
+    PYTHONPATH=.ci python -m release.news check                    # are all files named as they should be?
+    PYTHONPATH=.ci python -m release.news cut 0.2.0                # gather them into the section of this version, and remove them
+    PYTHONPATH=.ci python -m release.news take COMMIT              # make files of lines that CHANGELOG.md has and had not at COMMIT
 
-A file `news/NAME.KIND.md` holds one entry, plain sentences without the dash; KIND is one of added, changed, fixed, removed,
+A file `.ci/news/NAME.KIND.md` holds one entry, plain sentences without the dash; KIND is one of added, changed, fixed, removed,
 deprecated. Files instead of lines in one list, so that branches do not meet there.
 """
 
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KINDS = ("added", "changed", "deprecated", "removed", "fixed")
 Entries = Mapping[str, list[str]]
 """Kind -> its entries."""
@@ -32,9 +32,9 @@ def fragments(folder: Path) -> dict[Path, str]:
             continue
         kind = path.name.removesuffix(".md").rpartition(".")[2]
         if path.suffix != ".md" or kind not in KINDS:
-            raise ValueError(f"news/{path.name}: a file is called NAME.KIND.md, KIND one of {', '.join(KINDS)}")
+            raise ValueError(f".ci/news/{path.name}: a file is called NAME.KIND.md, KIND one of {', '.join(KINDS)}")
         if not path.read_text(encoding="utf-8").strip():
-            raise ValueError(f"news/{path.name} is empty; say what changed in a sentence")
+            raise ValueError(f".ci/news/{path.name} is empty; say what changed in a sentence")
         found[path] = kind
     return found
 
@@ -108,12 +108,12 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         "--from", dest="of", help="the commit whose CHANGELOG.md is read; the file as it is, where not said"
     )
     given = parser.parse_args(arguments)
-    folder, page = root / "news", root / "CHANGELOG.md"
+    folder, page = root / ".ci" / "news", root / "CHANGELOG.md"
     try:
         found = fragments(folder)
         if given.command == "check" and "## [Unreleased]" in page.read_text(encoding="utf-8"):
             raise ValueError(
-                "CHANGELOG.md has a section [Unreleased]; news are files (python -m release.news take COMMIT)"
+                "CHANGELOG.md has a section [Unreleased]; news are files (PYTHONPATH=.ci python -m release.news take COMMIT)"
             )
         if given.command == "cut":
             entries: dict[str, list[str]] = {}

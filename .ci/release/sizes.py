@@ -1,4 +1,4 @@
-"""The megabytes of a wheel and of what is installed: python -m release.sizes WHEEL
+"""The megabytes of a wheel and of what is installed: PYTHONPATH=.ci python -m release.sizes WHEEL
 
 Of the wheel the largest folders are shown, as they are in it; of the installation this environment's packages.
 """
