@@ -8,6 +8,7 @@ is not known then: a request counts as in time when it has finished by its deadl
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from hwmodels.device import Device
 from hwmodels.model import ModelSpec
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
-from policies.placement import Placement, check
+from policies.placement import Placement, Score, check
 from policies.routers import LeastOutstanding
 from policies.schedulers import Sarathi
 from policies.view import Scheduler
@@ -144,6 +145,9 @@ class GenerativeServing(Serving):
     @property
     def screened_by(self) -> ScreenedBy:
         return "events"
+
+    def scorer(self, workload: Trace) -> Callable[[Placement], Score]:
+        return lambda placement: self.outcome(placement, workload).score(placement.replicas)
 
     def _hosted(self, models: tuple[int, ...], shape: tuple[int, int]) -> tuple[ReplicaSpec, ...]:
         deployments = [self.models[self.names[m]].deployment(*shape) for m in models]  # type: ignore[attr-defined]

@@ -11,27 +11,25 @@ The rules are those of AlpaServe's simulator (Li et al., OSDI 2023; artifact alp
 
 These rules are `policies.single_pass`; groups are machines, and models are what they host. `run_groups` is the one entry. The
 event loop is the reference; without batching what becomes of a request is known when it arrives, and one loop over the requests
-gives the same columns. numba compiles it where it is installed (the extra `fast`); Python runs the same lines where it is not.
+(`sim.placement.screening`) gives the same columns.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.single_pass import DeadlineBatches, InOrder, LeastBacklog
 from sim.engine import FINISHED, REJECTED, Experiment, MachineSpec, ReplicaSpec, StageTable, run
+from sim.placement import screening
+from sim.placement.screening import NEVER_NS, Host, Hosted, Line, Times, serve
 from workloads import Trace
 
 IntArray = NDArray[np.int64]
-
-_NEVER_NS = np.int64(2**63 - 1)
 
 _ENOUGH = 1 << 40
 """KV blocks, and micro-batches in flight: single-pass models are limited by neither."""
@@ -108,15 +106,19 @@ class GroupColumns:
         return np.where(self.finish_ns >= 0, FINISHED, REJECTED).astype(np.int8)
 
 
-Engine = Literal["auto", "events", "loop", "plain"]
+def loop_is_compiled() -> bool:
+    """Whether the loop without events was compiled where Rooftrace was installed."""
+    return not str(screening.__file__).endswith(".py")
+
+
+Engine = Literal["auto", "events", "loop"]
 
 
 def run_groups(experiment: GroupExperiment, *, engine: Engine = "auto") -> GroupColumns:
     """Serve the workload to its end.
 
-    *engine* is for tests and measurements: `events` is the SimPy reference; `loop` does without events and cannot batch,
-    compiled where numba is installed; `plain` is that loop as Python runs it; `auto` takes the loop wherever it can. All give
-    the same columns. ValueError for batches without events.
+    *engine* is for tests and measurements: `events` is the SimPy reference; `loop` does without events and cannot batch;
+    `auto` takes the loop wherever it can. Both give the same columns. ValueError for batches without events.
     """
     if engine == "auto":
         engine = "events" if len(experiment.batch_sizes) > 1 else "loop"
@@ -124,128 +126,54 @@ def run_groups(experiment: GroupExperiment, *, engine: Engine = "auto") -> Group
         return _on_machines(experiment)[0]
     if len(experiment.batch_sizes) > 1:
         raise ValueError(f"engine {engine!r} cannot form batches; use 'auto' or 'events', or batch_sizes=(1,)")
-    tables = GroupTables(experiment.groups, max(len(experiment.workload.models), 1))
-    return replay(experiment.workload, tables, experiment.overhead_ns, compiled=engine == "loop" and can_compile())
-
-
-@functools.cache
-def can_compile() -> bool:
-    """Whether the loop without events is compiled here: numba, of the extra `fast`, is installed."""
-    return importlib.util.find_spec("numba") is not None
-
-
-class GroupTables:
-    """Groups as flat arrays of integers, for the loop without events."""
-
-    def __init__(self, groups: Sequence[GroupSpec], n_models: int) -> None:
-        hosts: list[list[tuple[int, int]]] = [[] for _ in range(n_models)]
-        times: list[int] = []
-        first_clock, clocks = [], 0
-        for index, group in enumerate(groups):
-            first_clock.append(clocks)
-            clocks += group.n_stages
-            for model, batches in zip(group.models, group.stage_ns, strict=True):
-                hosts[model].append((index, len(times)))
-                times += batches[0]
-        self.n_clocks = clocks
-        self.stages = np.array([group.n_stages for group in groups] or [0], np.int64)
-        self.first_clock = np.array(first_clock or [0], np.int64)
-        self.host_start = np.cumsum([0, *map(len, hosts)]).astype(np.int64)
-        flat = [pair for pairs in hosts for pair in pairs]
-        self.host_group = np.array([group for group, _ in flat] or [0], np.int64)
-        self.host_times = np.array([at for _, at in flat] or [0], np.int64)
-        self.times = np.array(times or [0], np.int64)
-
-
-def replay(trace: Trace, tables: GroupTables, overhead_ns: int, *, compiled: bool) -> GroupColumns:
-    """The columns of a workload without batching, in one pass over its requests; *compiled* needs numba."""
-    n = len(trace)
-    model = np.zeros(n, np.int64) if trace.model_index is None else trace.model_index
-    latest = np.full(n, _NEVER_NS)
-    if trace.deadline_ns is not None:
-        latest = np.where(trace.deadline_ns < 0, latest, trace.arrival_ns + trace.deadline_ns - overhead_ns)
-    told = (
-        *(trace.arrival_ns, model, latest),
-        *(tables.host_start, tables.host_group, tables.host_times, tables.times, tables.stages, tables.first_clock),
+    overhead_ns, times = experiment.overhead_ns, Times()
+    Screen(experiment.workload, overhead_ns).serve(experiment.groups, times)
+    finish = np.array(times.left_ns, np.int64)
+    finish[finish >= 0] += overhead_ns
+    return GroupColumns(
+        start_ns=np.array(times.start_ns, np.int64),
+        finish_ns=finish,
+        group=np.array(times.group, np.int64),
+        batch=np.where(finish >= 0, 1, -1),
     )
-    work = tuple(np.zeros(size, np.int64) for size in (max(tables.n_clocks, 1), len(tables.stages), max(tables.stages)))
-    start, finish, group = (np.full(n, -1, np.int64) for _ in range(3))
-    loop: Callable[..., None] = _compiled() if compiled else _replay
-    if compiled:
-        loop(*told, *work, overhead_ns, start, finish, group)
-    else:
-        # Python reads and writes lists several times as fast as arrays.
-        lists = [column.tolist() for column in (start, finish, group)]
-        loop(*(column.tolist() for column in (*told, *work)), overhead_ns, *lists)
-        start, finish, group = (np.array(column, np.int64) for column in lists)
-    return GroupColumns(start_ns=start, finish_ns=finish, group=group, batch=np.where(finish >= 0, 1, -1))
 
 
-@functools.cache
-def _compiled() -> Callable[..., None]:
-    """The loop compiled, once a process; numba is loaded here, so that what serves no groups does without it."""
-    import numba
+class Screen:
+    """A workload without batching, ready to be served by one placement after another."""
 
-    try:
-        return numba.njit(cache=True, nogil=True)(_replay)
-    except RuntimeError:  # neither the package's folder nor the user's cache can be written
-        return numba.njit(nogil=True)(_replay)
+    def __init__(self, workload: Trace, overhead_ns: int) -> None:
+        n = len(workload)
+        self._n_models = max(len(workload.models), 1)
+        self._overhead_ns = overhead_ns
+        latest = np.full(n, NEVER_NS)
+        if workload.deadline_ns is not None:
+            latest = np.where(
+                workload.deadline_ns < 0, latest, workload.arrival_ns + workload.deadline_ns - overhead_ns
+            )
+        model = np.zeros(n, np.int64) if workload.model_index is None else workload.model_index
+        self._requests = workload.arrival_ns.tolist(), model.tolist(), latest.tolist()
+
+    def serve(self, groups: Sequence[GroupSpec], times: Times | None = None) -> Served:
+        models = [Hosted() for _ in range(self._n_models)]
+        lines: list[Line] = []
+        for number, group in enumerate(groups):
+            lines.append(line := Line(number, group.n_stages))
+            for model, batches in zip(group.models, group.stage_ns, strict=True):
+                models[model].hosts.append(Host(line, batches[0]))
+        total_ns = serve(*self._requests, models, times)
+        requests = [line.served for line in lines]
+        return Served(total_ns + self._overhead_ns * sum(requests), [model.unserved for model in models], requests)
 
 
-def _replay(
-    arrival: Any,
-    model: Any,
-    latest: Any,
-    host_start: Any,
-    host_group: Any,
-    host_times: Any,
-    times: Any,
-    stages: Any,
-    first_clock: Any,
-    clocks: Any,
-    ready: Any,
-    through: Any,
-    overhead_ns: int,
-    start: Any,
-    finish: Any,
-    group: Any,
-) -> None:
-    """Every request in order of arrival; columns are arrays where it is compiled and lists where Python runs it.
+class Served(NamedTuple):
+    """How a placement served a workload."""
 
-    *latest* is when the last stage may end, *clocks* hold when each stage of each group is free, *ready* the last of them,
-    *through* when one request is through its stages. Conditions stand for `max`, whose call takes Python as long as a stage.
-    """
-    for i in range(len(arrival)):
-        m = model[i]
-        chosen, end = host_start[m], host_start[m + 1]
-        if chosen == end:
-            continue
-        least = ready[host_group[chosen]]
-        for host in range(chosen + 1, end):
-            backlog = ready[host_group[host]]
-            if backlog < least:
-                least, chosen = backlog, host
-        g, at = host_group[chosen], host_times[chosen]
-        base, n = first_clock[g], stages[g]
-        group[i] = g
-        begin = arrival[i]
-        if clocks[base] > begin:
-            begin = clocks[base]
-        t = begin + times[at]
-        for k in range(1, n):
-            through[k - 1] = t
-            free = clocks[base + k]
-            if free > t:
-                t = free
-            t += times[at + k]
-        if t > latest[i]:
-            continue
-        start[i] = begin
-        finish[i] = t + overhead_ns
-        for k in range(n - 1):
-            clocks[base + k] = through[k]
-        clocks[base + n - 1] = t
-        ready[g] = t
+    latency_ns: int
+    """The latencies of the requests that were served, summed."""
+    unserved: list[int]
+    """For each model, requests that were not served in time."""
+    requests: list[int]
+    """For each group, requests that it served."""
 
 
 def machines_of(experiment: GroupExperiment) -> Experiment:

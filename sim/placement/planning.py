@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +31,7 @@ Progress = Callable[[int, float], None]
 class Scoring:
     """A scorer for searches: simulates each placement on one workload, and each only once.
 
-    *jobs* simulations run at a time, in threads: the compiled loop lets go of the interpreter, and what is not compiled gains
-    nothing by them. *budget_s* seconds after the first call it raises `BudgetSpent`.
+    *jobs* processes simulate at a time. *budget_s* seconds after the first call it raises `BudgetSpent`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Scoring:
         if budget_s is not None and not budget_s > 0:
             raise ValueError(f"budget_s is a time above 0, or nothing; got {budget_s!r}")
         self._serving, self._workload = serving, workload
+        self._one = serving.scorer(workload)
         self._jobs, self._budget_s, self._progress = jobs, budget_s, progress
         self._began: float | None = None
         self._cache: dict[Placement, Score] = {}
@@ -86,12 +88,17 @@ class Scoring:
             return [self._one(placement) for placement in placements]
         from joblib import Parallel, delayed
 
-        found = Parallel(n_jobs=self._jobs, prefer="threads")(delayed(self._one)(each) for each in placements)
-        return list(found)  # type: ignore[arg-type]
+        parts = [placements[at :: self._jobs] for at in range(min(self._jobs, len(placements)))]
+        found: Any = Parallel(n_jobs=self._jobs)(
+            delayed(_scores)(self._serving, self._workload, part) for part in parts
+        )
+        scores = dict(zip(itertools.chain(*parts), itertools.chain(*found), strict=True))
+        return [scores[placement] for placement in placements]
 
-    def _one(self, placement: Placement) -> Score:
-        outcome = self._serving.outcome(placement, self._workload, screening=True)
-        return outcome.score(placement.replicas)
+
+def _scores(serving: Serving, workload: Trace, placements: Sequence[Placement]) -> list[Score]:
+    """The scores of *placements*, in a process of its own."""
+    return list(map(serving.scorer(workload), placements))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +131,8 @@ class Plan:
         if self.screened_by != "python loop" or self.planning_s < _LONG_S:
             return None
         return (
-            f"numba, which is not installed, would take most of these {self.planning_s:.0f} s away: "
-            "pip install -e '.[fast]' compiles the loop that screens placements"
+            f"The loop that screens placements is plain Python here; compiled, it would take most of these {self.planning_s:.0f} s "
+            "away: rooftrace doctor says what is missing"
         )
 
 

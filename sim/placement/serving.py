@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hwmodels.single_pass import SinglePass
 from policies.placement import Cluster, Group, ModelView, Placement, Score, check
-from sim.placement.groups import GroupColumns, GroupExperiment, GroupSpec, can_compile, run_groups
+from sim.placement.groups import GroupColumns, GroupExperiment, GroupSpec, Screen, loop_is_compiled, run_groups
 from workloads import Trace
 
 ScreenedBy = Literal["events", "compiled loop", "python loop"]
@@ -165,7 +165,22 @@ class Serving:
         """The loop that serves the workload while screening: the one of events, or the one without, compiled or not."""
         if len(self.batch_sizes) > 1:
             return "events"
-        return "compiled loop" if can_compile() else "python loop"
+        return "compiled loop" if loop_is_compiled() else "python loop"
+
+    def scorer(self, workload: Trace) -> Callable[[Placement], Score]:
+        """The score of each placement on *workload*, which `workload` has made; ValueError where one does not fit."""
+        if self.screened_by == "events":
+            return lambda placement: self.outcome(placement, workload).score(placement.replicas)
+        screen = Screen(workload, round(self.overhead_s * NS_PER_S))
+
+        def score(placement: Placement) -> Score:
+            served = screen.serve(self.experiment(placement, workload).groups)
+            n = len(workload)
+            # As the attainment and the latencies of an `Outcome`: of all requests.
+            attainment, mean_s = sum(served.requests) / n, float(served.latency_ns) / NS_PER_S / n
+            return Score(_value(attainment, mean_s, placement.replicas), served.unserved, served.requests)
+
+        return score
 
     def groups(self, placement: Placement) -> tuple[GroupSpec, ...]:
         """The placement's groups with the times of their stages."""
@@ -225,13 +240,17 @@ class Outcome:
         return np.bincount(self.columns.group[served], minlength=self.n_groups)
 
     def score(self, replicas: int) -> Score:
-        """Attainment, then short latencies, then more replicas: the artifact's order of preference."""
         finish, arrival = self.columns.finish_ns, self.workload.arrival_ns
         served = finish >= 0
-        # A rejected request counts as no time in this mean, as in the artifact.
         mean_s = float(np.sum(finish - arrival, where=served)) / NS_PER_S / len(finish)
-        value = self.attainment - mean_s / 1e4 + replicas / 1e6
+        value = _value(self.attainment, mean_s, replicas)
         return Score(value=value, unserved=self.unserved.tolist(), requests=self.requests.tolist())
+
+
+def _value(attainment: float, mean_s: float, replicas: int) -> float:
+    """Attainment, then short latencies, then more replicas: the artifact's order of preference. A rejected request counts as no
+    time in *mean_s*, as in the artifact."""
+    return attainment - mean_s / 1e4 + replicas / 1e6
 
 
 def evaluate(serving: Serving, placement: Placement, trace: Trace, *, screening: bool = False) -> Outcome:

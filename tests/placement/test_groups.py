@@ -9,6 +9,7 @@ import pytest
 
 from sim.placement.groups import GroupColumns, GroupExperiment, GroupSpec, run_groups, stage_record
 from sim.theory.queueing import pipeline_placement_latency_s, simple_placement_latency_s
+from tests.sample import few
 from workloads import Fixed, Poisson, Trace, multi_model
 
 NEVER = -1
@@ -146,13 +147,12 @@ def differences(a: GroupColumns, b: GroupColumns) -> int:
 
 def test_loop_without_events_equals_the_event_loop_request_by_request():
     rejected = 0
-    for seed in range(150):
+    for seed in range(60):
         experiment = random_experiment(seed)
         events = run_groups(experiment, engine="events")
-        for engine in ("loop", "plain"):
-            assert differences(events, run_groups(experiment, engine=engine)) == 0, f"seed {seed}, {engine}"
+        assert differences(events, run_groups(experiment, engine="loop")) == 0, f"seed {seed}"
         rejected += int(np.count_nonzero(events.finish_ns < 0))
-    assert rejected > 1000  # the comparison has met both outcomes
+    assert rejected > 400  # the comparison has met both outcomes
 
 
 def test_comparison_notices_a_group_that_is_a_nanosecond_slower():
@@ -171,7 +171,7 @@ def test_comparison_notices_a_group_that_is_a_nanosecond_slower():
     assert noticed >= 14  # the others host nothing that is asked for
 
 
-@pytest.mark.parametrize("load", [0.4, 0.8, 1.6])
+@pytest.mark.parametrize("load", few([0.8, 0.4, 1.6], reason="long runs, much alike"))
 def test_two_devices_keep_the_closed_forms(load):
     """Within 2 % at a load of at most 0.8 a device: 400,000 requests, standard error below 0.5 %."""
     service_s = 0.1

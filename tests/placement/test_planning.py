@@ -37,6 +37,18 @@ def test_a_placement_is_simulated_once_however_often_it_is_asked_for(serving, tr
     assert (scoring.simulations, scoring.asked) == (1, 3)
 
 
+@pytest.mark.parametrize("slo_scale", [None, 1.5, 5.0])
+def test_screened_scores_are_those_of_the_event_loop(serving, traffic, slo_scale):
+    held = Serving(cluster=serving.cluster, models=serving.models, slo_scale=slo_scale, overhead_s=0.011)
+    workload = held.workload(traffic)
+    shared, alone = Group(inter_op=4, intra_op=1, models=(0, 1)), Group(inter_op=4, intra_op=1, models=(1,))
+    score = held.scorer(workload)
+    for groups in ((shared, alone), (shared, shared), (alone,), ()):
+        placement = Placement(groups=groups)
+        assert score(placement) == held.outcome(placement, workload).score(placement.replicas)
+
+
+@pytest.mark.slow(reason="starts processes")
 def test_parallel_scores_are_those_of_one_at_a_time(serving, traffic):
     one = find(EqualGroups(inter_op=4, beam=2), serving, traffic)
     two = find(EqualGroups(inter_op=4, beam=2), serving, traffic, jobs=2)

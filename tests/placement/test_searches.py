@@ -62,7 +62,7 @@ def coverage(models: Sequence[ModelView]):
     return score
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     n_devices=st.integers(1, 13),
     memory=st.floats(1.0, 30.0),
