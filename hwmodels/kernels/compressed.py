@@ -54,6 +54,37 @@ class CompressedParams:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedLayer:
+    """The shape of a layer's attention on one device; numbers or arrays."""
+
+    heads: Any
+    head_dim: Any
+    """Numbers in which each head meets a key."""
+    hidden: Any
+    compress: float
+    """Tokens that a key stands for; 0: there are no keys but those of the window."""
+    window: float
+    """Tokens that are attended to as they are; infinite where pairs are of what a query attends to."""
+    chosen: Any = None
+    """Keys that a query attends to; None: all."""
+    index_flops: Any = 0.0
+    """Work of the indexer for each key that it scores."""
+    token_bytes: Any = 0.0
+    """Bytes of the cache that are read for each token."""
+    entry_bytes: Any = 0.0
+    """Bytes that decodes read for each attended key."""
+    in_blocks: Any = 0.0
+    """1 where products are of FP8 in blocks, else 0."""
+    multiplied_heads: Any = None
+    """Heads that tensor cores multiply, where a group with fewer heads fills a tile in part."""
+
+    @property
+    def most(self) -> Any:
+        """Tokens that the chosen keys stand for; None: all."""
+        return None if self.chosen is None else self.chosen * self.compress
+
+
 def attended(ops: Ops, rows: Any, chunks: Any, pairs: Any, most: Any) -> tuple[Any, Any]:
     """Pairs of *rows* of prompts with no more than *most* tokens each, and the rows that have more tokens than that.
 
@@ -73,34 +104,17 @@ def _numbers(ops: Ops, every: Any, most: Any, compress: float) -> Any:
 
 
 def prefill_form(
-    params: CompressedParams,
-    sheet: Datasheet,
-    *,
-    heads: Any,
-    head_dim: Any,
-    hidden: Any,
-    compress: float,
-    window: float,
-    chosen: Any = None,
-    index_flops: Any = 0.0,
-    token_bytes: Any = 0.0,
-    in_blocks: Any = 0.0,
-    multiplied_heads: Any = None,
-    run: Running = ALONE,
-    flat_until: float | None = None,
+    params: CompressedParams, sheet: Datasheet, *, run: Running = ALONE, flat_until: float | None = None, **layer: Any
 ) -> PrefillForm:
-    """A layer's work for prompts beside its products: heads per device, each of which meets a key in `head_dim` numbers.
+    """A layer's work for prompts beside its products; *layer* as in `CompressedLayer`.
 
-    A key stands for `compress` tokens (0: there are none but those of the window, which is infinite where the pairs are of what a
-    query attends to); of `chosen` keys a query attends to so many
-    (None: to all) after `index_flops` for each. `flat_until`: equal scores as of a benchmark with dummy weights, which the
-    kernel that chooses among up to so many tokens is slow at; None: scores as in use. `in_blocks`: 1 where products are of FP8 in
-    blocks, else 0. `multiplied_heads`: those that tensor cores multiply, where a group with fewer heads fills a tile in part.
+    *flat_until*: equal scores as of a benchmark with dummy weights, which the kernel that chooses among up to so many tokens is
+    slow at; None: scores as in use.
     """
-    by_pair, by_row, by_score, by_kv = _rates(params, sheet, heads, head_dim, hidden, index_flops, token_bytes)
-    by_pair = by_pair if multiplied_heads is None else by_pair * (multiplied_heads / heads)
-    most = None if chosen is None else chosen * compress
-    launch, more, layers = params.launch_s - in_blocks * params.block_starts_s, params.sequence_s, run.layers
+    shape = CompressedLayer(**layer)
+    by_pair, by_row, by_score, by_kv = _rates(params, sheet, shape)
+    compress, window, most = shape.compress, shape.window, shape.most
+    launch, more, layers = params.launch_s - shape.in_blocks * params.block_starts_s, params.sequence_s, run.layers
 
     def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
         keys = pairs if window == math.inf else attended(ops, rows, chunks, pairs, window)[0]
@@ -121,29 +135,14 @@ def prefill_form(
 
 
 def decode_form(
-    params: CompressedParams,
-    sheet: Datasheet,
-    *,
-    heads: Any,
-    head_dim: Any,
-    hidden: Any,
-    compress: float,
-    window: float,
-    chosen: Any = None,
-    index_flops: Any = 0.0,
-    token_bytes: Any = 0.0,
-    entry_bytes: Any = 0.0,
-    in_blocks: Any = 0.0,
-    multiplied_heads: Any = None,
-    run: Running = ALONE,
-    flat_until: float | None = None,
+    params: CompressedParams, sheet: Datasheet, *, run: Running = ALONE, flat_until: float | None = None, **layer: Any
 ) -> DecodeForm:
-    """As `prefill_form`, of decodes: `token_bytes` of the cache are read for each token, `entry_bytes` for each attended key."""
-    by_pair, by_row, by_score, by_kv = _rates(params, sheet, heads, head_dim, hidden, index_flops, token_bytes)
-    by_pair = by_pair if multiplied_heads is None else by_pair * (multiplied_heads / heads)
-    by_entry = entry_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency)
-    most = None if chosen is None else chosen * compress
-    launch, layers = params.launch_s - in_blocks * params.block_starts_s, run.layers
+    """As `prefill_form`, of decodes."""
+    shape = CompressedLayer(**layer)
+    by_pair, by_row, by_score, by_kv = _rates(params, sheet, shape)
+    by_entry = shape.entry_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency)
+    compress, window, most = shape.compress, shape.window, shape.most
+    launch, layers = params.launch_s - shape.in_blocks * params.block_starts_s, run.layers
 
     def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
         each = kv / seqs
@@ -162,21 +161,16 @@ def decode_form(
     return form
 
 
-def _rates(
-    params: CompressedParams,
-    sheet: Datasheet,
-    heads: Any,
-    head_dim: Any,
-    hidden: Any,
-    index_flops: Any,
-    token_bytes: Any,
-) -> tuple[Any, Any, Any, Any]:
+def _rates(params: CompressedParams, sheet: Datasheet, shape: CompressedLayer) -> tuple[Any, Any, Any, Any]:
     """Seconds of an attended key, of a row, of a scored key and of a token of the cache."""
+    by_pair = 4.0 * shape.heads * shape.head_dim / (sheet.flops_per_s("bf16") * params.compute_efficiency)
+    if shape.multiplied_heads is not None:
+        by_pair = by_pair * (shape.multiplied_heads / shape.heads)
     return (
-        4.0 * heads * head_dim / (sheet.flops_per_s("bf16") * params.compute_efficiency),
-        (params.row_s + params.head_s * heads + params.wide_s * 1e-3 * hidden) / sheet.sm_count,
-        index_flops / (_eight_bits(sheet) * params.score_efficiency),
-        token_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency),
+        by_pair,
+        (params.row_s + params.head_s * shape.heads + params.wide_s * 1e-3 * shape.hidden) / sheet.sm_count,
+        shape.index_flops / (_eight_bits(sheet) * params.score_efficiency),
+        shape.token_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency),
     )
 
 

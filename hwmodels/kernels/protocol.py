@@ -21,11 +21,13 @@ class HostTimes:
     row_s: float = 0.0
     """The time of each token of the iteration."""
     prompt_floor_s: float = 0.0
-    """Least time of an iteration with prompts of which more than a token each is left: they are launched kernel by kernel."""
+    """Least time of an iteration with prompts that are no decodes by `decode_tokens`: they are launched kernel by kernel."""
     decode_floor_s: float = 0.0
     """Least time of any other."""
     launch_floor_s: float = 0.0
     """Least time of one whose decodes are beyond the captured graphs."""
+    decode_tokens: int = 1
+    """Tokens left of a prompt up to which the engine replays it as a decode: 1, or 0 where it launches every prompt."""
     compute_factor: float = 1.0
     """The factor on the device's arithmetic: on the time of kernels beyond that for one row, and on attention of prompts."""
     bandwidth_factor: float = 1.0

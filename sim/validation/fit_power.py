@@ -89,7 +89,8 @@ def terms_matrix(states: Sequence[tuple[float, float]], memories: Sequence[int],
 
 
 def least_squares_terms(matrix: FloatArray, share: FloatArray, groups: Sequence[str]) -> FloatArray:
-    """The terms for which min(1, matrix @ terms) is nearest to *share*, by robust log ratios; *groups* weigh alike."""
+    """The terms for which min(1, matrix @ terms) is nearest to *share*, by robust log ratios; *groups* weigh alike. A device that
+    waits draws no more than any was measured to draw."""
     from scipy.optimize import least_squares
 
     names, group, count = np.unique(np.array(groups), return_inverse=True, return_counts=True)
@@ -99,8 +100,9 @@ def least_squares_terms(matrix: FloatArray, share: FloatArray, groups: Sequence[
         return weight * np.log(np.clip(matrix @ terms, 0.05, 1.0) / share)
 
     n = matrix.shape[1]
-    bounds = ([0.05] + [0.0] * (n - 1), [3.0] * n)
-    return least_squares(residuals, np.full(n, 0.2), bounds=bounds, loss="soft_l1", f_scale=_SCATTER).x
+    bounds = ([0.05] + [0.0] * (n - 1), [max(0.1, share.min())] + [3.0] * (n - 1))
+    start = np.minimum(0.2, 0.9 * np.array(bounds[1]))
+    return least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=_SCATTER).x
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

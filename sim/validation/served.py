@@ -264,8 +264,9 @@ farthest first; [files_served.csv](validation/files_served.csv) has all models a
 * TensorRT-LLM in InferenceX: one time of admission stands for all models and devices, and the first tokens of gpt-oss on B200 come
   sooner than that. With attention data parallelism prompts are held back until every rank has one, by settings that are assumed to
   be the same in all rows ([evidence](validation/servers.md#ranks)).
-* Qwen3-235B behind vLLM 0.12 and DeepSeek-R1-NVFP4 take two to four times what their kernels take, as the publishers of the
-  rows say. They inform no fit.
+* DeepSeek-R1-NVFP4 takes two to four times what its kernels take, as the publishers of the rows say, and informs no fit. Qwen3-235B
+  in FP8 blocks behind vLLM 0.12 takes twice as much, which a time of a layer's experts explains in part: it was fitted to
+  [other servers](validation/power.md#experts-of-vllm-011), and to none of these rows.
 * Prompts behind SGLang 0.5.6: those of Qwen3-235B take 0.3 to 0.5 ms a token, several times their kernels.
 * SGLang's admission is one constant, 0.124 s for 0.5.9 and 0.060 s for 0.5.6, fitted to models of 8 billion parameters and more.
   Smaller models were not measured: Llama-3.2-1B on one H100 gets a TTFT of 128 and 68 ms, against 19 ms behind vLLM.

@@ -61,6 +61,13 @@ def test_a_row_whose_time_is_filled_with_what_nobody_knows_informs_no_fit() -> N
     assert Fit.of([*rows, *strange], ("b200",)).terms == pytest.approx(Fit.of(rows, ("b200",)).terms)
 
 
+def test_a_device_that_waits_draws_no_more_than_any_was_measured_to_draw() -> None:
+    rows = made(7, idle=0.4, compute=0.7, memory={"b200": 0.6})
+    waiting = replace(rows[0], share=0.25, tokens_per_s=1.0)
+    assert Fit.of(rows, ("b200",)).entry("b200")["idle"] == pytest.approx(0.4, rel=0.02)
+    assert Fit.of([*rows, waiting], ("b200",)).entry("b200")["idle"] <= 0.25
+
+
 def test_what_a_full_server_draws_follows_from_what_it_reaches() -> None:
     found = drawn(ROW, "0.11.1")
     model = power_model("h100-sxm")

@@ -18,7 +18,16 @@ from policies.acceptance import Iid
 from sim.bench.load import load_of
 from sim.bench.measured import Lengths
 from sim.bench.published.machines import Speculation, Unmodelled, devices_of
-from sim.bench.published.rows import concurrency_of, experiment_of, half_of, rows_of, seats_of, served_run, served_s
+from sim.bench.published.rows import (
+    concurrency_of,
+    experiment_of,
+    formatted,
+    half_of,
+    rows_of,
+    seats_of,
+    served_run,
+    served_s,
+)
 from sim.bench.published.speculated import NOT_KNOWN, speculation_of
 from sim.cli import build_app
 from sim.errors import OutputError, RooftraceError
@@ -169,6 +178,22 @@ def test_a_row_says_its_deployment():
     assert run.model.mlp_precision == "fp8"
     # 8-bit weights do not imply an 8-bit cache.
     assert run.kv_precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen3-235B-A22B-FP8", "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+        "Qwen/Qwen3-32B-FP8", "deepseek-ai/DeepSeek-V3.1",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("modes", ["fp8,fp8", ","])
+def test_a_checkpoint_with_scales_for_blocks_has_them_whatever_release_of_its_model_it_is(name, modes):
+    modes = dict(zip(("gemm_quant_mode", "moe_quant_mode"), modes.split(","), strict=True))
+    found = formatted(row_of(DENSE) | {"model_path": name, "precision": "fp8", **modes})
+    asked = load_model(name)
+    assert (found.mlp_precision, found.expert_precision) == (asked.mlp_precision, asked.expert_precision)
+    assert found.mlp_precision == "fp8_block"
 
 
 @pytest.mark.parametrize(

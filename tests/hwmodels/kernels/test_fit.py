@@ -39,8 +39,8 @@ def test_a_fit_recovers_the_decode_parameters_and_scores_shapes_it_did_not_see()
     truth = DecodeParams(launch_s=7e-6, bandwidth_efficiency=0.7, block_s=5e-6, regroup_s=0.0)
     rng = np.random.default_rng(2)
     columns = {
-        "seqs": rng.integers(1, 1500, 1500), "kv": rng.integers(128, 20_000, 1500),
-        "heads": rng.choice([8, 16, 32, 64], 1500),
+        "seqs": rng.integers(1, 1500, 500), "kv": rng.integers(128, 20_000, 500),
+        "heads": rng.choice([8, 16, 32, 64], 500),
     }  # fmt: skip
 
     def price(params, c):
@@ -49,7 +49,7 @@ def test_a_fit_recovers_the_decode_parameters_and_scores_shapes_it_did_not_see()
         )
 
     hold = held_back_groups(columns, ("seqs",))
-    noise = np.exp(rng.normal(0, 0.01, 1500))
+    noise = np.exp(rng.normal(0, 0.01, 500))
     result = fit(price, DecodeParams(), columns, price(truth, columns) * noise, held_back=hold)
     assert result.params.bandwidth_efficiency == pytest.approx(0.7, rel=0.03)
     assert result.held_back is not None
