@@ -1,6 +1,6 @@
 """Our `vllm` and `sglang` beside the scheduler of any installed release, over the random workloads of the oracles.
 
-    python -m benchmarks.engines_diff --python PYTHON_WITH_VLLM [--workloads 500] [--first 0]
+    python -m benchmarks.engines_diff --python PYTHON_WITH_VLLM [--workloads 500] [--first 0] [--adapters]
     python -m benchmarks.engines_diff --engine sglang --python PYTHON_WITH_SGLANG
 
 The release drives inside our event loop (`policies.installed`), where our own policy drives once more. Drawn are prefix cache,
@@ -24,6 +24,7 @@ from hwmodels.overheads import at_or_before
 from policies.vllm_settings import RELEASES
 from sim.engine.time.errors import PolicyError
 from tests.oracle import test_sglang, vllm_prefix_cases
+from tests.oracle.adapter_cases import with_adapters
 from tests.oracle.sglang_driven import driven
 from tests.oracle.sglang_driven import release_of as sglang_release_of
 from tests.oracle.vllm_cases import a_case, our_decisions
@@ -88,12 +89,15 @@ def fitted(case: dict[str, Any], release: str) -> dict[str, Any]:
     return case | {name: USUAL[name] for name in RELEASES[release].lacks}
 
 
-def vllm_differences(python: str, seeds: range, rules: str | None = None) -> Iterator[tuple[int, str, str]]:
+def vllm_differences(
+    python: str, seeds: range, rules: str | None = None, *, adapters: bool = False
+) -> Iterator[tuple[int, str, str]]:
     """(seed, kind, circumstances) of each workload; kind "" where all steps are the same. *rules*: the release whose rules `vllm`
-    has; None: those of the release that is installed."""
+    has; None: those of the release that is installed. *adapters*: requests ask for more of them than a batch may have."""
     release = rules or nearest_rules(release_of(python))
     for seed in seeds:
         case = fitted(vllm_case(seed), release)
+        case = with_adapters(case, seed) if adapters else case
         try:
             theirs = decided(partial(driven_decisions, case, python))
         except PolicyError as error:
@@ -125,11 +129,12 @@ def sglang_workloads(n: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from ((around, case) for around, case in zip(kinds, row, strict=True) if case is not None)
 
 
-def sglang_differences(python: str, seeds: range) -> Iterator[tuple[int, str, str]]:
+def sglang_differences(python: str, seeds: range, *, adapters: bool = False) -> Iterator[tuple[int, str, str]]:
     """The same of SGLang; the number of a workload is its place."""
     for seed, (around, case) in enumerate(islice(sglang_workloads(seeds.stop), seeds.stop)):
         if seed < seeds.start:
             continue
+        case = with_adapters(case, seed) if adapters else case
         try:
             found = test_sglang.aligned(case, driven(case, python))
         except PolicyError as error:
@@ -159,9 +164,11 @@ def main() -> None:
         "--rules", choices=tuple(RELEASES), help="our release; left out: the installed one, or the one before it"
     )
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--adapters", action="store_true", help="requests ask for LoRA adapters")
     options = parser.parse_args()
     seeds = range(options.first, options.first + 2 * options.workloads)
     differences = partial(vllm_differences, rules=options.rules) if options.engine == "vllm" else sglang_differences
+    differences = partial(differences, adapters=options.adapters)
     began, kinds, alike = time.perf_counter(), Counter[str](), Counter[str]()
     compared = 0
     for _, kind, around in differences(options.python, seeds):

@@ -42,8 +42,7 @@ MODELS = {
     "Qwen/Qwen3-VL-235B-A22B-Instruct": "qwen3-vl-235b-a22b",
     "Qwen/Qwen3-VL-235B-A22B-Instruct-FP8": "qwen3-vl-235b-a22b",
     "Qwen/Qwen3-VL-30B-A3B-Instruct": "qwen3-vl-30b-a3b",
-    # Its language model and its encoder of images have the shapes of Qwen3-VL-30B-A3B; speech is not asked for.
-    "Qwen/Qwen3-Omni-30B-A3B-Instruct": "qwen3-vl-30b-a3b",
+    "Qwen/Qwen3-Omni-30B-A3B-Instruct": "qwen3-omni-30b-a3b",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
 }
 TEXT_MODELS = {

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.adapters import AdapterCost, times_of
+from hwmodels.adapters import AdapterCost, slot_rules, times_of
 from hwmodels.model import load_model
 from hwmodels.parallel import ParallelConfig
 from sim.engine import run
@@ -119,7 +119,10 @@ def memory(folder: Path) -> None:
 
 def _cost(spec: Any, engine: str, slots: int, rank: int) -> AdapterCost:
     times = times_of("vllm", RELEASES[engine])
-    return AdapterCost(spec=spec, parallel=ParallelConfig(), max_loras=slots, max_lora_rank=rank, times=times)
+    rules = slot_rules("vllm")
+    return AdapterCost(
+        spec=spec, parallel=ParallelConfig(), max_loras=slots, max_lora_rank=rank, times=times, rules=rules
+    )
 
 
 def loads(folder: Path) -> None:

@@ -1,16 +1,16 @@
-"""The cost of LoRA adapters in vLLM: memory of slots, loads, and what adapters add to an iteration.
+"""The cost of LoRA adapters: memory of slots, loads, and what adapters add to an iteration.
 
 Each linear layer of the base model has a slot of `max_lora_rank` for every one of `max_loras` adapters, whatever adapter is in it
-(vLLM, lora/layers.py); a kernel shrinks the inputs of all tokens to the rank, and one expands them again (lora/ops/triton_ops).
-Both are launched for all slots, and those without tokens end at once, so that a step gets longer with slots, with the different
-adapters in it, and with its tokens.
+(vLLM, lora/layers.py; SGLang, srt/lora/mem_pool.py); a kernel shrinks the inputs of all tokens to the rank, and one expands them
+again (vLLM, lora/ops/triton_ops). Both are launched for all slots, and those without tokens end at once, so that a step gets longer
+with slots, with the different adapters in it, and with its tokens.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,10 +21,41 @@ from hwmodels.precision import precision
 from hwmodels.stacks import default_stack, file_of
 from hwmodels.tables import read_toml
 
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that `max_lora_rank` of vLLM may have (config/lora.py)."""
-KERNELS_OF_LAYER = 8
-"""Launches for a layer: to shrink and to expand, for queries, keys and values together, for the output, gate and up, and down."""
+LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+"""The linear layers of a layer, those that engines join as one."""
+ENDS = ("embed_tokens", "lm_head")
+JOINED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), LINEAR[0]),
+    **dict.fromkeys(("gate_proj", "up_proj"), LINEAR[2]),
+}
+"""The joined layers of those that checkpoints have apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRules:
+    """The slots of one stack."""
+
+    max_loras: int
+    """Slots where the command says no number."""
+    ranks: tuple[int, ...]
+    """The values that `max_lora_rank` may have; (): any."""
+    modules: tuple[str, ...]
+    """The layers with slots where the command names none."""
+    base_has_slot: bool
+    """The base model takes a slot like an adapter."""
+    by_own_rank: bool
+    """Kernels compute as many rows of a slot as its adapter has; False: all of them."""
+    keeps_all: bool
+    """Host memory keeps every adapter where the command says no number; False: as many as there are slots."""
+    ends_twice: bool
+    """Where embedding and head both have slots, each has them twice."""
+
+    def least_rank(self, rank: int) -> int:
+        """The least `max_lora_rank` that has room for adapters of *rank*; ValueError where there is none."""
+        found = rank if not self.ranks else next((each for each in self.ranks if each >= rank), None)
+        if found is None:
+            raise ValueError(f"slots have ranks up to {self.ranks[-1]}; got an adapter of rank {rank}")
+        return found
 
 
 class Target(NamedTuple):
@@ -41,6 +72,7 @@ class AdapterTimes:
     """Times of one release; `sources` has the document behind each number."""
 
     stack: str
+    """The stack that was measured."""
     release: str
     measured: str
     """The release that was measured, in words."""
@@ -58,6 +90,8 @@ class AdapterTimes:
     """Seconds for each byte of A and B of a slot, for each different adapter of the iteration."""
     row_launch_s: float
     """Seconds of each kernel for each token."""
+    in_base_steps: float
+    """1: iterations without any adapter launch the kernels as well; 0: they do not."""
     tensor_read_s: float
     """Seconds to read a tensor from disk into host memory, beside its bytes."""
     read_bytes_per_s: float
@@ -71,16 +105,30 @@ class AdapterTimes:
 FILE = "adapters.toml"
 
 
+def _read(stack: str) -> dict[str, Any]:
+    """The file of *stack*, or that of the default stack, with its name as `stack`."""
+    file = file_of(stack, FILE)
+    if file is None:
+        return _read(default_stack().name)
+    return {**read_toml(file), "stack": stack}
+
+
+@functools.cache
+def slot_rules(stack: str) -> SlotRules:
+    """The slots of *stack*; those of the default stack for one of which none are known."""
+    given: dict[str, Any] = _read(stack)["slots"]
+    return SlotRules(**{**given, "ranks": tuple(given["ranks"]), "modules": tuple(given["modules"])})
+
+
 @functools.cache
 def adapter_times(stack: str) -> Mapping[str, AdapterTimes]:
     """The times of *stack* by release, the newest first; a release has what it does not say itself from the one that says
-    everything. KeyError for a stack of which none are known."""
-    file = file_of(stack, FILE)
-    if file is None:
-        raise KeyError(stack)
-    table = read_toml(file)
-    documents = table.pop("documents")
-    complete = max(table.values(), key=len)
+    everything, or from that of the default stack."""
+    table, usual = _read(stack), _read(default_stack().name)
+    documents = {**usual.pop("documents"), **table.pop("documents")}
+    measured, stack = usual.pop("stack"), table.pop("stack")
+    del usual["slots"], table["slots"]
+    complete = max((*table.values(), *usual.values()), key=len)
     found: dict[str, AdapterTimes] = {}
     for release, own in table.items():
         entries: Mapping[str, tuple[float, str]] = {
@@ -89,7 +137,11 @@ def adapter_times(stack: str) -> Mapping[str, AdapterTimes]:
         numbers: dict[str, Any] = {key: number for key, (number, _) in entries.items()}
         sources = {key: documents[source] for key, (_, source) in entries.items()}
         found[release] = AdapterTimes(
-            stack=stack, release=release, measured=own.get("measured", complete["measured"]), sources=sources, **numbers
+            stack=measured,
+            release=release,
+            measured=own.get("measured", complete["measured"]),
+            sources=sources,
+            **numbers,
         )
     return found
 
@@ -103,9 +155,21 @@ def times_of(stack: str, release: str | None = None) -> AdapterTimes:
     return next(iter(known.values())) if release is None else known[known_for(release, known)]
 
 
-def targets_of(spec: ModelSpec, tensor: int = 1) -> list[list[Target]]:
-    """The linear layers of each layer that adapters change, on one of *tensor* devices: A of a layer that is split by columns is
-    whole on each, and so is B of one that is split by rows. ValueError for models whose layers are of other kinds."""
+def modules_of(named: Sequence[str]) -> tuple[str, ...]:
+    """The layers with slots that a command names, as engines join them; `all`: every one. ValueError for another."""
+    known = (*LINEAR, *ENDS)
+    found = {*known} if "all" in named else {JOINED.get(name, name) for name in named}
+    if not named or not found <= {*known}:
+        raise ValueError(
+            f"target_modules are among {', '.join([*JOINED, *known])} and all; got {', '.join(named) or 'none'}"
+        )
+    return tuple(name for name in known if name in found)
+
+
+def targets_of(spec: ModelSpec, tensor: int = 1, modules: Collection[str] = LINEAR) -> list[list[Target]]:
+    """The linear layers of each layer that adapters change, those of *modules*, on one of *tensor* devices: A of a layer that is
+    split by columns is whole on each, and so is B of one that is split by rows. ValueError for models whose layers are of other
+    kinds."""
     plain = isinstance(spec.attention, Attention) and spec.local_attention is None and spec.linear_attention is None
     if not plain or spec.experts is not None or not spec.gated_mlp:
         raise ValueError(
@@ -118,25 +182,17 @@ def targets_of(spec: ModelSpec, tensor: int = 1) -> list[list[Target]]:
     hidden, found = spec.hidden, []
     for layer in range(spec.n_layers):
         width = (spec.layer_ffn[layer] if spec.layer_ffn else spec.ffn) // tensor
-        found.append(
-            [
+        of_layer = {
+            "qkv_proj": [
                 Target(hidden, heads * attention.head_dim),
                 Target(hidden, kv * attention.head_dim),
                 Target(hidden, kv * attention.v_dim),
-                Target(heads * attention.v_dim, hidden),
-                Target(hidden, width),
-                Target(hidden, width),
-                Target(width, hidden),
-            ]
-        )
-    return found
-
-
-def least_slot_rank(rank: int) -> int:
-    """The least `max_lora_rank` that has room for adapters of *rank*; ValueError where there is none."""
-    found = next((each for each in RANKS if each >= rank), None)
-    if found is None:
-        raise ValueError(f"vLLM's slots have ranks up to {RANKS[-1]}; got an adapter of rank {rank}")
+            ],
+            "o_proj": [Target(heads * attention.v_dim, hidden)],
+            "gate_up_proj": [Target(hidden, width)] * 2,
+            "down_proj": [Target(width, hidden)],
+        }
+        found.append([target for name, targets in of_layer.items() if name in modules for target in targets])
     return found
 
 
@@ -149,18 +205,25 @@ class AdapterCost:
     max_loras: int
     max_lora_rank: int
     times: AdapterTimes
+    rules: SlotRules
+    target_modules: tuple[str, ...] | None = None
+    """The layers with slots; None: those that the stack gives them."""
     host_bytes_per_s: float | None = None
     """The bandwidth of each device's link to the host; None where it is not known."""
 
     def __post_init__(self) -> None:
-        if self.max_lora_rank not in RANKS:
-            ranks = ", ".join(map(str, RANKS))
-            raise ValueError(f"max_lora_rank is one of {ranks}, as in vLLM; got {self.max_lora_rank}")
+        if self.rules.ranks and self.max_lora_rank not in self.rules.ranks:
+            ranks = ", ".join(map(str, self.rules.ranks))
+            raise ValueError(f"max_lora_rank is one of {ranks}; got {self.max_lora_rank}")
         targets_of(self.spec)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return self.rules.modules if self.target_modules is None else self.target_modules
 
     @functools.cached_property
     def _targets(self) -> list[list[Target]]:
-        return targets_of(self.spec, self.parallel.tensor)
+        return targets_of(self.spec, self.parallel.tensor, self.modules)
 
     def _numbers(self, layers: range) -> int:
         """Numbers of A and B for each rank, on one device."""
@@ -169,7 +232,9 @@ class AdapterCost:
     def slot_bytes(self, layers: range, *, first: bool = True, last: bool = True) -> float:
         """Bytes of a slot on one device that has *layers*; those of the embedding are on the *first*, of the head on the *last*."""
         spec, rank, rows = self.spec, self.max_lora_rank, self.times.extra_vocab_rows
-        ends = first + (last and spec.lm_head)
+        ends = (first and ENDS[0] in self.modules) + (last and spec.lm_head and ENDS[1] in self.modules)
+        if self.rules.ends_twice and {*ENDS} <= {*self.modules}:
+            ends *= 2
         numbers = (self._numbers(layers) + ends * (spec.vocab + rows / 3 + spec.hidden)) * rank
         return (numbers + rows * spec.hidden * ends / 2) * precision(spec.base_precision).element_bytes
 
@@ -177,34 +242,42 @@ class AdapterCost:
         """Bytes of all slots on one device."""
         return self.max_loras * self.slot_bytes(layers, first=first, last=last)
 
-    def step_s(self, rows: int, adapters: int) -> float:
-        """Seconds that adapters add to an iteration of *rows* tokens with so many different *adapters*."""
-        times, slots = self.times, self.max_loras
+    def step_s(self, rows: int, ranks: Collection[int]) -> float:
+        """Seconds that adapters add to an iteration of *rows* tokens with different adapters of these *ranks*."""
+        times, slots, adapters = self.times, self.max_loras, len(ranks)
+        if not (adapters or times.in_base_steps):
+            return 0.0
         of_kernel = (
             times.launch_s
             + slots * (times.slot_launch_s + times.slot_root_s * math.sqrt(rows))
             + adapters * times.adapter_launch_s
             + rows * times.row_launch_s
         )
-        return self._kernels * of_kernel + adapters * times.adapter_s_per_byte * self._rank_bytes
+        computed = sum(ranks) if self.rules.by_own_rank else adapters * self.max_lora_rank
+        return self._kernels * of_kernel + computed * times.adapter_s_per_byte * self._bytes_of_rank
 
     @functools.cached_property
     def _kernels(self) -> int:
-        return self.spec.n_layers * KERNELS_OF_LAYER
+        """Launches: to shrink and to expand, for each of the joined layers."""
+        return self.spec.n_layers * 2 * sum(name in self.modules for name in LINEAR)
 
     @functools.cached_property
-    def _rank_bytes(self) -> float:
-        element = precision(self.spec.base_precision).element_bytes
-        return self._numbers(range(self.spec.n_layers)) * self.max_lora_rank * element
+    def _bytes_of_rank(self) -> float:
+        """Bytes of A and B on one device for each rank."""
+        return self._numbers(range(self.spec.n_layers)) * precision(self.spec.base_precision).element_bytes
 
     def _tensors(self) -> int:
         return sum(2 * len(layer) for layer in self._targets)
 
+    def host_bytes(self, rank: int) -> float:
+        """Bytes of an adapter of *rank* in host memory, where each device's process has all of it."""
+        element = precision(self.spec.base_precision).element_bytes
+        whole = targets_of(self.spec, modules=self.modules)
+        return sum(t.inner + t.outer for layer in whole for t in layer) * rank * element
+
     def disk_s(self, rank: int) -> float:
         """Seconds to read an adapter of *rank* into host memory."""
-        element = precision(self.spec.base_precision).element_bytes
-        n_bytes = sum(t.inner + t.outer for layer in targets_of(self.spec) for t in layer) * rank * element
-        return self._tensors() * self.times.tensor_read_s + n_bytes / self.times.read_bytes_per_s
+        return self._tensors() * self.times.tensor_read_s + self.host_bytes(rank) / self.times.read_bytes_per_s
 
     def slot_s(self, rank: int) -> float:
         """Seconds to copy an adapter of *rank* from host memory into a slot: a copy of each tensor, or where that takes longer its
@@ -213,5 +286,4 @@ class AdapterCost:
         copies_s = self._tensors() * (self.times.tensor_copy_s + padded)
         if self.host_bytes_per_s is None:
             return copies_s
-        element = precision(self.spec.base_precision).element_bytes
-        return max(copies_s, self._numbers(range(self.spec.n_layers)) * rank * element / self.host_bytes_per_s)
+        return max(copies_s, rank * self._bytes_of_rank / self.host_bytes_per_s)

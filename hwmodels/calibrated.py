@@ -34,6 +34,8 @@ class Calibrated:
     stack: ServingStack
     profile: str | None = None
     graphs: GraphSettings = DEFAULT_GRAPHS
+    handed_over: bool = False
+    """Whether prompts have been computed by another machine: one of which a token is left is a decode, whatever the stack."""
 
     @classmethod
     def for_stack(
@@ -198,6 +200,7 @@ class Calibrated:
             latent_layers=layers if isinstance(spec.attention, (LatentAttention, CompressedAttention)) else 0,
             captured=captured,
             decode_only=self.graphs.decode_only,
+            handed_over=self.handed_over,
         )
         found = LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
         for work in found.work_by_stage:

@@ -81,7 +81,15 @@ class GpuKernels(StackKernels):
                 self.profile, self._expert_sources(experts.precision), experts, dtype, self._backend(experts)
             )
 
-        return self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
+        seconds = self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
+        own = self.stack.overheads
+        if experts.precision == "fp8_block":
+            return seconds + np.where(np.asarray(rows) > 0, own.block_experts_s, 0.0)
+        if experts.expert > 1 and number_format(experts.precision).weight_bytes == WIDTH["bf16"]:
+            return seconds * np.where(
+                np.asarray(rows) > experts.n_experts / experts.expert, 1.0 + own.untuned_experts, 1.0
+            )
+        return seconds
 
     def _backend(self, experts: ExpertMlp) -> str | None:
         """The parameter set of the backend that was asked for; None: none was, or its tables do not tell it apart."""

@@ -84,6 +84,8 @@ class _Stage:
         self.sequence_s = host.sequence_s * self.prompt_share
         self.prompt_floor_s, self.decode_floor_s = host.prompt_floor_s, host.decode_floor_s
         self.launch_floor_s = host.launch_floor_s
+        # vLLM replays a prompt of which one token is left as a decode (0.32.0, v1/worker/gpu_model_runner.py, _is_uniform_decode).
+        self.decode_tokens = host.decode_tokens
 
     def _collectives_s(self, rows: FloatArray, of_logits: bool) -> FloatArray:
         total = np.zeros_like(rows)
@@ -168,9 +170,7 @@ class _Stage:
     def scalar(self, totals: Totals) -> float:
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = totals
         own = (seqs + chunks) * self.sequence_s + self.step_s
-        # A prompt of which one token is left is replayed as a decode is (vLLM 0.32.0, v1/worker/gpu_model_runner.py,
-        # _is_uniform_decode).
-        floor = self.prompt_floor_s if prompt > chunks else self.decode_floor_s
+        floor = self.prompt_floor_s if prompt > chunks * self.decode_tokens else self.decode_floor_s
         # A look at the table, inline: this runs once an iteration.
         table = self.rows if prompt else self.decode_rows
         exact = table.exact
@@ -211,7 +211,7 @@ class _Stage:
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
         rows, prompt, chunks, _, _, seqs, _, logits, _, _ = columns
         own = (seqs + chunks) * self.sequence_s + self.step_s
-        floor = self._floor_s(rows - prompt, prompt > chunks)
+        floor = self._floor_s(rows - prompt, prompt > chunks * self.decode_tokens)
         seconds = self._table_s(rows, rows - prompt, prompt > 0)
         if self.has_head:
             seconds = seconds + self.logits.array(logits)
@@ -292,8 +292,8 @@ class _Stage:
         return np.where(some_prompt, np.maximum(self.rows.array(rows), alone), alone) if some_prompt.any() else alone
 
     def _floor_s(self, decodes: NDArray[np.int64], prompts: NDArray[np.bool_]) -> FloatArray:
-        """Least seconds of the kernels of iterations with so many query tokens of *decodes* over all groups, and *prompts* of more
-        than a token."""
+        """Least seconds of the kernels of iterations with so many query tokens of *decodes* over all groups, and *prompts* that are
+        no decodes."""
         of_graphs = np.where(prompts, self.prompt_floor_s, self.decode_floor_s)
         return np.where(decodes > self.replayed, self.launch_floor_s, of_graphs)
 
@@ -385,7 +385,8 @@ class _Ranks:
             slowest = max(slowest, own.scalar(totals))
             host = (totals[5] + totals[2]) * own.sequence_s + own.step_s
             beyond = totals[0] - totals[1] > self._replayed
-            floor = max(floor, self._floors[2 if beyond else 0 if totals[1] > totals[2] else 1] + host)
+            prompts = totals[1] > totals[2] * own.decode_tokens
+            floor = max(floor, self._floors[2 if beyond else 0 if prompts else 1] + host)
         sent = prompt + len(ranks) * self._graph(fullest) if self._pads else rows
         experts_s = self._experts.scalar(rows)
         if self._alone is not None:
@@ -404,7 +405,8 @@ class _Ranks:
             fullest = np.maximum(fullest, totals.rows - totals.prefill_rows)
             slowest = np.maximum(slowest, own.array(totals))
             host = (totals.decode_seqs + totals.prefill_chunks) * own.sequence_s + own.step_s
-            least = np.where(totals.prefill_rows > totals.prefill_chunks, self._floors[0], self._floors[1])
+            prompts = totals.prefill_rows > totals.prefill_chunks * own.decode_tokens
+            least = np.where(prompts, self._floors[0], self._floors[1])
             beyond = totals.rows - totals.prefill_rows > self._replayed
             floor = np.maximum(floor, np.where(beyond, self._floors[2], least) + host)
         sent = prompt + len(ranks) * padded(own.captured, fullest) if self._pads else rows

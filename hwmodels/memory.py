@@ -150,6 +150,8 @@ class StageMemory:
     """Weights of a draft model."""
     adapter_bytes: float = 0.0
     """Slots of LoRA adapters."""
+    encoder_bytes: float = 0.0
+    """Weights of an encoder of images or speech."""
     cache_share: float
     """The share of what is left that the cache gets."""
     block_bytes: float
@@ -169,6 +171,7 @@ class StageMemory:
             + self.graph_bytes
             + self.context_bytes
             + self.communicator_bytes
+            + self.encoder_bytes
             + self.reserve_bytes
         )
 
@@ -286,6 +289,7 @@ class MemoryPlan:
             "weight_bytes": stage.weight_bytes,
             "draft_bytes": stage.draft_bytes,
             "adapter_bytes": stage.adapter_bytes,
+            "encoder_bytes": stage.encoder_bytes,
             "state_bytes": stage.state_bytes,
             "activation_bytes": stage.activation_bytes,
             "graph_bytes": stage.graph_bytes,
@@ -451,6 +455,8 @@ class _Used:
     """Bytes of one device that a serving stack takes beside weights and cache, and the budget of all together."""
 
     budget_bytes: float
+    padding_bytes: float = 0
+    """Weights beyond the model's own, of experts that its kernels pad."""
     cache_share: float = 1.0
     """Share of what the budget leaves that the cache takes."""
     activation_bytes: float = 0.0
@@ -461,13 +467,15 @@ class _Used:
 
 def _used_by_the_stack(
     deployment: Deployed,
-    rules: StackMemory,
+    rules: StackMemory | None,
     share: float,
     total: float,
     stage: int,
     layers: range,
     largest: LargestBatch,
 ) -> _Used:
+    if rules is None:
+        return _Used(budget_bytes=share * total)
     spec, device, parallel = deployment.model, deployment.device, deployment.parallel
     context = rules.context_bytes if parallel.n_devices == 1 else rules.worker_bytes
     communicator = _by_degree(rules.communicator_bytes, parallel.tensor * parallel.groups)
@@ -480,6 +488,7 @@ def _used_by_the_stack(
     last = stage == parallel.pipeline - 1
     return _Used(
         budget_bytes=budget,
+        padding_bytes=_padding_bytes(spec, parallel, layers),
         cache_share=cache_share,
         activation_bytes=_activation_bytes(spec, device, parallel, rules, largest, last=last),
         graph_bytes=rules.graph_bytes_per_layer * len(layers) if _captured(rules, device) else 0.0,
@@ -514,44 +523,26 @@ def memory_plan(
     ValueError for a share outside (0, 1] and the like.
     """
     spec, device, parallel = deployment.model, deployment.device, deployment.parallel
-    if share is None:
-        share = (
-            0.9 if rules is None else rules.default_share(device, tensor=parallel.tensor, pipeline=parallel.pipeline)
-        )
-    if not 0 < share <= 1:
-        raise ValueError(f"the share of the memory lies in (0, 1]; got {share!r}")
+    share = _share(deployment, rules, share)
     if not 0 <= reserve_bytes < math.inf:
         raise ValueError(f"reserve_bytes must be a finite number of at least 0; got {reserve_bytes!r}")
-    if block_tokens is None:
-        block_tokens = 16 if rules is None else int(rules.block_tokens)
-    if block_tokens % parallel.kv_interleave:
-        raise ValueError(
-            f"parallel.kv_interleave {parallel.kv_interleave} does not divide the {block_tokens} tokens of a KV block"
-        )
+    block_tokens = _block_tokens(parallel, rules, block_tokens)
     total = device.memory_bytes if rules is None else visible_bytes(device)
-    stages = []
-    caches = deployment.stage_caches()
     in_pages = rules is not None and stacks()[rules.stack].pages_by_group
     alike = keeps_every_token(spec)
     longest = spec.max_positions or LONGEST
     context_tokens = max(1, context_tokens or longest)
     layer_groups = None
+    stages = []
+    caches = deployment.stage_caches()
     for i, (weights, state, per_token, layers) in enumerate(deployment.stage_bytes()):
-        used = _Used(budget_bytes=share * total)
-        if rules is not None:
-            weights += _padding_bytes(spec, parallel, layers)
-            used = _used_by_the_stack(deployment, rules, share, total, i, layers, largest)
-        graphs = used.graph_bytes
-        draft_weights = draft_token = 0.0
-        if draft is not None and i == 0:
-            draft_weights, draft_token = draft.weight_bytes_per_device, draft.kv_bytes_per_token_per_device
-            if rules is not None and _captured(rules, device):
-                graphs += rules.graph_bytes_per_layer * draft.model.n_layers
-        block_bytes = per_token * block_tokens
+        used = _used_by_the_stack(deployment, rules, share, total, i, layers, largest)
+        drafts = _draft_of(draft if i == 0 else None, rules, device)
+        draft_bytes = drafts.token_bytes * block_tokens
         logged_block_bytes = 0.0
-        if not alike:
-            # States are kept by the sequences that there are, not by as many as there may be.
-            state = 0.0
+        if alike:
+            block_bytes = per_token * block_tokens
+        else:
             block_bytes = mean_block_bytes(caches[i], block_tokens, context_tokens, in_pages=in_pages)
             if in_pages:
                 pages = paged(caches[i], block_tokens)
@@ -559,22 +550,22 @@ def memory_plan(
                     len(pages.groups), pages.page_tokens, longest, pages.peak_blocks(longest, largest.tokens)
                 )
                 # A draft's layers are counted with those of the target.
-                drafts = 1.0 + draft_token * block_tokens / block_bytes if block_bytes else 1.0
-                logged_block_bytes = pages.block_bytes * drafts
+                logged_block_bytes = pages.block_bytes * (1.0 + draft_bytes / block_bytes if block_bytes else 1.0)
         stages.append(
             StageMemory(
                 device_bytes=total,
                 budget_bytes=used.budget_bytes,
-                weight_bytes=weights,
-                state_bytes=state,
+                weight_bytes=weights + used.padding_bytes,
+                # States are kept by the sequences that there are, not by as many as there may be, where these have pages.
+                state_bytes=state if alike else 0.0,
                 activation_bytes=used.activation_bytes,
-                graph_bytes=graphs,
+                graph_bytes=used.graph_bytes + drafts.graph_bytes,
                 context_bytes=used.context_bytes,
                 communicator_bytes=used.communicator_bytes,
                 reserve_bytes=reserve_bytes,
-                draft_bytes=draft_weights,
+                draft_bytes=drafts.weight_bytes,
                 cache_share=used.cache_share,
-                block_bytes=block_bytes + draft_token * block_tokens,
+                block_bytes=block_bytes + draft_bytes,
                 logged_block_bytes=logged_block_bytes,
             )
         )
@@ -591,6 +582,44 @@ def memory_plan(
     )
 
 
+def _share(deployment: Deployed, rules: StackMemory | None, asked: float | None) -> float:
+    """The share of the memory that weights and cache have; ValueError outside (0, 1]."""
+    share, parallel = 0.9 if asked is None else asked, deployment.parallel
+    if asked is None and rules is not None:
+        share = rules.default_share(deployment.device, tensor=parallel.tensor, pipeline=parallel.pipeline)
+    if not 0 < share <= 1:
+        raise ValueError(f"the share of the memory lies in (0, 1]; got {share!r}")
+    return share
+
+
+def _block_tokens(parallel: ParallelConfig, rules: StackMemory | None, asked: int | None) -> int:
+    """Tokens of a block on one device; ValueError where devices cannot share it as they are to."""
+    tokens = asked if asked is not None else 16 if rules is None else int(rules.block_tokens)
+    if tokens % parallel.kv_interleave:
+        raise ValueError(
+            f"parallel.kv_interleave {parallel.kv_interleave} does not divide the {tokens} tokens of a KV block"
+        )
+    return tokens
+
+
+class _Draft(NamedTuple):
+    """Bytes of a draft model on one device."""
+
+    weight_bytes: float = 0.0
+    token_bytes: float = 0.0
+    """The cache of one token."""
+    graph_bytes: float = 0
+
+
+def _draft_of(draft: Deployed | None, rules: StackMemory | None, device: Device) -> _Draft:
+    if draft is None:
+        return _Draft()
+    graphs = 0
+    if rules is not None and _captured(rules, device):
+        graphs = rules.graph_bytes_per_layer * draft.model.n_layers
+    return _Draft(draft.weight_bytes_per_device, draft.kv_bytes_per_token_per_device, graphs)
+
+
 def with_slots(plan: MemoryPlan, adapters: AdapterCost) -> MemoryPlan:
     """*plan* with the slots of LoRA *adapters* beside the weights, which the cache lacks."""
     each = adapters.parallel.stage_layers(adapters.spec.n_layers)
@@ -602,10 +631,16 @@ def with_slots(plan: MemoryPlan, adapters: AdapterCost) -> MemoryPlan:
     return replace(plan, stages=stages, adapters=adapters)
 
 
+def with_encoder(plan: MemoryPlan, n_bytes: float) -> MemoryPlan:
+    """*plan* with an encoder's weights of *n_bytes* on each device, which the cache lacks."""
+    return replace(plan, stages=tuple(replace(stage, encoder_bytes=n_bytes) for stage in plan.stages))
+
+
 _PARTS = (
     ("weights", "weight_bytes"),
     ("draft", "draft_bytes"),
     ("adapters", "adapter_bytes"),
+    ("encoder", "encoder_bytes"),
     ("states", "state_bytes"),
     ("activations", "activation_bytes"),
     ("CUDA graphs", "graph_bytes"),

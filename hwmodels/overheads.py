@@ -58,6 +58,16 @@ class Overheads:
     narrow_loss: float = parameter(
         0.0, 0.0, 2.0, "the same, more, with weights in 8 bits or fewer: casts, scales and layouts around the product"
     )
+    untuned_experts: float = parameter(
+        0.0,
+        0.0,
+        4.0,
+        "by what share of itself a layer's experts in 16 bits take longer under expert parallelism, from as many tokens on as a "
+        "device holds experts: tiles that nobody tuned for so few of them",
+    )
+    block_experts_s: float = parameter(
+        0.0, 0.0, 2e-3, "time that a layer's experts in FP8 blocks take more, however many tokens and devices there are"
+    )
     admission_s: float = parameter(0.0, 0.0, 1.0, "from arrival until the scheduler sees a request: front end, queues")
     admission_s_per_token: float = parameter(0.0, 0.0, 1e-4, "tokenisation, for each prompt token")
     admission_serial_s: float = parameter(

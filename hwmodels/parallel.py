@@ -132,9 +132,9 @@ class ParallelConfig:
         kv, heads = attention.n_kv_heads, attention.n_heads
         if self.tensor < kv * self.decode_context:
             raise ValueError(
-                f"parallel.decode_context {self.decode_context} is more than parallel.tensor {self.tensor} over the {kv} key-value "
-                f"heads of {spec.name}: devices with different heads have no KV to share; give tensor "
-                f"{kv * self.decode_context} or more, or leave decode_context at 1"
+                f"parallel.decode_context {self.decode_context} takes as many devices for each of the {kv} key-value heads of "
+                f"{spec.name}, and parallel.tensor is {self.tensor}; give tensor {kv * self.decode_context} or more, or leave "
+                "decode_context at 1"
             )
         if heads // kv % self.decode_context:
             raise ValueError(

@@ -77,6 +77,8 @@ class StackKernels:
     """The rows of the graphs of decode steps; empty: the server was told to run without any (`hwmodels.graphs`)."""
     decode_only: bool = False
     """Whether it was told to have graphs for decode steps alone."""
+    handed_over: bool = False
+    """Whether prompts have been computed by another machine: one of which a token is left is a decode, whatever the stack."""
 
     @property
     def _own(self) -> Overheads:
@@ -126,6 +128,7 @@ class StackKernels:
             prompt_floor_s=floor_s,
             decode_floor_s=decode_floor_s,
             launch_floor_s=launch_floor_s,
+            decode_tokens=int(self.handed_over or kernels_of(self.stack.engine).one_token_is_decode),
             compute_factor=1.0 + own.compute_excess,
             bandwidth_factor=1.0 + own.bandwidth_excess,
             prompt_factor=1.0 + own.prompt_excess,

@@ -15,7 +15,7 @@ from hwmodels.row_table import FloatArray
 PARTS = {
     "weights": "reading the weights of dense layers: what of their products' time goes with the memory bandwidth",
     "kv": "reading the KV cache for decodes: their attention, or linear attention",
-    "arithmetic": "arithmetic of dense layers: what of it does not, the starts of kernels included",
+    "arithmetic": "arithmetic of dense layers: the rest of their products' time, the starts of kernels included",
     "prompt_attention": "attention of prompts",
     "experts": "routed experts, their weights and their arithmetic",
     "elementwise": "norms, rotary embeddings and other kernels that stream",

@@ -1,9 +1,10 @@
-"""The limit of LoRA adapters in a batch, around any scheduler that admits the queue in its order and stops at the first that does
-not fit.
+"""The limit of LoRA adapters in a batch: who is passed over, and a wrapper for schedulers that have no rule of their own.
 
-vLLM (v1/core/sched/scheduler.py, `Scheduler.schedule`, 0.32.0 and 0.33.0): a waiting request whose adapter would be one more than
+vLLM (v1/core/sched/scheduler.py, `Scheduler.schedule`, 0.24.0 to 0.33.0): a waiting request whose adapter would be one more than
 `max_loras` different ones is passed over, and those behind it are looked at; it may wait for as long as others keep the slots.
-SGLang (managers/scheduler.py of 0.5.23): the same with `max_loras_per_batch`, where the base model is one of them.
+Before 0.32 one that was passed over once goes ahead of preempted ones, which is left out.
+SGLang (managers/scheduler.py of 0.5.23, `can_schedule_lora_req`): the same with `max_loras_per_batch`, where the base model is one
+of them.
 """
 
 from __future__ import annotations
@@ -16,18 +17,25 @@ from typing import overload
 from policies.schedulers import checked_as_given, setting_at_least
 from policies.view import BASE_MODEL, AdaptersSeen, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
 
+ADAPTERS_SAY = "a scenario says it as adapters.max_loras"
+"""In place of a setting of schedulers that hold to a limit themselves."""
+
 
 class Admissible(Sequence[WaitingSeq]):
     """The waiting requests that are not passed over if each that is looked at is admitted; found as they are looked at."""
 
-    def __init__(self, queue: Sequence[WaitingSeq], seen: AdaptersSeen, taken: set[int], rule: MaxLoras) -> None:
+    def __init__(
+        self, queue: Sequence[WaitingSeq], seen: AdaptersSeen, taken: set[int], most: int, *, counts_base: bool
+    ) -> None:
+        """*taken*: adapters that have their places, of which there are *most*; *counts_base*: the base model needs one, too."""
         self._queue = queue
         self._seen = seen
         self._taken = taken
-        self._rule = rule
+        self._most = most
+        self._counts_base = counts_base
 
     def __iter__(self) -> Iterator[WaitingSeq]:
-        taken, of, most, counts_base = set(self._taken), self._seen.of, self._rule.max_loras, self._rule.counts_base
+        taken, of, most, counts_base = set(self._taken), self._seen.of, self._most, self._counts_base
         latest: WaitingSeq | None = None
         if len(taken) < most:
             for latest in self._queue:
@@ -57,21 +65,33 @@ class Admissible(Sequence[WaitingSeq]):
         return tuple(self)[index]
 
 
+def admissible(
+    queue: Sequence[WaitingSeq], seen: AdaptersSeen | None, most: int, *, leaving: bool, counts_base: bool = False
+) -> Sequence[WaitingSeq]:
+    """*queue* without the requests that are passed over where a batch has at most *most* adapters. *leaving*: sequences that take
+    no step any more keep their adapter's place; *counts_base*: the base model takes a place like an adapter."""
+    if seen is None or not queue:
+        return queue
+    taken = seen.running(leaving=leaving)
+    asked = taken.union(seen.waiting)
+    if not counts_base:
+        taken.discard(BASE_MODEL)
+        asked.discard(BASE_MODEL)
+    return queue if len(asked) <= most else Admissible(queue, seen, taken, most, counts_base=counts_base)
+
+
 @checked_as_given
 @dataclass(frozen=True)
 class MaxLoras:
     """A batch has at most *max_loras* different adapters: waiting requests that would bring one more are passed over.
 
-    Inside is a scheduler that admits in the order of the queue and stops at the first that does not fit.
+    Inside is a scheduler without a rule of its own that admits in the order of the queue and stops at the first that does not fit.
     """
 
     inner: Scheduler | PlanFunction
     max_loras: int = 1
     counts_base: bool = False
-    """The base model takes one of the places, as in SGLang."""
-    counts_leaving: bool = False
-    """Sequences that have had their last token and have not left yet keep their adapter's place, as in vLLM from 0.33 on. Before it
-    counted those that take a step."""
+    """The base model takes one of the places."""
 
     def __post_init__(self) -> None:
         plan_of(self.inner)
@@ -82,15 +102,5 @@ class MaxLoras:
         return plan_of(self.inner)
 
     def plan(self, view: ReplicaView, /) -> Plan:
-        seen = view.adapters
-        if seen is None or not view.waiting:
-            return self._plan_inner(view)
-        taken = seen.running(leaving=self.counts_leaving)
-        asked = taken.union(seen.waiting)
-        if not self.counts_base:
-            taken.discard(BASE_MODEL)
-            asked.discard(BASE_MODEL)
-        if len(asked) <= self.max_loras:
-            return self._plan_inner(view)
-        shown = Admissible(view.waiting, seen, taken, self)
-        return self._plan_inner(replace(view, waiting=shown))
+        shown = admissible(view.waiting, view.adapters, self.max_loras, leaving=False, counts_base=self.counts_base)
+        return self._plan_inner(view if shown is view.waiting else replace(view, waiting=shown))

@@ -26,10 +26,8 @@ class Engine(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Features that a request uses and workloads have no column for, such as an adapter or a grammar."""
+    """Features that a request uses and workloads have no column for, such as a grammar."""
 
-    adapter: int = 0
-    """The number of its adapter; 0: none."""
     grammar_ns: int = 0
     """Time (ns) until its grammar is compiled; 0: it has none."""
 

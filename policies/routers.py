@@ -548,6 +548,11 @@ class LlmD(_ByPrefix):
         asks = self.prefix > 0 or self.no_hit_lru > 0
         return replace(super().knows, prefixes=asks, sessions=self.session > 0, no_hits=self.no_hit_lru > 0)
 
+    @property
+    def by_adapter(self) -> bool:
+        """Whether it asks which adapters machines have."""
+        return self.adapter > 0
+
     def scores(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> list[float]:
         """The weighted sum of each replica."""
         queues = [load.waiting for load in replicas]
@@ -673,13 +678,22 @@ class Reserve:
 @dataclass(frozen=True)
 class AdapterAffinity:
     """The inner router chooses among the machines that are the best for the request's LoRA adapter, by `AdapterLoad.score`; with
-    *apart* each adapter has one machine, in turn. It chooses among all of them for the base model."""
+    *apart* among *each* machines that the adapter has, dealt out in turn. It chooses among all of them for the base model.
+
+    Dynamo (ai-dynamo 1.6.1, lib/llm/src/lora) lets its KV router choose among the machines that a controller has given the
+    adapter: so does *apart* with `Dynamo` inside, for as many machines each as the controller would have come to.
+    """
 
     inner: Router | RouteFunction = LeastOutstanding()
     apart: bool = False
+    each: int = 1
+    by_adapter: ClassVar[bool] = True
+    """It asks which adapters machines have."""
 
     def __post_init__(self) -> None:
         route_of(self.inner)
+        if self.each < 1 or (self.each > 1 and not self.apart):
+            raise ValueError(f"each is the machines of an adapter where they are apart, at least 1; got {self.each}")
 
     @property
     def knows(self) -> Knowledge | None:
@@ -689,15 +703,22 @@ class AdapterAffinity:
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
         if request.adapter < 0:
             return route_of(self.inner)(request, replicas)
-        if self.apart:
-            return request.adapter % len(replicas)
-        scores = [load.adapter_load.score(request.adapter) for load in replicas]
-        best = [i for i, score in enumerate(scores) if score == max(scores)]
+        best = self._own(request.adapter, len(replicas)) if self.apart else _highest(request.adapter, replicas)
         stays = best.index(request.served_by) if request.served_by in best else -1
         answer = route_of(self.inner)(request._replace(served_by=stays), [replicas[i] for i in best])
         if isinstance(answer, Refused):
             return answer if answer.at < 0 else answer._replace(at=best[answer.at])
         return best[answer]
+
+    def _own(self, adapter: int, n: int) -> list[int]:
+        """The machines of an adapter, of *n*."""
+        return sorted({(adapter * self.each + place) % n for place in range(self.each)})
+
+
+def _highest(adapter: int, replicas: Sequence[ReplicaLoad]) -> list[int]:
+    """The machines whose score for an adapter is the highest."""
+    scores = [load.adapter_load.score(adapter) for load in replicas]
+    return [i for i, score in enumerate(scores) if score == max(scores)]
 
 
 SATURATED = "class is shed: the machines are saturated"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, Literal, NamedTuple, Protocol, cast
 
 UNTIL_CHANGE: Final = 1 << 40
 """`Plan.hold` of a policy that would answer the same until a sequence finishes, joins or memory runs short."""
@@ -504,10 +504,13 @@ def reserves(scheduler: object) -> bool:
     return bool(asked(scheduler, "reserves"))
 
 
-def encodes(scheduler: object) -> bool:
-    """Whether *scheduler*, or one that it wraps, plans which images are encoded in an iteration (`ReplicaView.images`): by an
-    attribute `encodes`."""
-    return bool(asked(scheduler, "encodes"))
+Encodes = Literal["as planned", "as needed"]
+"""How images are encoded in iterations: as the scheduler plans it by `ReplicaView.images`, or whatever its chunks have of them."""
+
+
+def encodes(scheduler: object) -> Encodes | None:
+    """How *scheduler*, or the one that it wraps, has images encoded: by an attribute `encodes`. None: it does not know of any."""
+    return cast(Encodes | None, asked(scheduler, "encodes"))
 
 
 def counts_steps(scheduler: object) -> bool:

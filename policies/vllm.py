@@ -6,7 +6,7 @@ defaults are in `vllm/config/scheduler.py` and `vllm/engine/arg_utils.py` (`Engi
 these decisions beside those of the releases.
 
 Images in prompts are encoded as `ReplicaView.images` says; one that does not fit ends admission, where 0.33 tries those behind.
-LoRA limits are in `policies.adapters`. Left out, and not needed for text: Mamba alignment, structured output, and the cadence of
+Left out, and not needed for text: Mamba alignment, structured output, and the cadence of
 prompts that 0.33 has without ranks. A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
 verifies some of them; prompts of one token are not padded to a round of speculation.
 """
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from policies.adapters import admissible
 from policies.schedulers import admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
 from policies.view import (
     DECODES,
@@ -214,9 +215,13 @@ class Vllm(VllmSettings):
         return budget if self.enable_chunked_prefill else 0
 
     def _queue(self, view: ReplicaView) -> Sequence[WaitingSeq]:
-        if self.scheduling_policy == "fcfs" or len(view.waiting) < 2:
-            return view.waiting
-        return sorted(view.waiting, key=lambda seq: (not seq.kept_blocks, seq.priority, seq.arrival_ns, seq.id))
+        """Waiting sequences, first to be served first, without those that are passed over for want of a slot for their adapter."""
+        queue = view.waiting
+        if self.scheduling_policy != "fcfs" and len(queue) > 1:
+            queue = sorted(queue, key=lambda seq: (not seq.kept_blocks, seq.priority, seq.arrival_ns, seq.id))
+        if self.max_loras is None:
+            return queue
+        return admissible(queue, view.adapters, self.max_loras, leaving=self.rules.counts_leaving)
 
     def _plan_in_order(self, view: ReplicaView, *, puts_off: bool = False) -> Plan:
         """The plan where the budget or the blocks do not serve all running sequences: one after the other, as admitted."""

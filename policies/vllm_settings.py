@@ -6,12 +6,13 @@ They are apart because the compiled build keeps no annotation of a setting but t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple, Self
 
+from policies.adapters import ADAPTERS_SAY
 from policies.schedulers import checked_as_given, setting_at_least, setting_is_fraction
-from policies.view import Largest
+from policies.view import Encodes, Largest
 
 
 class Rules(NamedTuple):
@@ -25,6 +26,9 @@ class Rules(NamedTuple):
     """Settings that came later."""
     goes_on: bool = False
     """Where the sequence of the lowest priority has preempted itself, those behind it are tried."""
+    counts_leaving: bool = False
+    """Sequences that have had their last token and have not left yet keep their adapter's place; otherwise only those that take a
+    step do."""
     caches_verified: bool = False
     """Verified tokens can be found when their iteration has ended; otherwise when the sequence is planned for again."""
     names_next_token: bool = False
@@ -39,7 +43,7 @@ RELEASES: Final[dict[str, Rules]] = {
     "0.24": Rules(counts_draft_slots=False, spares_one_prompt=False, lacks=_LATE_SETTINGS),
     "0.28": Rules(spares_one_prompt=False, lacks=_LATE_SETTINGS),
     "0.32": Rules(),
-    "0.33": Rules(goes_on=True, caches_verified=True, names_next_token=True, drafts_if_used=True),
+    "0.33": Rules(goes_on=True, counts_leaving=True, caches_verified=True, names_next_token=True, drafts_if_used=True),
 }
 """The releases whose rules are known, the oldest first."""
 
@@ -74,15 +78,18 @@ class VllmSettings:
     Without ranks it has no effect."""
     release: str = "0.32"
     """The release whose rules hold, one of `RELEASES`."""
+    max_loras: int | None = None
+    """Different LoRA adapters of an iteration at most; None: no request asks for any."""
 
     by_chunk: ClassVar[bool] = True
     evicts: ClassVar[bool] = True
     admits_in_turn: ClassVar[bool] = True
-    encodes: ClassVar[bool] = True
+    encodes: ClassVar[Encodes] = "as planned"
     not_settings: ClassVar[Mapping[str, str]] = {
         "max_num_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
         "max_long_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
         "token_budget": "it is max_num_batched_tokens here; token_budget is sarathi's",
+        "max_loras": ADAPTERS_SAY,
     }
 
     @property
@@ -96,7 +103,7 @@ class VllmSettings:
         setting_at_least(self, "max_num_seqs", 1)
         setting_at_least(self, "long_prefill_token_threshold", 0)
         setting_at_least(self, "prefill_schedule_interval", 1)
-        for name in ("max_num_active_seqs", "max_num_scheduled_tokens"):
+        for name in ("max_num_active_seqs", "max_num_scheduled_tokens", "max_loras"):
             if getattr(self, name) is not None:
                 setting_at_least(self, name, 1)
         setting_is_fraction(self, "watermark")
@@ -132,6 +139,10 @@ class VllmSettings:
     def rules(self) -> Rules:
         """Rules that differ between releases."""
         return RELEASES[self.release]
+
+    def with_max_loras(self, max_loras: int) -> Self:
+        """The same with a limit of adapters in an iteration."""
+        return replace(self, max_loras=max_loras)
 
     def never_planned(self, largest: Largest) -> str | None:
         scheduled = self.max_num_scheduled_tokens or self.max_num_batched_tokens

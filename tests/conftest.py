@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+import importlib
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +29,41 @@ Of two runs in different surroundings the second then does what the first could 
 SHARED = Path(__file__).parents[2] / "shared"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if sys.dont_write_bytecode and "PYTEST_XDIST_WORKER" not in os.environ:
+        # Nothing is written beside the sources, and workers and commands in processes of their own share what is compiled.
+        folder = tempfile.mkdtemp(prefix="rooftrace-bytecode-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = folder
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.dont_write_bytecode = False
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    # Modules and tests are made by the ten thousand, and none is given up: looking for garbage takes a fifth of the time.
+    gc.disable()
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker:
+        _import_a_share(session.config.args, int(worker), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+
+def _import_a_share(asked: list[str], worker: int, workers: int) -> None:
+    """All workers import all files. Each begins with others: one file in *workers* is compiled here, which takes longer than all
+    else, and of the others is read what another worker has compiled."""
+    root = Path(__file__).parents[1]
+    paths = [Path(each.partition("::")[0]).absolute() for each in asked]
+    files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("test_*.py")))]
+    for file in files[worker::workers]:
+        # Why one cannot be imported, or is skipped, is said when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if PASSED and Path(PASSED).exists():
         passed = set(Path(PASSED).read_text(encoding="utf-8").splitlines())
@@ -37,13 +78,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         Path(PASSED).write_text("\n".join([*names, ""]), encoding="utf-8")
 
 
-@pytest.fixture(autouse=True)
-def _same_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _same_terminal() -> Iterator[None]:
     """Help, errors and tables are laid out for one width without colours, whatever terminal the tests run in."""
-    for name in ("TERMINAL_WIDTH", "LINES", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("TERM", "dumb")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("TERMINAL_WIDTH", "LINES", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "TTY_COMPATIBLE"):
+            patch.delenv(name, raising=False)
+        patch.setenv("COLUMNS", "100")
+        patch.setenv("TERM", "dumb")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,8 @@ enough to meet a slip, and short enough for every change. `ROOFTRACE_TESTS=all` 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -20,3 +22,9 @@ with_all = pytest.mark.skipif(not ALL, reason="minutes long, and much like its n
 def some(seeds: range) -> range:
     """The first tenth of `seeds`, at least one; or all of them."""
     return seeds if ALL else seeds[: max(1, round(len(seeds) * SHARE))]
+
+
+def few(values: Sequence[Any], n: int = 1, *, reason: str = "many random runs") -> list[Any]:
+    """*values* of a parameter, of which the fast tests take the first *n* and the slow ones, for *reason*, the others."""
+    slow = pytest.mark.slow(reason=reason)
+    return [*values[:n], *(pytest.param(value, marks=slow) for value in values[n:])]

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import sim
+
+PACKAGES = Path(sim.__file__).parents[1]
+"""The folder that our packages are imported from: the repository, or where a wheel has been installed."""
 
 
 @functools.cache
 def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    # Trees are millions of objects that stay: looking for garbage among them takes as long as to parse them.
+    gc.disable()
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

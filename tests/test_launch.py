@@ -66,6 +66,40 @@ def test_slots_of_adapters_are_read_and_the_adapters_that_are_named_are_counted(
     assert (again.max_loras, again.max_lora_rank, again.max_cpu_loras) == (4, 32, 8)
 
 
+def test_slots_of_sglang_are_read_and_written() -> None:
+    found = scenario_from(
+        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --lora-paths sql=/a/sql chat=/a/chat "
+        "--max-loras-per-batch 2 --max-lora-rank 32 --max-loaded-loras 4 --lora-target-modules q_proj o_proj "
+        "--lora-eviction-policy fifo --lora-backend triton",
+        hardware="h100-sxm",
+    )
+    assert found.scenario.settings()["adapters"] == {
+        "count": 2, "rank": 32, "max_loras": 2, "max_lora_rank": 32, "max_cpu_loras": 4,
+        "target_modules": ["q_proj", "o_proj"], "eviction": "fifo",
+    }  # fmt: skip
+    assert found.not_modelled == ("--lora-backend triton",)
+    written = export(Chosen(scenario=found.scenario, reasons=()), "sglang")
+    assert any("--lora-paths NAME=PATH" in text for text in written.left_out)
+    again = scenario_from(written.text, hardware="h100-sxm").scenario.adapters
+    assert again == found.scenario.adapters
+
+
+def test_sglang_has_eight_slots_where_a_command_says_no_number() -> None:
+    found = scenario_from(
+        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --enable-lora",
+        hardware="h100-sxm",
+    )
+    assert found.scenario.settings()["adapters"] == {"count": 8, "rank": 16, "max_loras": 8}
+    assert any("since their files say the rank" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("rank", [12, 24, 48, 1024])
+def test_a_rank_of_slots_that_vllm_does_not_take_is_refused_where_it_is_read(rank: int) -> None:
+    command = f"vllm serve meta-llama/Llama-3.1-8B-Instruct --enable-lora --max-lora-rank {rank}"
+    with pytest.raises(RooftraceError, match=f"--max-lora-rank is one of 8, 16, .* in vLLM; got {rank}"):
+        scenario_from(command, hardware="h100-sxm")
+
+
 def test_slots_without_the_switch_are_named_as_without_a_place() -> None:
     found = scenario_from("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-loras 4", hardware="h100-sxm")
     assert found.scenario.adapters is None

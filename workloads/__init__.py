@@ -16,10 +16,10 @@ from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
 from workloads.generators import azure_conversation_like, closed_loop, synthesize
-from workloads.images import DrawnImages
 from workloads.join import concat, merge
 from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
 from workloads.loops import ClosedLoop
+from workloads.media import Drawn
 from workloads.mix import draw_classes, predict_outputs, token_costs, with_classes
 from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
@@ -40,7 +40,7 @@ __all__ = [
     "ClosedLoop",
     "Conversations",
     "Deterministic",
-    "DrawnImages",
+    "Drawn",
     "Empirical",
     "Fixed",
     "Follows",

@@ -78,6 +78,8 @@ def _more(requests: Requests) -> dict[str, Any]:
         out["adapters"] = len(np.unique(requests.adapter[requests.adapter >= 0]))
     if requests.image_offsets is not None:
         out["images"] = _lengths(np.diff(requests.image_offsets))
+    if requests.audio_offsets is not None:
+        out["audio"] = _lengths(np.diff(requests.audio_offsets))
     if requests.follows is not None:
         out["waiting_for_others"] = int(np.count_nonzero(requests.follows.counts))
     if requests.abort_ns is not None:

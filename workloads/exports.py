@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
+from workloads.adapters import adapter_numbers
 from workloads.chains import chained
 from workloads.columns import INT64_MAX, IntArray
+from workloads.media import CELLS, Medium, columns_of, parse_cell
 from workloads.prompts import BLOCK_TOKENS, Prompts
 from workloads.records import Rows, rows_of
 from workloads.streams import Stream, stream
@@ -44,6 +46,8 @@ _FAILED = frozenset(
         "critical",
     }
 )
+_MEDIA: Mapping[str, Medium] = {cells.column: medium for medium, cells in CELLS.items()}
+
 _RESPONSE_TIME_MS = ("response_time", "total_time")
 
 
@@ -389,7 +393,7 @@ def _said_beside(
 ) -> dict[str, list[Any]]:
     """The other columns of the requests that are taken, each of its row; *several*: one row may give several requests."""
     found: dict[str, list[Any]] = {}
-    for said in ("model", "session", "tenant", "class", "priority", "deadline_s", "abort_s", "adapter"):
+    for said in ("model", "session", "tenant", "class", "priority", "deadline_s", "abort_s", "adapter", *_MEDIA):
         if said in of:
             values = rows.column(of[said])
             found[said] = [values[row] for row in for_row]
@@ -539,6 +543,7 @@ def _trace(name: Any, parts: Sequence[_Part], limit: int | None, rules: Rules) -
         output_tokens=output[order],
         **columns,
         **_prefixes(parts, order, prompt + output),
+        **_media(parts, order),
         source=source,
         notes=tuple(f"{source}: {note}" for note in dict.fromkeys(notes)),
     )
@@ -616,6 +621,13 @@ def _optional(parts: Sequence[_Part], output: IntArray) -> tuple[dict[str, Any],
             if over := int(np.count_nonzero(allowed < output)):
                 notes.append(f"{over:,} outputs are longer than their max_tokens, which counts as their length.")
             found["max_tokens"] = np.maximum(allowed, output)
+    if (each := _values(parts, "adapter")) is not None:
+
+        def refuse(row: int, expected: str) -> NoReturn:
+            raise ValueError(f"column adapter: expected {expected}; got {each[row]!r}")
+
+        found["adapter"], said = adapter_numbers(each, refuse)
+        notes += [f"{note}." for note in said]
     return found | _numbers(parts), notes
 
 
@@ -648,7 +660,6 @@ def _numbers(parts: Sequence[_Part]) -> dict[str, Any]:
         ("abort_s", "abort_ns", 10**9, -1),
         ("encoder_tokens", "encoder_tokens", 1, 0),
         ("predicted_tokens", "predicted_tokens", 1, None),
-        ("adapter", "adapter", 1, -1),
     ):
         if (each := _values(parts, said)) is not None:
             numbers = [absent if value is None else number_of(value) for value in each]
@@ -657,6 +668,22 @@ def _numbers(parts: Sequence[_Part]) -> dict[str, Any]:
             found[key] = np.array(
                 [n if n == absent else round(n * scale) for n in numbers if n is not None], dtype=np.int64
             )
+    return found
+
+
+def _media(parts: Sequence[_Part], order: IntArray) -> dict[str, Any]:
+    """Images and clips of speech, which cells say as those of the plain format do."""
+    found: dict[str, Any] = {}
+    for column, medium in _MEDIA.items():
+        if (each := _values(parts, column)) is None:
+            continue
+        items: list[list[tuple[int, ...]]] = []
+        for row in order.tolist():
+            try:
+                items.append(parse_cell(medium, "" if each[row] is None else str(each[row])))
+            except ValueError:
+                raise ValueError(f"column {column}: expected {CELLS[medium].expected}; got {each[row]!r}") from None
+        found |= columns_of(medium, items)
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from workloads.classes import ServiceClass
 from workloads.columns import NS_PER_S, IntArray
 from workloads.follows import Follows
-from workloads.images import joined
+from workloads.media import joined
 from workloads.trace import Trace
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -36,22 +37,9 @@ def with_classes(trace: W, classes: Sequence[ServiceClass]) -> W:
 
     ValueError for a class of the trace that is not among *classes*, for a trace without any, and where both say the same thing.
     """
-    if trace.class_index is None:
-        raise ValueError("the trace does not say which class a request is of; give each class a share")
-    position = {each.name: row for row, each in enumerate(classes)}
-    strangers = [name for name in trace.classes if name not in position]
-    if strangers:
-        raise ValueError(f"the trace has requests of class {strangers[0]!r}, which nobody declares")
-    of_request = np.array([position[name] for name in trace.classes], np.int64)[trace.class_index]
-    for column, said in (
-        ("priority", [each.priority is not None for each in classes]),
-        ("deadline_ns", [each.deadline_s is not None for each in classes]),
-        ("tenant_index", [each.tenant is not None for each in classes]),
-    ):
-        if any(said) and getattr(trace, column) is not None:
-            name = column.replace("_ns", "_s").replace("_index", "")
-            raise ValueError(f"the trace has a column {name} and class {classes[said.index(True)].name} says it too")
-    columns: dict[str, IntArray | tuple[str, ...] | tuple[ServiceClass, ...] | None] = {
+    of_request = _row_of_class(trace, classes)
+    _check_said_once(trace, classes)
+    columns: dict[str, Any] = {
         "class_index": of_request,
         "classes": tuple(each.name for each in classes),
         "terms": tuple(classes),
@@ -65,7 +53,28 @@ def with_classes(trace: W, classes: Sequence[ServiceClass]) -> W:
         tenants = tuple(dict.fromkeys(each.tenant or each.name for each in classes))
         rows = [tenants.index(each.tenant or each.name) for each in classes]
         columns |= {"tenants": tenants, "tenant_index": np.array(rows, np.int64)[of_request]}
-    return replace(trace, **columns)  # type: ignore[arg-type]
+    return replace(trace, **columns)
+
+
+def _row_of_class(trace: Workload, classes: Sequence[ServiceClass]) -> IntArray:
+    """The place among *classes* of each request's class."""
+    if trace.class_index is None:
+        raise ValueError("the trace does not say which class a request is of; give each class a share")
+    position = {each.name: row for row, each in enumerate(classes)}
+    strangers = [name for name in trace.classes if name not in position]
+    if strangers:
+        raise ValueError(f"the trace has requests of class {strangers[0]!r}, which nobody declares")
+    return np.array([position[name] for name in trace.classes], np.int64)[trace.class_index]
+
+
+def _check_said_once(trace: Workload, classes: Sequence[ServiceClass]) -> None:
+    """ValueError where the trace has a column of what a class says too."""
+    for column, said in (("priority", "priority"), ("deadline_ns", "deadline_s"), ("tenant_index", "tenant")):
+        if getattr(trace, column) is None:
+            continue
+        both = next((each for each in classes if getattr(each, said) is not None), None)
+        if both is not None:
+            raise ValueError(f"the trace has a column {said} and class {both.name} says it too")
 
 
 def predict_outputs(trace: W, error: float, seed: int) -> W:

@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 from workloads.columns import NS_PER_S
-from workloads.images import cells_of
+from workloads.media import CELLS, cells_of
 from workloads.requests import Requests
 
 
@@ -44,7 +44,8 @@ def plain_csv(requests: Requests) -> str:
         if (numbers := getattr(requests, name)) is not None:
             header.append(name)
             columns.append(numbers.tolist())
-    named = {"images": cells_of(requests), f"prefix_blocks_{requests.prefix_block_tokens}": _blocks_of(requests)}
+    media = {cells.column: cells_of(requests, medium) for medium, cells in CELLS.items()}
+    named = {**media, f"prefix_blocks_{requests.prefix_block_tokens}": _blocks_of(requests)}
     kept = {name: cells for name, cells in named.items() if cells is not None}
     header += kept
     columns += kept.values()

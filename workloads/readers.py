@@ -9,17 +9,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from workloads.adapters import adapter_numbers
 from workloads.cells import HEADERS, Table, header_cells, json_objects, read_beginning, read_bytes, read_lines
-from workloads.columns import NS_PER_S, IntArray
+from workloads.columns import NS_PER_S, IntArray, first_row
 from workloads.components import BLOCK_TOKENS, ComponentOrder, Prompts, check_order, components_of, lengths_beside
 from workloads.exports import MissingOutput, Rules, read_export, says_requests
 from workloads.functions import function_counts, function_invocations
-from workloads.images import columns_of, parse_images
+from workloads.media import CELLS, Medium, columns_of, parse_cell
 from workloads.sources import is_parquet, trace_files
 from workloads.trace import Trace
 from workloads.windows import Cut, Window
@@ -298,7 +300,7 @@ def _assemble(path: Any, name: str, read: _Read, given: _Order) -> Trace | None:
             )
         order = keep
     prefix, notes = parts.pop("prefix", None), (*read.notes, *parts.pop("notes", ()))
-    images = parts.pop("images", None)
+    media = parts.pop("media", {})
     tables = {name: parts.pop(name, ()) for name in ("models", "classes", "tenants")}
     blocks = {}
     if prefix is not None:
@@ -322,8 +324,8 @@ def _assemble(path: Any, name: str, read: _Read, given: _Order) -> Trace | None:
     columns = {key: value[order] for key, value in parts.items() if value is not None}
     if read.rebased:
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"][0]
-    if images is not None:
-        blocks |= columns_of([images[row] for row in order.tolist()])
+    for medium, cells in media.items():
+        blocks |= columns_of(medium, [cells[row] for row in order.tolist()])
     return Trace(**columns, **blocks, **tables, source=Path(path).name, notes=notes)
 
 
@@ -377,11 +379,13 @@ def _burstgpt(table: Table) -> dict[str, Any]:
 
 def _plain(table: Table) -> dict[str, Any]:
     prefix_name = next((name for name in table.header if _PREFIX_COLUMN.fullmatch(name)), None)
-    known = {*HEADERS["plain"], *_PLAIN_NAMES, *_PLAIN_NUMBERS, "images", prefix_name}
+    of_media = [cells.column for cells in CELLS.values()]
+    columns = (*HEADERS["plain"], *_PLAIN_NAMES, *_PLAIN_NUMBERS, "adapter", *of_media)
+    known = {*columns, prefix_name}
     if unknown := [name for name in table.header if name not in known]:
         raise ValueError(
             f"{table.path}, line 1: {unknown[0]!r} is not a column of the plain format; known are "
-            f"{', '.join((*HEADERS['plain'], *_PLAIN_NAMES, *_PLAIN_NUMBERS, 'images'))} and prefix_blocks_N: rename or remove it"
+            f"{', '.join(columns)} and prefix_blocks_N: rename or remove it"
         )
     parts: dict[str, Any] = {
         "prompt_tokens": table.integers("prompt_tokens"),
@@ -393,9 +397,15 @@ def _plain(table: Table) -> dict[str, Any]:
             parts[names], parts[f"{column}_index"] = _names(table, column)
     if prefix_name is not None:
         parts["prefix"] = _blocks(table, prefix_name)
-    if "images" in table.header:
-        parts["images"] = _images(table)
-    return parts | {key: read(table) for column, (key, read) in _PLAIN_NUMBERS.items() if column in table.header}
+    parts["media"] = {medium: _media(table, medium) for medium, cells in CELLS.items() if cells.column in table.header}
+    parts |= {key: read(table) for column, (key, read) in _PLAIN_NUMBERS.items() if column in table.header}
+    if "adapter" in table.header:
+        parts["adapter"], notes = adapter_numbers(table.texts("adapter"), partial(table.refuse, "adapter"))
+        parts["notes"] = [f"{Path(table.path).name}: {note}." for note in notes]
+    over = parts.get("max_tokens", parts["output_tokens"]) < parts["output_tokens"]
+    if (row := first_row(over)) is not None:
+        table.refuse("max_tokens", row, f"at least the {parts['output_tokens'][row]} output tokens")
+    return parts
 
 
 _PLAIN_NUMBERS: Mapping[str, tuple[str, Callable[[Table], IntArray]]] = {
@@ -406,17 +416,21 @@ _PLAIN_NUMBERS: Mapping[str, tuple[str, Callable[[Table], IntArray]]] = {
     "priority": ("priority", lambda table: table.whole_numbers("priority", blank=0)),
     "predicted_tokens": ("predicted_tokens", lambda table: table.integers("predicted_tokens")),
     "encoder_tokens": ("encoder_tokens", lambda table: table.integers("encoder_tokens")),
-    "adapter": ("adapter", lambda table: table.integers("adapter", blank=-1)),
 }
 
 
-def _images(table: Table) -> list[list[tuple[int, int, int]]]:
-    found = []
-    for row, text in enumerate(table.texts("images")):
+def _media(table: Table, medium: Medium) -> list[list[tuple[int, ...]]]:
+    cells, found, sizes = CELLS[medium], [], dict[int, tuple[int, ...]]()
+    for row, text in enumerate(table.texts(cells.column)):
         try:
-            found.append(parse_images(text))
+            found.append(parse_cell(medium, text))
         except ValueError:
-            table.refuse("images", row, "images with blanks between them, each WIDTHxHEIGHT or WIDTHxHEIGHT#NUMBER")
+            table.refuse(cells.column, row, cells.expected)
+        for *size, content in found[-1]:
+            if content >= 0 and sizes.setdefault(content, tuple(size)) != tuple(size):
+                table.refuse(
+                    cells.column, row, f"#{content} to be of the same size as before, or another number for it"
+                )
     return found
 
 

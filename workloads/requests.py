@@ -24,6 +24,9 @@ class Requests(Workload):
     follows: Follows | None = None
     """Which requests are sent only when others have ended; `arrival_ns` of such a one is but its place in the order."""
 
+    def called(self, row: int) -> str:
+        return f"{Workload.called(self, row)}, which arrives at {self.arrival_ns[row] / NS_PER_S:.9g} s,"
+
     def __post_init__(self) -> None:
         if self.follows is not None and len(self.follows) != len(self):
             raise ValueError(f"follows needs one entry a request ({len(self)}); got {len(self.follows)}")

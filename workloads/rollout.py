@@ -146,6 +146,12 @@ class RolloutRequests(Workload):
         raise ValueError("the steps of a rollout are whole; give fewer prompts, samples or steps")
 
 
+def prompts_of(workload: Workload) -> NDArray[np.int64]:
+    """The number of the prompt of each row, from 0: one for all samples of a rollout's prompt, one for each other row."""
+    rows = np.arange(len(workload), dtype=np.int64)
+    return rows // workload.rollout.samples if isinstance(workload, RolloutRequests) else rows
+
+
 class _Trainer:
     """The one client of a run: it sends the batches of a step, waits for the groups that it wants, and updates the weights."""
 

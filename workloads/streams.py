@@ -37,6 +37,7 @@ class Stream(IntEnum):
     MISSING_OUTPUTS = 122
     INFORMATIVE = 123
     IMAGES = 130
+    AUDIO = 131
     GRAMMARS = 125
 
 

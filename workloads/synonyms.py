@@ -84,6 +84,7 @@ OTHERS = (
         "encoder_tokens",
         "predicted_tokens",
         "adapter",
+        *("images", "audio_s"),
         "status",
     ),
 )

@@ -195,8 +195,8 @@ class Trace(Requests):
         """Writes the plain format, whole or not at all; `read_trace` gives the same columns back.
 
         Columns: arrival_s (nine decimals), prompt_tokens, output_tokens and, where present, model,
-        deadline_s, session, adapter, priority, max_tokens, abort_s, class, tenant, predicted_tokens, encoder_tokens, images and
-        prefix_blocks_N (ids between blanks, N tokens a block).
+        deadline_s, session, adapter, priority, max_tokens, abort_s, class, tenant, predicted_tokens, encoder_tokens, images,
+        audio_s and prefix_blocks_N (ids between blanks, N tokens a block).
         """
         if self.follows is not None:
             raise ValueError("the plain format cannot say which requests wait for others; keep the file of sessions")

@@ -59,10 +59,14 @@ class Stopping(Clients, Protocol):
         ...
 
 
-_OF_IMAGES = ("image_width", "image_height", "image_content")
+MEDIA: Mapping[str, tuple[str, ...]] = {
+    "image": ("image_width", "image_height", "image_content"),
+    "audio": ("audio_ms", "audio_content"),
+}
+"""The columns of what is encoded of a prompt: numbers that are a size, and a number for the content."""
 
 
-def _taken_runs(offsets: IntArray, index: IntArray) -> tuple[IntArray, IntArray]:
+def taken_runs(offsets: IntArray, index: IntArray) -> tuple[IntArray, IntArray]:
     """Offsets of the runs of the rows *index*, and the places of what they have."""
     counts = np.diff(offsets)[index]
     found = np.concatenate(([0], np.cumsum(counts)))
@@ -135,6 +139,10 @@ class Workload(ABC):
     """Pixels."""
     image_content: IntArray | None = None
     """A number for what each image shows: equal for equal images, which have one size."""
+    audio_offsets: IntArray | None = None
+    """Likewise, into the clips of speech in each prompt, which stand behind its images."""
+    audio_ms: IntArray | None = None
+    audio_content: IntArray | None = None
     prefix_blocks: IntArray | None = None
     """Block ids of all requests end to end; equal ids after equal ids are equal tokens, as far as two requests have them. Where a
     request has more of them than its prompt needs, they name the tokens that it emits as well, which a later prompt may contain;
@@ -166,7 +174,8 @@ class Workload(ABC):
         if self.terms and tuple(each.name for each in self.terms) != self.classes:
             raise ValueError(f"terms are those of the classes {self.classes!r}, in their order; got {self.terms!r}")
         self._check_prefixes(n)
-        self._check_images(n)
+        for medium, names in MEDIA.items():
+            self._check_media(n, f"{medium}_offsets", names)
         if self.abort_ns is not None and ((sent_ns := self.sent_ns) is None or (sent_ns < 0).any()):
             raise ValueError("requests that wait for others cannot be given up as well; leave out abort_ns")
 
@@ -210,12 +219,12 @@ class Workload(ABC):
         values = {name: getattr(self, name) for name in self.LEAST}
         changes: dict[str, Any] = {name: None if each is None else each[index] for name, each in values.items()}
         if self.prefix_blocks is not None and self.prefix_offsets is not None:
-            changes["prefix_offsets"], rows = _taken_runs(self.prefix_offsets, index)
+            changes["prefix_offsets"], rows = taken_runs(self.prefix_offsets, index)
             changes["prefix_blocks"] = self.prefix_blocks[rows]
-        if self.image_offsets is not None:
-            changes["image_offsets"], rows = _taken_runs(self.image_offsets, index)
-            for name in _OF_IMAGES:
-                changes[name] = getattr(self, name)[rows]
+        for medium, names in MEDIA.items():
+            if (offsets := getattr(self, f"{medium}_offsets")) is not None:
+                changes[f"{medium}_offsets"], rows = taken_runs(offsets, index)
+                changes |= {name: getattr(self, name)[rows] for name in names}
         return changes
 
     def limit(self, n: int) -> Self:
@@ -229,6 +238,10 @@ class Workload(ABC):
         names = (models,) if isinstance(models, str) else tuple(models)
         index = None if model_index is None else int_column(model_index, "model_index")
         return replace(self, models=names, model_index=index)
+
+    def called(self, row: int) -> str:
+        """A request as people find it again in the file that it was read from, whose rows may be others."""
+        return f"request {row + 1} of the trace"
 
     # Checks.
 
@@ -303,29 +316,27 @@ class Workload(ABC):
                 f"for a prompt of {self.prompt_tokens[row]} and {self.output_tokens[row]} output tokens; they cannot have more"
             )
 
-    def _check_images(self, n: int) -> None:
-        parts = [getattr(self, name) for name in ("image_offsets", *_OF_IMAGES)]
+    def _check_media(self, n: int, name: str, names: tuple[str, ...]) -> None:
+        parts = [getattr(self, each) for each in (name, *names)]
         if all(part is None for part in parts):
             return
-        if self.image_offsets is None or any(part is None for part in parts):
-            raise ValueError(f"image_offsets and {', '.join(_OF_IMAGES)} go together; got only some of them")
-        offsets = int_column(self.image_offsets, "image_offsets")
-        object.__setattr__(self, "image_offsets", offsets)
-        columns = [
-            int_column(getattr(self, name), name, minimum=0 if name == "image_content" else 1) for name in _OF_IMAGES
-        ]
-        for name, column in zip(_OF_IMAGES, columns, strict=True):
-            object.__setattr__(self, name, column)
+        if any(part is None for part in parts):
+            raise ValueError(f"{name} and {', '.join(names)} go together; got only some of them")
+        offsets = int_column(getattr(self, name), name)
+        object.__setattr__(self, name, offsets)
+        columns = [int_column(getattr(self, each), each, minimum=0 if each == names[-1] else 1) for each in names]
+        for each, column in zip(names, columns, strict=True):
+            object.__setattr__(self, each, column)
         lengths = {len(column) for column in columns}
         if len(offsets) != n + 1 or offsets[0] != 0 or {int(offsets[-1])} != lengths or np.any(np.diff(offsets) < 0):
             raise ValueError(
-                f"image_offsets are {n + 1} non-decreasing numbers from 0 to the number of images; got {offsets!r}"
+                f"{name} are {n + 1} non-decreasing numbers from 0 to the entries of {names[-1]}; got {offsets!r}"
             )
-        width, height, content = columns
-        order = np.lexsort((height, width, content))
+        *sizes, content = columns
+        order = np.lexsort((*sizes, content))
         same = np.diff(content[order]) == 0
-        if (same & ((np.diff(width[order]) != 0) | (np.diff(height[order]) != 0))).any():
-            raise ValueError("images of one number are the same, and have one size; give others another number")
+        if (same & np.any([np.diff(size[order]) != 0 for size in sizes], axis=0)).any():
+            raise ValueError(f"entries of one {names[-1]} are the same, and have one size; give others another number")
 
     # Single requests.
 
@@ -342,14 +353,14 @@ class Workload(ABC):
         row = range(len(self))[row]
         return self.prefix_blocks[self.prefix_offsets[row] : self.prefix_offsets[row + 1]]
 
-    def images_of(self, row: int) -> list[tuple[int, int, int]]:
-        """Width, height and content of the images of one request."""
-        if self.image_offsets is None:
+    def media_of(self, medium: str, row: int) -> list[tuple[int, ...]]:
+        """Size and content of each of a request's images (`image`) or clips of speech (`audio`)."""
+        offsets = getattr(self, f"{medium}_offsets")
+        if offsets is None:
             return []
         row = range(len(self))[row]
-        own = slice(int(self.image_offsets[row]), int(self.image_offsets[row + 1]))
-        width, height, content = (getattr(self, name)[own].tolist() for name in _OF_IMAGES)
-        return list(zip(width, height, content, strict=True))
+        own = slice(int(offsets[row]), int(offsets[row + 1]))
+        return list(zip(*(getattr(self, name)[own].tolist() for name in MEDIA[medium]), strict=True))
 
     def model_of(self, row: int) -> str | None:
         """The name of the model that a request asks for; None without names."""

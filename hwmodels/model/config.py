@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,8 @@ from hwmodels.model.spec import (
     LinearAttention,
     ModelSpec,
 )
+from hwmodels.model.speech import speech_of
+from hwmodels.model.tower import Tower
 from hwmodels.model.vision import vision_of
 from hwmodels.precision import precision
 
@@ -80,28 +82,49 @@ def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKi
         if len(types) != n_layers:
             raise ValueError(f"{c.where}: layer_types names {len(types)} layers, num_hidden_layers says {n_layers}")
         return tuple(_KINDS[each] for each in types)
-    if family in HYBRID:
-        step = c.integer("full_attention_interval", 4)
-        return tuple("linear" if (i + 1) % step else "full" for i in range(n_layers))
-    if family == "llama4_text":
-        return _rotary_kinds(c, n_layers)
-    if family in GEMMA:
-        step = 2 if family == "gemma2" else c.integer("sliding_window_pattern", 6)
-        return tuple("window" if (i + 1) % step else "full" for i in range(n_layers))
-    if family in ("cohere2", "exaone4", "olmo3") and c.has("sliding_window"):
-        pattern = c.data.get("sliding_window_pattern", 4)
-        marks = pattern if isinstance(pattern, str) else "L" * (c.integer("sliding_window_pattern", 4) - 1) + "G"
-        return tuple("full" if marks[i % len(marks)] == "G" else "window" for i in range(n_layers))
-    if family == "gpt_oss":
-        raise ValueError(f"{c.where}: layer_types is missing; a gpt_oss config.json states it")
-    if family in PLAIN or not c.integer("sliding_window", 0):
-        return ("full",) * n_layers
-    if family in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"):
-        if not c.flag("use_sliding_window", False):
-            return ("full",) * n_layers
-        first = c.integer("max_window_layers", n_layers, least=0)
-        return tuple("window" if i >= first else "full" for i in range(n_layers))
-    return ("window",) * n_layers
+    rule = _KINDS_OF.get(family)
+    if rule is not None:
+        return rule(c, n_layers)
+    return _all("full" if family in PLAIN or not c.integer("sliding_window", 0) else "window", n_layers)
+
+
+def _all(kind: AttentionKind, n_layers: int) -> tuple[AttentionKind, ...]:
+    return (kind,) * n_layers
+
+
+def _but_each(step: int, kind: AttentionKind, n_layers: int) -> tuple[AttentionKind, ...]:
+    """Layers of *kind*, and full attention in each *step*-th."""
+    return tuple(kind if (i + 1) % step else "full" for i in range(n_layers))
+
+
+def _gemma_kinds(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
+    return _but_each(c.integer("sliding_window_pattern", 6), "window", n_layers)
+
+
+def _hybrid_kinds(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
+    return _but_each(c.integer("full_attention_interval", 4), "linear", n_layers)
+
+
+def _kinds_by_pattern(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
+    """`sliding_window_pattern` is a number, or a text of an L or a G for each layer in turn."""
+    if not c.has("sliding_window"):
+        return _all("full", n_layers)
+    pattern = c.data.get("sliding_window_pattern", 4)
+    if not isinstance(pattern, str):
+        return _but_each(c.integer("sliding_window_pattern", 4), "window", n_layers)
+    return tuple("full" if pattern[i % len(pattern)] == "G" else "window" for i in range(n_layers))
+
+
+def _kinds_from_a_layer_on(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
+    """Windows from `max_window_layers` on, where they are used."""
+    if not c.integer("sliding_window", 0) or not c.flag("use_sliding_window", False):
+        return _all("full", n_layers)
+    first = c.integer("max_window_layers", n_layers, least=0)
+    return tuple("window" if i >= first else "full" for i in range(n_layers))
+
+
+def _kinds_not_stated(c: Config, _: int) -> tuple[AttentionKind, ...]:
+    raise ValueError(f"{c.where}: layer_types is missing; a gpt_oss config.json states it")
 
 
 def _rotary_kinds(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
@@ -113,6 +136,18 @@ def _rotary_kinds(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
     if len(rotary) != n_layers:
         raise ValueError(f"{c.where}: no_rope_layers names {len(rotary)} layers, num_hidden_layers says {n_layers}")
     return tuple("chunked" if each else "full" for each in rotary)
+
+
+_KINDS_OF: Mapping[str, Callable[[Config, int], tuple[AttentionKind, ...]]] = {
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"), _kinds_from_a_layer_on),
+    **dict.fromkeys(("cohere2", "exaone4", "olmo3"), _kinds_by_pattern),
+    **dict.fromkeys(GEMMA, _gemma_kinds),
+    "gemma2": lambda _, n_layers: _but_each(2, "window", n_layers),
+    **dict.fromkeys(HYBRID, _hybrid_kinds),
+    "llama4_text": _rotary_kinds,
+    "gpt_oss": _kinds_not_stated,
+}
+"""Families whose configs say it in a way of their own."""
 
 
 def _reach(c: Config, kinds: tuple[AttentionKind, ...]) -> tuple[int | None, tuple[AttentionKind, ...]]:
@@ -398,12 +433,13 @@ def spec_from_config(
     """
     own = object_of(config.get("rooftrace"), f"{where}: rooftrace")
     notes: list[str] = [*(Config(own, f"{where}: rooftrace").listed("notes", str) or ())]
+    if thinker := object_of(config.get("thinker_config"), f"{where}: thinker_config"):
+        config = thinker
+        notes.append("The thinker: what makes speech of its answers, the talker, counts nowhere.")
     data: dict[str, Any] = dict(config)
     named_text = "llm_config" if "llm_config" in config else "text_config"
     if text := object_of(config.get(named_text), f"{where}: {named_text}"):
         data = {**{k: v for k, v in config.items() if k != named_text}, **text}
-        if config.get("model_type") != data.get("model_type") or "vision_config" in config:
-            notes.append("The text model: an encoder of images counts where encode is given, and others are left out.")
     family = data.get("model_type")
     if not isinstance(family, str):
         raise ValueError(f"{where}: model_type is missing; a HuggingFace config.json states it")
@@ -419,8 +455,23 @@ def spec_from_config(
     formats = {"attention_precision": base, "mlp_precision": base, "expert_precision": base, "base_precision": base}
     common: dict[str, Any] = {"name": name, "family": family, "source": own.get("source", where), **formats}
     spec = _MAKERS.get(layers, _layered_spec)(c, layers, common, tuple(notes))
-    spec = replace(spec, vision=vision_of(config, text_hidden=spec.hidden, where=where))
+    vision, speech = (find(config, text_hidden=spec.hidden, where=where) for find in (vision_of, speech_of))
+    encoders = _about_encoders(config, {"images": vision, "speech": speech})
+    spec = replace(spec, vision=vision, speech=speech, notes=(*spec.notes, *encoders))
     return quantised(spec, data, quant_config, where, given=given)
+
+
+def _about_encoders(config: Mapping[str, Any], encoders: Mapping[str, Tower | None]) -> Iterator[str]:
+    """Notes on the encoders of a model that reads more than text; none on one that reads text alone."""
+    stated = {"images": "vision_config" in config, "speech": "audio_config" in config}
+    counted = [name for name, tower in encoders.items() if tower is not None]
+    left_out = [name for name, tower in encoders.items() if tower is None and stated[name]]
+    if counted:
+        yield f"Its encoder of {' and that of '.join(counted)} {'count' if counted[1:] else 'counts'} where encode is given."
+    if left_out:
+        yield f"Its encoder of {' and that of '.join(left_out)} {'are' if left_out[1:] else 'is'} not modelled and left out."
+    elif not counted and {"text_config", "llm_config"} & config.keys():
+        yield "The text model alone: encoders of what else it reads are not modelled and left out."
 
 
 _DENSE_FIELDS = {"llama4_text": "intermediate_size_mlp", "minimax_m3": "dense_intermediate_size"}

@@ -60,10 +60,12 @@ class Config:
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 READ_AS: Mapping[str, str] = {
     **dict.fromkeys(("internlm2", "internlm3", "granite", "exaone"), "llama"),
-    **dict.fromkeys(("mimo", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+    **dict.fromkeys(
+        ("mimo", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text"), "qwen2"
+    ),
     "ministral3": "mistral",
     "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
+    **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_omni_moe_text"), "qwen3_moe"),
     "step3p7": "step3p5",
     "deepseek_ref": "deepseek_v4",
     "minimax_m3_vl": "minimax_m3",
@@ -177,8 +179,6 @@ def object_of(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def _refuse_attention(data: Mapping[str, Any], family: str, refuse: Callable[[str], None]) -> None:
-    if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
-        refuse("an encoder-decoder with cross-attention")
     # Gemma 4's tokens of one image see each other, and tokens of text what is before them.
     if data.get("use_bidirectional_attention") not in (None, False, "vision"):
         refuse("attention in both directions (use_bidirectional_attention)")
@@ -198,6 +198,8 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
     def refuse(what: str) -> None:
         raise ValueError(f"{where}: {what} is not modelled; choose another model (see `rooftrace models`)")
 
+    if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
+        refuse("an encoder-decoder with cross-attention")
     if family not in FAMILIES:
         near = difflib.get_close_matches(family, FAMILIES, n=2)
         hint = f"nearest: {', '.join(near)}" if near else f"modelled: {', '.join(FAMILIES)}"

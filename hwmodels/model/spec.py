@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from hwmodels.model.speech import Speech
 from hwmodels.model.vision import Vision
 from hwmodels.precision import precision
 
@@ -327,6 +328,8 @@ class ModelSpec:
     token, projects both together to the hidden size, and ends in a normalisation; embedding and head are that model's own."""
     vision: Vision | None = None
     """The encoder of images beside it, which is in none of the counts here; None: there is none, or it is not modelled."""
+    speech: Speech | None = None
+    """The encoder of speech, likewise."""
     notes: tuple[str, ...] = ()
     """Sentences on what is left out or approximated."""
     source: str = ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
+from policies.adapters import admissible
 from policies.sglang.delayer import DELAY_MS, PrefillDelayer
 from policies.sglang.joining import GO_ON, NO_MEMORY, OUT_OF_ROOM, SPENT, Adder, Room
 from policies.sglang.past import Past, Running
@@ -14,6 +15,7 @@ from policies.sglang.settings import PROMPT_STEP, Settings
 from policies.view import (
     ALWAYS_NS,
     UNTIL_CHANGE,
+    Encodes,
     Largest,
     Looks,
     Plan,
@@ -52,6 +54,7 @@ class Sglang(Settings):
     preempted_last: ClassVar[bool] = True
     looks_itself: ClassVar[bool] = True
     orders_queue: ClassVar[bool] = True
+    encodes: ClassVar[Encodes] = "as needed"
 
     def never_planned(self, largest: Largest) -> str | None:
         if not 0 < self.chunked_prefill_size < largest.block_tokens:
@@ -157,11 +160,11 @@ class Sglang(Settings):
                 heard = set(known)
                 known += tuple(id_ for id_ in waiting if id_ not in heard)
             queue = [waiting[id_] for id_ in known]
-        if past.queue is not None:
-            # The last sorted order, with later arrivals behind.
+        if self.by_prefix:
+            # The last sorted order, with later arrivals behind and those that have just been preempted at the end.
             waiting = {seq.id: seq for seq in queue}
-            queue = [waiting.pop(id_) for id_ in past.queue if id_ in waiting]
-            queue += waiting.values()
+            queue = [waiting.pop(id_) for id_ in past.queue or () if id_ in waiting]
+            queue += sorted(waiting.values(), key=lambda seq: seq.preempted)
         if self.schedule_policy == "lof" and len(queue) > 1:
             room = Room(view)
             queue = sorted(queue, key=lambda seq: -room.max_new(seq.id))
@@ -244,17 +247,26 @@ class Sglang(Settings):
         for partial in view.prefilling:
             goes_on = adder.go_on(partial)
         reject: list[tuple[int, str]] = []
-        full = self._admit(view, adder, queue, past.full, seats - n_batch, used, reject)
+        may_join = self._with_slots(view, queue)
+        full = self._admit(view, adder, may_join, past.full, seats - n_batch, used, reject)
         looks = _new(Looks, (tuple(used), of_queue)) if used or of_queue else None
         chunks = tuple(adder.chunks)
         if not chunks:
-            return self._decode(view, past._replace(full=full), bool(queue), tuple(reject), looks)
+            # By prefixes those who are passed over are put in order at each look, too.
+            waits = bool(queue if self.by_prefix else may_join)
+            return self._decode(view, past._replace(full=full), waits, tuple(reject), looks)
         mixed = (
             self.enable_mixed_chunk and view.n_decoding > 0 and adder.blocks + view.growth_blocks <= view.free_blocks
         )
         memo = self._after_prompts(view, past, adder, running, full, goes_on, mixed)
         listed = (*(id_ for id_, _ in chunks), *(each.seq.id for each in running)) if mixed else None
         return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo, order=listed, looks=looks)
+
+    def _with_slots(self, view: ReplicaView, queue: Sequence[WaitingSeq]) -> Sequence[WaitingSeq]:
+        """`can_schedule_lora_req`: the requests of *queue* that are not passed over for want of a slot for their adapter. The base
+        model needs a slot like any adapter, and those who leave keep theirs."""
+        most = self.max_loras_per_batch
+        return queue if most is None else admissible(queue, view.adapters, most, leaving=True, counts_base=True)
 
     def _admit(
         self,
@@ -366,7 +378,8 @@ class Sglang(Settings):
             ),
         )
         hold = UNTIL_CHANGE if full or not waits else 1
-        through_arrivals = full
+        # By prefixes the order in which requests came is known at each arrival alone.
+        through_arrivals = full and not self.by_prefix
         if self.scheduler_recv_interval > 1:
             hold = min(hold, max(self.scheduler_recv_interval - polled, 1))
             through_arrivals = True

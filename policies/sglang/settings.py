@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import isfinite
-from typing import ClassVar
+from typing import ClassVar, Self
 
+from policies.adapters import ADAPTERS_SAY
 from policies.schedulers import at_least
 
 INIT_NEW_TOKEN_RATIO = 0.7
@@ -52,6 +54,9 @@ class Settings:
     prefill_decode_interval_min_bs: int = 0
     """A smaller decode batch ends these rounds on its rank."""
 
+    max_loras_per_batch: int | None = None
+    """Different LoRA adapters of a batch at most, the base model counted as one; None: no request asks for any."""
+
     enable_prefill_delayer: bool = False
     """Ranks start prompts together (`policies.sglang.delayer`)."""
     prefill_delayer_max_delay_passes: int = 30
@@ -60,6 +65,7 @@ class Settings:
     prefill_delayer_max_delay_ms: float | None = None
     """None: 5,000."""
 
+    not_settings: ClassVar[Mapping[str, str]] = {"max_loras_per_batch": ADAPTERS_SAY}
     schedule_policies: ClassVar[tuple[str, ...]] = ("fcfs", "lof", "lpm")
     """Orders of the queue that are there; (): whichever the release has."""
 
@@ -68,7 +74,7 @@ class Settings:
             at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
         at_least("max_prefill_tokens", self.max_prefill_tokens, 1)
         at_least("scheduler_recv_interval", self.scheduler_recv_interval, 1)
-        for name in ("prefill_max_requests", "max_running_requests"):
+        for name in ("prefill_max_requests", "max_running_requests", "max_loras_per_batch"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         at_least("prefill_decode_interval", self.prefill_decode_interval, 0)
@@ -102,6 +108,10 @@ class Settings:
                 "lpm is the one that is"
             )
         raise ValueError(f"schedule_policy is fcfs, lof or lpm; got {self.schedule_policy!r}")
+
+    def with_max_loras(self, max_loras: int) -> Self:
+        """The same with a limit of adapters in a batch."""
+        return replace(self, max_loras_per_batch=max_loras)
 
     @property
     def by_prefix(self) -> bool:

@@ -23,7 +23,8 @@ Columns = Annotated[
         "--map",
         metavar="FIELD=COLUMN,...",
         help="What is in which column, e.g. arrival=ts,prompt_tokens=usage.prompt; fields: arrival, end, duration, "
-        "prompt_tokens, output_tokens, max_tokens, encoder_tokens, model, session, prompt, answer, status, ...",
+        "prompt_tokens, output_tokens, max_tokens, model, session, prompt, answer, blocks, tenant, class, priority, deadline_s, "
+        "abort_s, encoder_tokens, predicted_tokens, adapter, images, audio_s, status",
     ),
 ]
 MissingOutput = Annotated[

@@ -27,6 +27,10 @@ class Reading:
         """The connector that takes its KV to the other role, as `links` calls it."""
         self.host_tier: tuple[float, Mapping[str, Any]] | None = None
         """Size of a host tier as a multiple of the KV cache, which is known when the scenario is, and what else it is."""
+        self.encoders: tuple[str, ...] = ()
+        """The kinds of content that the model's encoders read: images, speech."""
+        self.no_adapters = ""
+        """Why adapters of the model are not modelled, where they are not."""
         self._left = dict(command.options)
         self.aside = list(command.aside)
         """Words before the server's own that were not taken."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hwmodels.adapters import targets_of
 from hwmodels.device import load_device
 from hwmodels.model import load_model
 from hwmodels.overheads import is_before, known_for
@@ -150,12 +151,19 @@ def _read(server: Server, instead: str | None, strict: bool) -> Reading:
     reading.put("model", model)
     _put_release(reading, server.release)
     try:
-        experts = load_model(model).experts is not None
+        spec = load_model(model)
     except ValueError as error:
         raise RooftraceError(
             f"{error}; or set one in its place: --set model=NAME, or the folder of its config.json"
         ) from None
-    reader_of(found.engine)(reading, experts=experts)
+    reading.encoders = tuple(
+        what for what, tower in (("images", spec.vision), ("speech", spec.speech)) if tower is not None
+    )
+    try:
+        targets_of(spec)
+    except ValueError as error:
+        reading.no_adapters = str(error).partition(";")[0]
+    reader_of(found.engine)(reading, experts=spec.experts is not None)
     aside = [word for word in reading.aside if not word.startswith("LMCACHE_")]
     if aside:
         reading.notes.append(f"not read, because it stands before the server's own words: {' '.join(masked(aside))}")
@@ -214,13 +222,16 @@ def _one(server: Server, reading: Reading, notes: list[str]) -> dict[str, Any]:
     return settings
 
 
+_OF_ALL_POOLS = ("router", "stream_interval", "encode", "adapters")
+
+
 def _pools(servers: Sequence[Server], readings: Sequence[Reading], notes: list[str]) -> dict[str, Any]:
     """Settings of several commands: a pool each, called as the comment above it says, or by its role, or by its number."""
     pools: dict[str, Any] = {}
     for at, (server, reading) in enumerate(zip(servers, readings, strict=True)):
         names = (server.name, reading.role) if server.named else (reading.role, server.name)
         name = next(name for name in (*names, f"pool{at + 1}", f"server{at + 1}") if name not in (None, *pools))
-        settings = {key: value for key, value in reading.settings.items() if key not in ("router", "stream_interval")}
+        settings = {key: value for key, value in reading.settings.items() if key not in _OF_ALL_POOLS}
         if reading.role is not None:
             settings["role"] = reading.role
         replicas = server.replicas * settings.pop("replicas", 1)
@@ -231,6 +242,15 @@ def _pools(servers: Sequence[Server], readings: Sequence[Reading], notes: list[s
     intervals = {reading.settings.get("stream_interval", 1) for reading in readings}
     if len(intervals) > 1:
         raise RooftraceError("--stream-interval is of all pools; give the same to every command")
+    if encode := next((reading.settings["encode"] for reading in readings if "encode" in reading.settings), None):
+        found["encode"] = encode
+    slots = [reading.settings.get("adapters") for reading in readings]
+    if all(each == slots[0] for each in slots):
+        found |= {} if slots[0] is None else {"adapters": slots[0]}
+    else:
+        notes.append(
+            "the commands say different adapters, and those of a scenario are of all pools: adapters is left out"
+        )
     if intervals != {1}:
         found["stream_interval"] = intervals.pop()
     router = next((server.router for server in servers if server.router is not None), None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import yaml
+
 from sim.launch.engines import launches, writer_of
 from sim.launch.writing import BESIDE, Writing, beside
 from sim.scenario import Scenario
@@ -22,14 +24,26 @@ def commands(
         role = scenario.pools[name].role if scenario.pools else "both"
         engine = target or (part.stack_name if part.stack_name in in_containers else in_containers[0])
         command = Writing(part, engine, name=name, role=role, connector=connector, forced_acceptance=forced_acceptance)
+        command.carries("encode")
         if name:
             command.carries("router", *(key for key in BESIDE if key != "autoscale"))
         writer_of(engine)(command)
         yield name, command
 
 
+def _encode(scenario: Scenario) -> Iterator[str]:
+    """The settings of `encode` but for encoding in steps, as servers do that are not told otherwise."""
+    given = scenario.model_dump(exclude_defaults=True).get("encode", {})
+    if given.pop("at", None) == "engine":
+        yield from (f"encode.{key}: {value}" for key, value in given.items())
+    elif given:
+        flow = yaml.safe_dump(given, default_flow_style=True, width=10_000, sort_keys=False).strip()
+        yield f"encode: {flow} (the command encodes on the same machine; set up those that only encode beside it)"
+
+
 def of_the_whole(scenario: Scenario) -> Iterator[str]:
     """The settings that a scenario has for all pools, and no command says."""
+    yield from _encode(scenario)
     if not scenario.pools:
         return
     if any(pool.models for pool in scenario.pools.values()):

@@ -120,8 +120,8 @@ class Writing:
         if value is not True:
             self.words.append(str(value))
 
-    def numbers(self, option: str, values: Sequence[int] | None) -> None:
-        """An option that takes several numbers."""
+    def several(self, option: str, values: Sequence[int | str] | None) -> None:
+        """An option that takes several values."""
         if values is not None:
             self.words += [option, *map(str, values)]
 

@@ -44,28 +44,25 @@ def grammar_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 def encode_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """The entries `encode` and `images` of a summary: finished requests that were encoded on machines of their own, and their
     `stages` in seconds; images that were `encoded` in steps for finished requests, `hits` that were found encoded, their share of
-    both, and `encode_s`, the time of encoding in the steps of each request for which some were encoded. Empty where there is no
-    such thing."""
-    if "encoded_images" in requests:
-        return {"images": _image_figures(requests)}
+    both, and `encode_s`, the time of encoding in the steps of each request for which some were encoded. Machines that keep images
+    have the same counts. Empty where there is no such thing."""
+    if "encode_ns" in requests:
+        done = finished(requests)
+        steps_s = requests["encode_ns"][done & (requests["encoded_images"] > 0)] * 1e-9
+        return {"images": {**_counted(requests, done), "encode_s": statistics(steps_s)}}
     if "encode_landed_ns" not in requests:
         return {}
     over = finished(requests) & (requests["encode_landed_ns"] >= 0)
     stages = {
         name: statistics((requests[end] - requests[begin])[over] * 1e-9) for name, (begin, end) in ENCODE_STAGES.items()
     }
-    return {"encode": {"requests": int(over.sum()), "stages": stages}}
+    kept = {"images": _counted(requests, over)} if "encoded_images" in requests else {}
+    return {"encode": {"requests": int(over.sum()), "stages": stages, **kept}}
 
 
-def _image_figures(requests: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    done = finished(requests)
-    encoded, hits = (int(requests[name][done].sum()) for name in ("encoded_images", "image_hits"))
-    return {
-        "encoded": encoded,
-        "hits": hits,
-        "hit_rate": hits / (hits + encoded) if hits + encoded else None,
-        "encode_s": statistics(requests["encode_ns"][done & (requests["encoded_images"] > 0)] * 1e-9),
-    }
+def _counted(requests: Mapping[str, NDArray[Any]], of: NDArray[Any]) -> dict[str, Any]:
+    encoded, hits = (int(requests[name][of].sum()) for name in ("encoded_images", "image_hits"))
+    return {"encoded": encoded, "hits": hits, "hit_rate": hits / (hits + encoded) if hits + encoded else None}
 
 
 def handover_figures(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], span_s: float) -> dict[str, Any]:

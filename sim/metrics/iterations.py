@@ -66,14 +66,18 @@ def _last_end_ns(block: Mapping[str, NDArray[Any]]) -> int:
 
 
 def iteration_sums(columns: Columns) -> IterationSums:
-    """A few passes over the iterations of a run."""
     n, last_end_ns = 0, -1
-    for block in columns.iteration_blocks():
-        n += block["duration_ns"].size
-        last_end_ns = max(last_end_ns, _last_end_ns(block))
+
+    def counted() -> Iterator[Mapping[str, NDArray[Any]]]:
+        nonlocal n, last_end_ns
+        for block in columns.iteration_blocks():
+            n += block["duration_ns"].size
+            last_end_ns = max(last_end_ns, _last_end_ns(block))
+            yield block
+
     held_ns, largest_share = 0.0, 0.0
     pools = columns.meta["kv_blocks_total"]
-    for replica, _, lengths_ns, used in kv_holdings(columns.iteration_blocks()):
+    for replica, _, lengths_ns, used in kv_holdings(counted()):
         share = used / pools[replica]
         held_ns += float((share * lengths_ns).sum())
         largest_share = max(largest_share, float(share.max(initial=0.0)))

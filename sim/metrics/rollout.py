@@ -21,12 +21,12 @@ def rollout_figures(
     had is not the only one, or where they come and go: nothing is said of idle time then.
 
     A step lasts from its first prompt, or from the end of the one before where answers go on meanwhile, to the last answer of
-    the groups that end it: `step_s`. `p90_s` and `p99_s` are the times from its beginning until so many of these answers were
-    there, `tail_share` the part of its time after `p90_s`; where machines stand still or give answers back, `recomputed_tokens` are
-    those whose KV was given up. `idle_s` is the time that replicas, together, had no request before
-    it ended, `idle_share` the same over all their time. Of all answers `kept` were for groups that ended a step, `dropped` for
-    others that had finished, `aborted` when a step ended. Where some were rejected, lost or never ended, `answers` says how
-    many, and there are no steps: nobody knows when those who waited for them gave up.
+    the groups that end it: `step_s`; where answers are aborted, update and pause lie between steps. `p90_s` and `p99_s` are the
+    times from its beginning until so many of these answers were there, `tail_share` the part of its time after `p90_s`; where
+    machines stand still or give answers back, `recomputed_tokens` are those whose KV was given up. `idle_s` is the time that
+    replicas, together, had no request before it ended, `idle_share` the same over all their time. Of all answers `kept` were
+    for groups that ended a step, `dropped` for others that had finished, `aborted` when a step ended. Where some were rejected,
+    lost or never ended, `answers` says how many, and there are no steps: nobody knows when those who waited for them gave up.
     """
     done = finished(requests)
     counts = {name: int((requests["status"] == code).sum()) for code, name in enumerate(STATUS_NAMES)}

@@ -35,8 +35,15 @@ def weighted_statistics(blocks: Blocks) -> dict[str, float | None]:
     if not count:
         return dict.fromkeys(STATISTICS)
     mean_ns = total_ns / count
-    squares = sum(float((np.square(gaps_ns - mean_ns) * weights).sum()) for gaps_ns, weights in blocks())
-    p50, p90, p95, p99 = (float(q) * 1e-9 for q in block_quantile(blocks, _QUANTILES))
+    squares = 0.0
+
+    def summed() -> Iterator[tuple[IntArray, IntArray]]:
+        nonlocal squares
+        for gaps_ns, weights in blocks():
+            squares += float((np.square(gaps_ns - mean_ns) * weights).sum())
+            yield gaps_ns, weights
+
+    p50, p90, p95, p99 = (float(q) * 1e-9 for q in _quantiles(summed(), blocks, largest_ns, _QUANTILES))
     return _as_named(mean_ns * 1e-9, math.sqrt(squares / count) * 1e-9, p50, p90, p95, p99, largest_ns * 1e-9)
 
 
@@ -48,15 +55,22 @@ def weighted_quantile(values: IntArray, weights: IntArray, probabilities: Sequen
 def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray:
     """`weighted_quantile` of values and weights in pieces.
 
-    Values are non-negative integers, weights at least 1. Nothing is expanded and nothing sorted as a whole: a
-    histogram finds the few narrow ranges that hold the ranks asked for, and only those are sorted.
+    Values are non-negative integers, weights at least 1.
     """
     largest = max((int(values.max(initial=0)) for values, _ in _in_bulk(blocks())), default=0)
+    return _quantiles(blocks(), blocks, largest, probabilities)
+
+
+def _quantiles(
+    once: Iterable[tuple[IntArray, IntArray]], again: Blocks, largest: int, probabilities: Sequence[float]
+) -> FloatArray:
+    """`block_quantile` of pieces that are read *once* and *again*. Nothing is expanded and nothing sorted as a whole: a histogram
+    finds the few narrow ranges that hold the ranks asked for, and only those are sorted."""
     # 2^20 bins: the histogram stays in cache, and a bin holds few distinct values.
     shift = max(0, largest.bit_length() - 20)
     n_bins = (largest >> shift) + 1
     counts = np.zeros(n_bins, np.int64)
-    for values, weights in _in_bulk(blocks()):
+    for values, weights in _in_bulk(once):
         # Sums of integers below 2^53 in floats: exact.
         counts += np.bincount(values >> shift, weights=weights, minlength=n_bins).astype(np.int64)
     reached = np.cumsum(counts)
@@ -68,7 +82,7 @@ def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray
     wanted = np.unique(np.searchsorted(reached, ranks, side="right"))
     found: list[IntArray] = []
     found_weights: list[IntArray] = []
-    for values, weights in _in_bulk(blocks()):
+    for values, weights in _in_bulk(again()):
         inside = np.isin(values >> shift, wanted)
         found.append(values[inside])
         found_weights.append(weights[inside])

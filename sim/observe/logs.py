@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sim.errors import RooftraceError
 from sim.observe.curves import Counted, Curve, Observed
 from sim.observe.samples import Matching
-from sim.observe.traffic import Arrival, taken
+from sim.observe.traffic import NO_CLASS, Arrival, taken
 from workloads.records import Rows, rows_of
 from workloads.synonyms import SYNONYMS, matching, unit_of
 from workloads.times import moments_ns
@@ -104,8 +104,6 @@ def _read(path: Path, match: Matching) -> Arrival:
             notes.append(
                 f"{path}: {n:,} rows end before they begin or before their first token, and count as without an end"
             )
-    if "class" in rows.names:
-        notes.append(f"{path}: its column class is not read; requests are replayed without classes")
     cached = (
         None
         if of["cached_tokens"] is None
@@ -118,6 +116,7 @@ def _read(path: Path, match: Matching) -> Arrival:
         cached_tokens=cached,
         session=_sessions(rows, of["session"]),
         instance=None if of["instance"] is None else tuple(str(each or "") for each in rows.column(of["instance"])),
+        service_class=tuple(str(each or NO_CLASS) for each in rows.column("class")) if "class" in rows.names else None,
         ttft_s=ttft,
         e2el_s=e2el,
         notes=tuple(notes),
@@ -174,7 +173,8 @@ def _kept(path: Path, rows: Rows, match: Matching) -> NDArray[np.bool_]:
 
 
 def _joined(parts: Sequence[Arrival]) -> Arrival:
-    """Several logs together. What one of them does not say is not known of any; conversations of two logs are apart."""
+    """Several logs together. What one of them does not say is not known of any, but for classes; conversations of two logs are
+    apart."""
     sessions = None
     if all(each.session is not None for each in parts):
         first, shifted = 0, []
@@ -188,7 +188,9 @@ def _joined(parts: Sequence[Arrival]) -> Arrival:
         values = [getattr(each, name) for each in parts]
         return None if any(each is None for each in values) else np.concatenate(values)
 
-    instances = column("instance")
+    instances, classes = column("instance"), None
+    if any(each.service_class is not None for each in parts):
+        classes = tuple(name for each in parts for name in each.service_class or (NO_CLASS,) * len(each))
     return Arrival(
         at_s=np.concatenate([each.at_s for each in parts]),
         prompt_tokens=np.concatenate([each.prompt_tokens for each in parts]),
@@ -196,6 +198,7 @@ def _joined(parts: Sequence[Arrival]) -> Arrival:
         cached_tokens=column("cached_tokens"),
         session=sessions,
         instance=None if instances is None else tuple(instances.tolist()),
+        service_class=classes,
         ttft_s=column("ttft_s"),
         e2el_s=column("e2el_s"),
         notes=tuple(note for each in parts for note in each.notes),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BLOCK_TOKENS = 16
+NO_CLASS = "unknown"
+"""The class of requests of which a log with classes says none, as in traces that are imported."""
 MOST_REQUESTS = 2_000_000
 MOST_INTERVALS = 2_000_000
 """Times between samples: a year of one each 15 s."""
@@ -79,6 +81,8 @@ class Arrival:
     """The conversation of each; -1: none."""
     instance: tuple[str, ...] | None = None
     """The instance that served each."""
+    service_class: tuple[str, ...] | None = None
+    """The name of each one's class of service; NO_CLASS where a row says none."""
     ttft_s: FloatArray | None = None
     e2el_s: FloatArray | None = None
     notes: tuple[str, ...] = ()
@@ -202,6 +206,9 @@ def taken(logged: Arrival, rows: IntArray) -> Arrival:
         cached_tokens=None if logged.cached_tokens is None else logged.cached_tokens[rows],
         session=None if logged.session is None else logged.session[rows],
         instance=None if logged.instance is None else tuple(logged.instance[row] for row in rows.tolist()),
+        service_class=None
+        if logged.service_class is None
+        else tuple(logged.service_class[row] for row in rows.tolist()),
         ttft_s=None if logged.ttft_s is None else logged.ttft_s[rows],
         e2el_s=None if logged.e2el_s is None else logged.e2el_s[rows],
         notes=logged.notes,
@@ -343,7 +350,11 @@ def _as_logged(logged: Arrival) -> Trace:
     shared = np.minimum(cached // BLOCK_TOKENS, (prompt - 1) // BLOCK_TOKENS)
     session = np.full(n, -1, np.int64) if logged.session is None else logged.session
     output = np.maximum(logged.output_tokens, 1)
-    return _trace(logged.at_s, prompt, output, shared, session, "the requests of the log", logged.session)
+    trace = _trace(logged.at_s, prompt, output, shared, session, "the requests of the log", logged.session)
+    if logged.service_class is None:
+        return trace
+    place = {name: at for at, name in enumerate(dict.fromkeys(logged.service_class))}
+    return replace(trace, classes=tuple(place), class_index=np.array([place[name] for name in logged.service_class]))
 
 
 def _trace(

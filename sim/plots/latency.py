@@ -32,8 +32,10 @@ def weighted_ecdf(blocks: Callable[[], Iterable[tuple[NDArray[Any], NDArray[Any]
     """The same of values of which each counts weight times, in pieces that *blocks* gives as often as it is called."""
     n, low, high, total = 0, np.inf, -np.inf, 0
     for values, weights in blocks():
-        n, total, logs = n + values.size, total + weights.sum(), np.log(values)
-        low, high = min(low, float(logs.min(initial=np.inf))), max(high, float(logs.max(initial=-np.inf)))
+        n, total = n + values.size, total + weights.sum()
+        if values.size:
+            least, most = np.log([values.min(), values.max()]).tolist()
+            low, high = min(low, least), max(high, most)
     if n <= _ECDF_POINTS:
         values, weights = (np.concatenate(column) for column in zip(*blocks(), strict=True))
         order = np.argsort(values, kind="stable")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import sim.metrics as metrics
-from sim.plots.levels import Blocks, mean_level, rate_of_parts, token_rates
+from sim.plots.levels import Blocks, add_rates, mean_level, rate_of_parts
 
 FloatArray = NDArray[np.float64]
 BINS = 300
@@ -56,16 +56,23 @@ def over_time(
     running = mean_level(edges_ns, scheduled[accepted], finish[accepted])
 
     names = ["prefill_tokens", "emitted_tokens", *(("prefix_hit_tokens",) if "prefix_hit_tokens" in requests else ())]
-    prompt_rate, output_rate, *found_rates = token_rates(edges_ns, lambda: map(_with_loaded, iterations()), names)
+    rates = [np.zeros(bins) for _ in names]
+
+    def added() -> Iterator[Mapping[str, NDArray[Any]]]:
+        for block in iterations():
+            add_rates(rates, edges_ns, _with_loaded(block, names), names)
+            yield block
+
+    held = (
+        (start, held_ns, used / kv_blocks_total[replica] * (held_ns * 1e-9))
+        for replica, start, held_ns, used in metrics.kv_holdings(added())
+    )
+    kv_share = rate_of_parts(edges_ns, held)
+    prompt_rate, output_rate, *found_rates = rates
     prefix_share = None
     if found_rates:
         asked = prompt_rate + found_rates[0]
         prefix_share = np.divide(found_rates[0], asked, out=np.full(bins, np.nan), where=asked > 0)
-    held = (
-        (start, held_ns, used / kv_blocks_total[replica] * (held_ns * 1e-9))
-        for replica, start, held_ns, used in metrics.kv_holdings(iterations())
-    )
-    kv_share = rate_of_parts(edges_ns, held)
     replicas = None if fleet is None else _serving(fleet, edges_ns)
     serving = np.full(bins, float(len(kv_blocks_total))) if replicas is None else replicas
     kv_share = np.divide(kv_share, serving, out=np.zeros(bins), where=serving > 0)
@@ -74,11 +81,12 @@ def over_time(
     )
 
 
-def _with_loaded(block: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-    """Tokens that were loaded from tiers have been found as well."""
-    if "loaded_tokens" not in block or "prefix_hit_tokens" not in block:
-        return block
-    return {**block, "prefix_hit_tokens": block["prefix_hit_tokens"] + np.maximum(block["loaded_tokens"], 0)}
+def _with_loaded(block: Mapping[str, NDArray[Any]], names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+    """The columns of *names* and the times; tokens that were loaded from tiers have been found as well."""
+    found = {name: block[name] for name in ("start_ns", "duration_ns", *names)}
+    if "loaded_tokens" in block and "prefix_hit_tokens" in found:
+        found["prefix_hit_tokens"] = found["prefix_hit_tokens"] + np.maximum(block["loaded_tokens"], 0)
+    return found
 
 
 def _serving(fleet: Mapping[str, Any], edges_ns: FloatArray) -> FloatArray:

@@ -202,12 +202,15 @@ def _rollout(rollout: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not steps:
         return [("Answers", f"{answers}; when steps ended is not known")]
     mean = {key: sum(each[key] for each in steps) / n for key in ("p90_s", "p99_s", "step_s")}
+    ends = [each["begin_s"] + each["step_s"] for each in steps]
+    between_s = sum(after["begin_s"] - end for after, end in zip(steps[1:], ends, strict=False)) / max(n - 1, 1)
+    apart = f" with {seconds_text(between_s)} between them" if between_s > 0 else ""
     share = rollout["idle_share"]
     idle = "" if share is None else f"; {share:.1%} of the machines' time without work"
     return [
         (
             "Rollout",
-            f"{n} step{'s' * (n > 1)}, {seconds_text(mean['step_s'])} each: 90 % of the answers after "
+            f"{n} step{'s' * (n > 1)}, {seconds_text(mean['step_s'])} each{apart}: 90 % of the answers after "
             f"{seconds_text(mean['p90_s'])}, 99 % after {seconds_text(mean['p99_s'])}",
         ),
         (
@@ -227,8 +230,18 @@ def _encode(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         (
             "Encoded",
             f"{found['requests']:,} requests, queued for {queued} on average, encoded in {encoded}, sent in {sent}{then}",
-        )
+        ),
+        *([("Images and speech", _counted(found["images"]))] if "images" in found else []),
     ]
+
+
+def _counted(images: Mapping[str, Any]) -> str:
+    share = "" if images["hit_rate"] is None else f" ({images['hit_rate']:.1%})"
+    return f"{images['encoded']:,} encoded, {images['hits']:,} found encoded{share}"
+
+
+_MANY_WAIT = 1.0
+"""Requests that wait for a slot on average, from which on the command that chooses the slots is named."""
 
 
 def _adapters(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -240,17 +253,22 @@ def _adapters(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     )
     if found["disk_loads"]:
         loads.insert(0, f"{found['disk_loads']:,} from disk in {seconds_text(found['disk_load_s'])}")
-    text = f"{found['running_mean']:.3g} of {found['max_loras']} slots in an iteration on average, {found['running_max']} at most"
-    text += f"; {waiting:,.3g} requests waiting for a slot" if waiting else ""
+    text = (
+        f"{found['running_mean']:.3g} of {found['max_loras']} slots in use on average, {found['running_max']} at most"
+    )
+    if waiting:
+        text += f"; {waiting:,.3g} requests waiting for a slot on average"
+    if waiting >= _MANY_WAIT:
+        text += " (rooftrace advise --only adapters says how many to set)"
     return [("Adapters", text), ("Adapter loads", ", ".join(loads))]
 
 
 def _images(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not found or found["hit_rate"] is None:
         return []
-    taken = f", {seconds_text(found['encode_s']['mean'])} in the steps of a request" if found["encoded"] else ""
-    told = f"{found['encoded']:,} encoded, {found['hits']:,} found encoded ({found['hit_rate']:.1%}){taken}"
-    return [("Images", told)]
+    mean = f"; encoding takes {seconds_text(found['encode_s']['mean'])} of a request's steps on average"
+    taken = mean if found["encoded"] else ""
+    return [("Images and speech", _counted(found) + taken)]
 
 
 def _structured(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:

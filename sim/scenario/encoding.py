@@ -15,7 +15,7 @@ _OF_POOLS = (
     "replicas", "encoder_tokens", "request_s", "batch_s", "max_batch", "bytes_per_token", "bandwidth_gb_per_s", "latency_s",
     "router", "autoscale", "hardware", "tensor",
 )  # fmt: skip
-_OF_STEPS = ("budget_tokens", "cache_tokens")
+_OF_STEPS = ("budget_tokens",)
 
 
 class EncodeSettings(Section):
@@ -23,7 +23,7 @@ class EncodeSettings(Section):
     prompts, in their steps."""
 
     at: Literal["pool", "engine"] = "pool"
-    """`engine`: images are encoded in the steps of the machines that compute prompts, by vLLM's rules."""
+    """`engine`: images are encoded in the steps of the machines that compute prompts, by the rules of their engine."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Machines that encode."""
     encoder_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -53,10 +53,11 @@ class EncodeSettings(Section):
     autoscale: Autoscale | None = None
     """Machines that encode come and go; where it is left out, all of them are there from beginning to end."""
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Embeddings that a step encodes at most; where it is left out, as many as a step has tokens at most (max_num_batched_tokens),
-    and one image at least."""
+    """Embeddings that a step of vLLM encodes at most; where it is left out, as many as a step has tokens at most
+    (max_num_batched_tokens), and one image at least. SGLang has no such limit."""
     cache_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Embeddings of images that a machine keeps; where it is left out, as many as `budget_tokens`."""
+    """Embeddings that a machine keeps by what they are of, those that were used longest ago going first; where it is left out, as
+    many as `budget_tokens` in steps of vLLM, what 100 MiB hold in those of SGLang, and none on machines that only encode."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

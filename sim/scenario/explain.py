@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
@@ -32,7 +32,9 @@ _EXPECTED = {
 }
 _STRANGE = ("extra_forbidden", "unexpected_keyword_argument")
 """The errors for a key that a section does not have."""
-_KIND = re.compile(r"\w+\[.*\]$|constrained-\w+$")
+_PLAIN = ("literal_error", "int_type", "float_type", "string_type", "bool_type", "list_type")
+"""The errors for a value that is no word, number or list."""
+_KIND = re.compile(r"[\w-]+\[.*\]$|constrained-\w+$")
 """A kind of value in pydantic's paths."""
 _NAMED = 6
 """Settings that stand for all where there are more."""
@@ -57,27 +59,44 @@ def check_mapping(found: object, model: type, source: str, what: str) -> None:
 def sentence(error: ValidationError, model: type, source: str) -> str:
     """The first thing wrong with a scenario, in words: unknown keys first, being the likelier slip, and last what is wrong with
     a value as a whole that may be of several kinds."""
-    found = sorted(
-        error.errors(include_url=False),
-        key=lambda each: (each["type"] not in _STRANGE, each["loc"] and _KIND.match(str(each["loc"][-1])) is not None),
-    )
-    more = f" (and {len(found) - 1} more to mend)" if len(found) > 1 else ""
-    return f"{source}: {describe(found[0], model)}{more}"
+    found = sorted(error.errors(include_url=False), key=_unlikely)
+    more = len(_wrong([_path(each) for each in found])) - 1
+    also = f" ({more} more setting{'s are' if more > 1 else ' is'} wrong)" if more else ""
+    return f"{source}: {describe(found[0], model)}{also}"
+
+
+def _unlikely(details: ErrorDetails) -> tuple[bool, bool, bool]:
+    """The order in which errors are told. A word, a number or a list is not what a mapping was meant to be."""
+    whole = bool(details["loc"]) and _KIND.match(str(details["loc"][-1])) is not None
+    plain = details["type"] in _PLAIN and isinstance(details["input"], Mapping)
+    return details["type"] not in _STRANGE, whole, plain
+
+
+def _path(details: ErrorDetails) -> list[str]:
+    """The place of an error, without the kinds of value that were tried there."""
+    return [str(part) for part in details["loc"] if not _KIND.match(str(part))]
+
+
+def _wrong(paths: Iterable[Sequence[str]]) -> set[tuple[str, ...]]:
+    """The settings that are wrong: of a value that may be of several kinds, and what is wrong with each, the value alone."""
+    found = {tuple(path) for path in paths}
+    return {path for path in found if not any(path[:n] in found for n in range(len(path)))}
 
 
 def describe(details: ErrorDetails, model: type | None) -> str:
     """One of pydantic's errors as a sentence with its dotted key, what is expected there and what came."""
     kind, value = details["type"], details["input"]
-    key = _dotted([str(part) for part in details["loc"]], model) or "the scenario"
+    path = _path(details)
+    key = _dotted(path, model) or "the scenario"
     context: Mapping[str, Any] = details.get("ctx", {})
     if kind in _STRANGE:
-        return _unknown_key([str(part) for part in details["loc"]], model)
+        return _unknown_key(path, model)
     if kind == "missing":
         meant = misspelt(str(details["loc"][-1]), value)
         instead = "" if meant is None else f"; {meant} is not a setting there, did you mean {details['loc'][-1]}?"
         return f"{key} is missing{instead}"
     if kind in ("model_type", "model_attributes_type", "dataclass_type"):
-        inner = _section(model, [str(part) for part in details["loc"]])
+        inner = _section(model, path)
         names = "" if inner is None else f" ({', '.join(settings_of(inner))})"
         return f"{key} is a mapping of settings{names}; got {shown(value)}"
     if kind in ("literal_error", "enum"):
@@ -120,10 +139,10 @@ def _unknown_key(path: list[str], model: type | None) -> str:
 
 
 def _dotted(path: list[str], model: type | None) -> str:
-    """The key at pydantic's *path*, which has the kind that was tried in it where a value may be of several."""
+    """The key at pydantic's *path*, which has the section that was tried in it where a value may be of several."""
     sections = [_section(model, path[:i]) for i in range(len(path))]
     kinds = [section.__name__ if section else "" for section in sections]
-    return ".".join(part for part, kind in zip(path, kinds, strict=True) if part != kind and not _KIND.match(part))
+    return ".".join(part for part, kind in zip(path, kinds, strict=True) if part != kind)
 
 
 def _section(model: type | None, path: list[str]) -> type | None:

@@ -170,15 +170,37 @@ class Predictor(Section):
     """Standard deviation of the logarithm of guess over truth: 0 knows all, 0.7 is wrong by a factor of two one time in three."""
 
 
-class RequestImages(Section):
-    """Images that are drawn for each request. Their tokens come on top of `prompt_tokens`, ahead of the text."""
+class _RequestMedia(Section):
+    """Images or clips that are drawn for each request beside its text. Their tokens come on top of `prompt_tokens`."""
 
     per_request: Distribution = Distribution.model_validate({"distribution": "fixed", "tokens": 1})
+    distinct: Annotated[int, Field(ge=1)] | None = None
+    """Different ones that there are; where it is left out, all are different."""
+    zipf: Annotated[float, Field(ge=0)] = 0.0
+    """The i-th of the different ones, from 1, is asked for in proportion to i to the power of minus this; 0: all equally often."""
+    after_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens of text that stand ahead of them, such as a system prompt's; they stand at the end of a shorter text."""
+
+    @model_validator(mode="after")
+    def _popular_among_some(self) -> Self:
+        if self.zipf and self.distinct is None:
+            raise ValueError("zipf says how often each of the different ones is asked for; give distinct, their number")
+        return self
+
+
+class RequestImages(_RequestMedia):
+    """Images that are drawn for each request."""
+
     width: Distribution
     """Pixels of each image."""
     height: Distribution
-    distinct: Annotated[int, Field(ge=1)] | None = None
-    """Different images that there are, each asked for equally often; where it is left out, all are different."""
+
+
+class RequestAudio(_RequestMedia):
+    """Clips of speech that are drawn for each request. They stand behind images that are after as many tokens of text."""
+
+    milliseconds: Distribution
+    """The length of each clip."""
 
 
 def _as_text(value: Any) -> Any:
@@ -325,6 +347,8 @@ class Workload(Section):
     """Guesses of output lengths, drawn around the truth; where it is left out, the trace's column `predicted_tokens`, if any."""
     images: RequestImages | None = None
     """Images in prompts; where it is left out, the trace's column `images`, if any."""
+    audio: RequestAudio | None = None
+    """Clips of speech in prompts; where it is left out, the trace's column `audio_s`, if any."""
     models: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Models that the requests ask for, drawn at random in proportion to these shares; in place of what a trace asks for."""
 

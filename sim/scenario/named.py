@@ -317,15 +317,16 @@ def make(
 
 
 def parameters(factory: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
-    """The settings that *factory* takes: name to (type, whether it must be given)."""
+    """The settings that *factory* takes: name to (type, whether it must be given), without those among its `not_settings`."""
     hints = typing.get_type_hints(factory, include_extras=True)
     if isinstance(factory, type) and not hints:
         hints = typing.get_type_hints(getattr(factory, "__init__", factory), include_extras=True)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    elsewhere = getattr(factory, "not_settings", {})
     return {
         parameter.name: (hints.get(parameter.name, Any), parameter.default is inspect.Parameter.empty)
         for parameter in inspect.signature(factory).parameters.values()
-        if parameter.kind not in variadic
+        if parameter.kind not in variadic and parameter.name not in elsewhere
     }
 
 

@@ -146,6 +146,10 @@ class Policy(Named):
 
 def content_of(value: Any, change: Callable[[str, Mark], Any], mark: Mark | None = None) -> Any:
     """*value*, a section or part of one, as plain values, in which *change* has replaced each text that carries a mark."""
+    if isinstance(value, str):
+        return value if mark is None else change(value, mark)
+    if value is None or isinstance(value, int | float):
+        return value
     if is_section(type(value)):
         within = Open(isinstance(value, Policy)) if isinstance(value, Named) else None
         fields = {name: getattr(value, name) for name in settings_of(type(value))}
@@ -158,7 +162,7 @@ def content_of(value: Any, change: Callable[[str, Mark], Any], mark: Mark | None
         return [content_of(each, change, mark) for each in value]
     if isinstance(value, Path):
         return change(str(value), MayBeFile())
-    return change(value, mark) if mark is not None and isinstance(value, str) else value
+    return value
 
 
 @functools.cache

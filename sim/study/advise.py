@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hwmodels.adapters import slot_rules
 from hwmodels.deployment import Deployment
 from hwmodels.device import device_catalogue
 from hwmodels.overheads import serving_stacks
@@ -18,11 +20,13 @@ from policies.acceptance import PUBLISHED
 from sim.errors import RooftraceError
 from sim.launch.drafters import published_heads
 from sim.scenario import Scenario
+from sim.scenario.adapters import AdapterSettings
 from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.memory import memory_plan_of
 from sim.scenario.assembly.prefix_cache import caches
 from sim.scenario.assembly.prices import price_of
 from sim.scenario.workload import workload_of
+from sim.study import slots
 from sim.study.notes import Noted
 from sim.study.optimize import judged
 from sim.study.points import META, Sweep
@@ -44,6 +48,7 @@ MOST_TIMES = 16
 """The largest multiple of the scenario's machines that is tried, where fewer do not keep the SLO."""
 HOST_GIB = 200.0
 """Host memory of a machine, where it is tried as a tier."""
+_SLOTS = "adapters.max_loras"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class Row:
     """Its summary by dotted keys, as `rooftrace run` gives it."""
     half_widths: Mapping[str, float | None]
     """Half the width of the interval of the mean over replications, by the same keys; None where these do not differ."""
+    e2el_s: tuple[float | None, ...]
+    """The mean end-to-end latency under each seed; None where no request finished."""
     as_now: bool
     """Whether all its figures are those of the scenario as it is."""
 
@@ -117,6 +124,12 @@ class Advice:
         """The least number of the scenario's own machines that keeps the SLO; None where none of those tried does."""
         kept = [_machines(self.base, row.candidate) for row in self.rows if row.keeps and _only_machines(row.candidate)]
         return min(kept, default=None)
+
+    @property
+    def adapter_slots(self) -> slots.SlotAdvice | None:
+        """How many slots to have for adapters; None where no number was tried beside the scenario's own."""
+        tried = list(_of_slots(self.base, self.rows))
+        return None if len(tried) < 2 else slots.advice(tried, _slots_now(self.base))
 
     def ranks(self) -> list[int | None]:
         """The place of each row by cost among those that keep the SLO, the same for those that cost the same; None for others."""
@@ -174,6 +187,7 @@ def advise(
             rows, refused = _rows(result, tried, target, base)
             more = _more_machines(base, rows) if not only or "machines" in only else []
             more += _more_of_other_devices(base, rows)
+            more += _more_slots(base, rows, refused) if not only or "adapters" in only else []
             more = more[: max(0, MOST - len(tried))]
             if not more:
                 return Advice(
@@ -189,7 +203,7 @@ def proposals(scenario: Scenario, groups: Sequence[str]) -> list[Candidate]:
 
 
 def _proposed(base: Scenario, groups: Sequence[str]) -> _Found:
-    found = _Found(base, wide=tuple(groups) == ("devices",))
+    found = _Found(base, alone=len(groups) == 1)
     for name, (_, propose) in GROUPS.items():
         if name in groups:
             found.group = name
@@ -222,7 +236,14 @@ def _rows(
         }
         as_now = bool(rows) and figures == rows[0].figures
         rows.append(
-            Row(candidate=candidate, judgement=judgement, figures=figures, half_widths=half_widths, as_now=as_now)
+            Row(
+                candidate=candidate,
+                judgement=judgement,
+                figures=figures,
+                half_widths=half_widths,
+                as_now=as_now,
+                e2el_s=tuple(each["e2el_s"]["mean"] for each in summaries if each is not None),
+            )
         )
     return rows, refused
 
@@ -280,6 +301,60 @@ def _more_of_other_devices(base: Scenario, rows: Sequence[Row]) -> list[Candidat
     return found
 
 
+def _slots_now(base: Scenario) -> int:
+    """Slots for adapters on the device; 0 without adapters."""
+    return 0 if base.adapters is None else base.adapters.slots(slot_rules(base.stack_name)).max_loras
+
+
+def _most_slots(base: Scenario) -> int:
+    """Slots beside which none waits: one for each adapter, and for the base model where it takes one."""
+    return 0 if base.adapters is None else base.adapters.count + slot_rules(base.stack_name).base_has_slot
+
+
+def _slots_of(base: Scenario, candidate: Candidate) -> int | None:
+    """The slots for adapters of a *candidate* that changes nothing else; None for any other."""
+    n = candidate.settings.get(_SLOTS)
+    if base.adapters is None or (candidate.settings and n is None):
+        return None
+    return _slots_now(base) if n is None else n
+
+
+def _of_slots(base: Scenario, rows: Sequence[Row]) -> Iterator[slots.Slots]:
+    """The numbers of slots that ran."""
+    for row in rows:
+        n, figures = _slots_of(base, row.candidate), row.figures
+        if n is None:
+            continue
+        blocks, tokens, a_slot = figures.get("memory.blocks"), None, None
+        if blocks:
+            tokens = blocks * figures["memory.block_tokens"]
+            a_slot = figures["memory.adapter_bytes"] / n * tokens / figures["memory.kv_bytes"]
+        yield slots.Slots(
+            n=n,
+            keeps=row.keeps,
+            e2el_s=tuple(math.inf if each is None else each for each in row.e2el_s),
+            kv_tokens=tokens,
+            kv_tokens_a_slot=a_slot,
+            figures=figures,
+            half_widths=row.half_widths,
+        )
+
+
+def _more_slots(base: Scenario, rows: Sequence[Row], refused: Sequence[Refused]) -> list[Candidate]:
+    """The next number of slots for adapters to try on the way to the best; none when it is found, or where none was proposed."""
+    tried = list(_of_slots(base, rows))
+    if base.adapters is None or len(tried) < 2:
+        return []
+    cannot = [n for n in (_slots_of(base, each.candidate) for each in refused) if n is not None]
+    n = slots.next_number(tried, cannot, _most_slots(base))
+    return [] if n is None else [_with_slots(base.adapters, n)]
+
+
+def _with_slots(adapters: AdapterSettings, n: int) -> Candidate:
+    name = f"{n} adapter slot{'s' * (n != 1)}"
+    return Candidate(group="adapters", name=name, settings=slots.settings_of(adapters, n))
+
+
 def _by_change(notes: Sequence[Noted]) -> tuple[Noted, ...]:
     """*notes* with the names of the changes that they hold for, in place of their settings."""
     key = f"{META}change="
@@ -293,8 +368,10 @@ def _of_machines(n: int) -> Candidate:
 class _Found:
     """Collects what the groups of changes propose for a scenario."""
 
-    def __init__(self, base: Scenario, *, wide: bool) -> None:
-        self.base, self.wide, self.group = base, wide, ""
+    def __init__(self, base: Scenario, *, alone: bool) -> None:
+        self.base, self.group = base, ""
+        self.alone = alone
+        """Whether one group alone proposes."""
         self.deployment: Deployment = deployment_of(base)
         self.workload = workload_of(base)
         self.candidates: list[Candidate] = []
@@ -358,7 +435,7 @@ def _by_device(found: _Found) -> None:
         slow = device.hbm_bytes_per_s < here.hbm_bytes_per_s / 2
         holding.append((slow, -device.hbm_bytes_per_s / usd, candidate))
     holding.sort(key=lambda each: each[:2])
-    most = len(holding) if found.wide else MOST_DEVICES
+    most = len(holding) if found.alone else MOST_DEVICES
     found.candidates += [candidate for *_, candidate in holding[:most]]
     if left := [candidate.name for *_, candidate in holding[most:]]:
         found.said.append(
@@ -461,6 +538,17 @@ def _by_release(found: _Found) -> None:
     found.propose(f"{stack.name} {stack.release}", serving_release=stack.release)
 
 
+def _by_adapters(found: _Found) -> None:
+    adapters = found.base.adapters
+    if adapters is None:
+        found.said += ["adapters: the scenario has none."] * found.alone
+        return
+    now, most = _slots_now(found.base), _most_slots(found.base)
+    found.candidates += [_with_slots(adapters, n) for n in slots.numbers_to_try(now, most)]
+    if adapters.slots(slot_rules(found.base.stack_name)).max_cpu_loras < adapters.count:
+        found.propose(f"host memory for all {adapters.count} adapters", adapters__max_cpu_loras=adapters.count)
+
+
 GROUPS: Mapping[str, tuple[str, Callable[[_Found], None]]] = {
     "machines": ("one machine more or fewer, and the least that keep the SLO", _by_machines),
     "devices": ("other devices that hold the model", _by_device),
@@ -471,5 +559,6 @@ GROUPS: Mapping[str, tuple[str, Callable[[_Found], None]]] = {
     "speculation": ("drafted tokens, with published acceptance", _by_speculation),
     "pools": ("prefill and decode apart", _by_pools),
     "release": ("the newest release of the serving stack", _by_release),
+    "adapters": ("more and fewer slots for adapters, and host memory for all of them", _by_adapters),
 }
 """Groups of changes: what they are, and what proposes them."""

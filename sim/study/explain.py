@@ -22,7 +22,9 @@ from hwmodels.slowed import Slowed
 from hwmodels.time_parts import PARTS
 from hwmodels.totals import Totals
 from sim.engine import Columns, Experiment
-from sim.engine.time.clock import TICKS_PER_S
+from sim.engine.batch.grammars import GrammarSpec
+from sim.engine.record.columns import ADAPTERS, IMAGES, MASKS, ReplicaColumns
+from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
 from sim.errors import RooftraceError
 from sim.work import apart, in_full, seconds_of, together, totals_of
 
@@ -31,10 +33,14 @@ FloatArray = NDArray[np.float64]
 ITERATION = {
     **PARTS,
     "drafting": "passes of the drafter, over prompts too, and what a round of speculation costs beside them",
-    "waiting_inside": "waiting for other ranks, for other stages of the pipeline, a slower machine, images to be encoded, "
-    "adapters, and masks of grammars",
+    "adapters": "kernels of LoRA adapters",
+    "adapter_loads": "LoRA adapters on their way to a slot, for the whole batch",
+    "images": "encoding images in the step of the prompt",
+    "masks": "masks of grammars: filling them as far as the device waits for it, and applying them",
+    "waiting_inside": "waiting for other ranks, for other stages of the pipeline, and for a slower machine",
 }
 """The parts of an iteration's time, and what each is."""
+_BESIDE = (ADAPTERS, IMAGES, MASKS)
 CAUSES = {
     **ITERATION,
     "prompts": "prompts of other requests in the same iterations",
@@ -70,6 +76,11 @@ class Explained:
     short_of_memory: float
     """The share of busy time in which requests wait while at least `FULL` of the KV blocks are in use, or so many that a prompt of
     mean length does not fit beside them."""
+
+    waiting: float = 0.0
+    """Requests that wait while machines are busy, in the mean."""
+    waiting_for_slot: float = 0.0
+    """Those of them whose adapter has no slot, where all slots are taken."""
 
     def mean(self, measure: str, chosen: NDArray[np.bool_]) -> dict[str, float]:
         """The mean of *measure* (tpot_s or ttft_s) over the requests *chosen* that have it, by cause: its values add up to the
@@ -121,7 +132,18 @@ def explained(experiment: Experiment, columns: metrics.Columns) -> Explained:
         ttft_s=_of_first_tokens(experiment, requests, machines),
         busy_s=machines.busy_s,
         short_of_memory=_short_of_memory(columns),
+        **_waiting(columns),
     )
+
+
+def _waiting(columns: Columns) -> dict[str, float]:
+    busy = waiting = for_slot = 0.0
+    for replica in columns.replicas:
+        lasting = seconds_of(replica.spans)
+        busy += float(lasting.sum())
+        waiting += float((lasting * replica.spans["waiting"]).sum())
+        for_slot += 0.0 if replica.adapters is None else replica.adapters.waiting_ns * 1e-9
+    return {"waiting": waiting / busy, "waiting_for_slot": for_slot / busy} if busy else {}
 
 
 def _short_of_memory(columns: Columns) -> float:
@@ -193,10 +215,11 @@ class _Machines:
                     self._first_lane.append(dict(zip(stays["request"].tolist(), stays["lane"].tolist(), strict=True)))
                     for lane in self.lanes[-1]:
                         mine = of_rank.of(replica.spans["lane"] == lane)
-                        self._views[number, lane] = self._view(cost, mine, spec.decoding is not None)
+                        beside = _Beside(replica, lane, mine.start_ticks, spec.grammars)
+                        self._views[number, lane] = self._view(cost, mine, beside, drafts=spec.decoding is not None)
 
-    def _view(self, cost: LayerwiseCost, steps: _Steps, drafts: bool) -> _View:
-        """*steps* of one micro-batch; *drafts*: what the target's price lacks is spent on drafting."""
+    def _view(self, cost: LayerwiseCost, steps: _Steps, beside: _Beside, *, drafts: bool) -> _View:
+        """*steps* of one micro-batch with what they take *beside* the model; *drafts*: what is left is spent on drafting."""
         n = steps.computed["n"]
         each_s = (steps.end_ns - steps.start_ns) * 1e-9 / np.maximum(n, 1)
         # Within a span only the KV tokens read change, evenly: its middle stands for all of it.
@@ -213,9 +236,10 @@ class _Machines:
             own_s = own.sum(axis=1)
             # Prices are lines between points that the cost model gave; a step that took less than its price is shared alike.
             unpriced = np.maximum(each_s - np.maximum(whole_s, own_s), 0.0)
+            named, unpriced = beside.of(unpriced, whole_s)
             unpriced = np.where(unpriced > _ROUNDING * each_s, unpriced, 0.0)
             drafting, inside = (unpriced, 0.0 * unpriced) if drafts else (0.0 * unpriced, unpriced)
-            table = np.column_stack((own, drafting, inside, np.maximum(whole_s - own_s, 0.0)))
+            table = np.column_stack((own, drafting, *named, inside, np.maximum(whole_s - own_s, 0.0)))
             priced = table.sum(axis=1)
             factor = np.divide(each_s, priced, out=np.zeros_like(priced), where=priced > 0)
             table *= (factor * n)[:, None]
@@ -237,17 +261,59 @@ class _Machines:
         return self._views[replica, lane]
 
 
+class _Beside:
+    """Seconds that each iteration of a micro-batch takes beside the model: kernels of adapters, their loads, images, masks."""
+
+    def __init__(
+        self, replica: ReplicaColumns, lane: int, start_ticks: NDArray[np.int64], grammars: GrammarSpec | None
+    ) -> None:
+        self._grammars = grammars
+        mine = replica.extras[replica.extras["lane"] == lane]
+        adapters, images, self._masks = (_latest(mine[mine["what"] == what], start_ticks) for what in _BESIDE)
+        self._images_s = images / TICKS_PER_S
+        self._loads_s = np.zeros(len(start_ticks))
+        if replica.adapters is not None and replica.adapters.loads and len(start_ticks):
+            at_ns, _, _, loads_ns = np.array(replica.adapters.loads, np.int64).T
+            spans = np.searchsorted(start_ticks >> TICK_BITS, at_ns, side="right") - 1
+            np.add.at(self._loads_s, np.maximum(spans, 0), loads_ns * 1e-9)
+        self._adapters_s = adapters / TICKS_PER_S - self._loads_s
+
+    def of(self, unpriced_s: FloatArray, forward_s: FloatArray) -> tuple[list[FloatArray], FloatArray]:
+        """The part of *unpriced_s* that is spent on each, and what is left; *forward_s*: the model's own time."""
+        found: list[FloatArray] = []
+        device_s = forward_s + self._adapters_s + self._loads_s + self._images_s
+        for each in (self._adapters_s, self._loads_s, self._images_s, self._masks_s(device_s)):
+            found.append(np.clip(each, 0.0, unpriced_s))
+            unpriced_s = unpriced_s - found[-1]
+        return found, unpriced_s
+
+    def _masks_s(self, device_s: FloatArray) -> FloatArray:
+        spec = self._grammars
+        if spec is None:
+            return np.zeros_like(device_s)
+        host_s = spec.step_s + self._masks * spec.mask_s
+        waits_s = np.maximum(host_s - device_s, 0.0) if spec.overlapped else host_s
+        return np.where(self._masks > 0, waits_s + self._masks * spec.apply_s, 0.0)
+
+
+def _latest(extras: NDArray[Any], start_ticks: NDArray[np.int64]) -> FloatArray:
+    """The amounts of *extras* for iterations that start at *start_ticks*: for each the latest that begins by then."""
+    at = np.searchsorted(extras["start_ticks"], start_ticks, side="right")
+    return np.concatenate(([0.0], extras["amount"]))[at]
+
+
 class _Steps(NamedTuple):
     """Spans of one replica: what was computed in each, of all ranks together, and when it began and ended."""
 
     computed: dict[str, NDArray[np.int64]]
+    start_ticks: NDArray[np.int64]
     start_ns: FloatArray
     end_ns: FloatArray
 
     def of(self, chosen: NDArray[np.bool_]) -> _Steps:
         """Those *chosen*."""
         computed = {name: each[chosen] for name, each in self.computed.items()}
-        return _Steps(computed, self.start_ns[chosen], self.end_ns[chosen])
+        return _Steps(computed, self.start_ticks[chosen], self.start_ns[chosen], self.end_ns[chosen])
 
 
 def _steps(of_ranks: Sequence[NDArray[Any]]) -> Iterator[_Steps]:
@@ -257,7 +323,8 @@ def _steps(of_ranks: Sequence[NDArray[Any]]) -> Iterator[_Steps]:
     for spans in of_ranks:
         computed = in_full(whole[np.searchsorted(starts, spans["start_ns"])] if len(of_ranks) > 1 else spans)
         start_ns = spans["start_ns"] + spans["start_frac"] * (1e9 / TICKS_PER_S)
-        yield _Steps(computed, start_ns, start_ns + seconds_of(spans) * 1e9)
+        start_ticks = (spans["start_ns"] << TICK_BITS) + spans["start_frac"]
+        yield _Steps(computed, start_ticks, start_ns, start_ns + seconds_of(spans) * 1e9)
 
 
 _ROUNDING = 1e-5

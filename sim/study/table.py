@@ -8,7 +8,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,13 +53,12 @@ def flatten(summary: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def results_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The dotted results of one stored run; empty where it failed."""
+def results_of(record: Mapping[str, Any], axes: Collection[str] = ()) -> dict[str, Any]:
+    """The dotted results of one stored run but those called as one of *axes*, whose column says it; empty where it failed."""
     if "summary" not in record:
         return {}
-    found = flatten(record["summary"])
-    fleet = flatten(record.get("fleet", {}), "fleet.")
-    return {"gpus": record["gpus"], **fleet, **{key: value for key, value in found.items() if key not in _NOT_RESULTS}}
+    found = {"gpus": record["gpus"], **flatten(record.get("fleet", {}), "fleet."), **flatten(record["summary"])}
+    return {key: value for key, value in found.items() if key not in _NOT_RESULTS and key not in axes}
 
 
 def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, level: float = LEVEL) -> dict[str, Any]:
@@ -155,7 +154,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> t
             finished, errors, noted = [], [], []
             for replication, (key, record) in enumerate(records):
                 seed = record.get("seed", sweep.base.seed + replication)
-                results, error = results_of(record), record.get("error")
+                results, error = results_of(record, axes), record.get("error")
                 row = {"point": number, **varied, "run_seed": seed, "key": key, "error": error, **results}
                 add_run(row)
                 if error is None:
@@ -192,7 +191,7 @@ def _survey(sweep: Sweep, store: Store, axes: Sequence[str], index: RunIndex) ->
         for key, value in {**point.settings, **point.meta}.items():
             kinds[key] = _wider(kinds[key], _kind(value))
         for _, record in records:
-            for key, value in results_of(record).items():
+            for key, value in results_of(record, axes).items():
                 kind = "flag" if key == SATURATED else _kind(value)
                 keys[key] = _wider(keys.get(key, ""), "number" if kind == "whole" else kind)
     return {key: kind or "number" for key, kind in keys.items()}, {key: kind or "text" for key, kind in kinds.items()}

@@ -31,8 +31,8 @@ class Effect:
 
 
 def bound(explained: Explained) -> str:
-    """A sentence that names what bounds the deployment: the resource that the time of its machines goes to, or KV memory where
-    requests wait for it."""
+    """A sentence that names what bounds the deployment: the resource that the time of its machines goes to, or KV memory or slots
+    for adapters where requests wait for them."""
     busy_s = sum(explained.busy_s.values())
     if not busy_s:
         return "Nothing ran, so that nothing bounds it."
@@ -40,6 +40,13 @@ def bound(explained: Explained) -> str:
         return (
             f"KV memory bounds it: for {explained.short_of_memory:.0%} of the time that its machines are busy requests wait while "
             f"{FULL:.0%} of the KV blocks are in use, or so many that a prompt of mean length does not fit."
+        )
+    if explained.waiting_for_slot >= 1.0 and explained.waiting_for_slot > explained.waiting / 2:
+        # Requests in the queue are counted at the start of each iteration, those without a slot at every instant.
+        share = min(explained.waiting_for_slot / explained.waiting, 1.0)
+        return (
+            f"Adapter slots bound it: {explained.waiting_for_slot:,.3g} requests wait for one on average, {share:.0%} of those "
+            "that wait; rooftrace advise --only adapters says how many to set."
         )
     share = {cause: seconds / busy_s for cause, seconds in explained.busy_s.items()}
     groups = {name: sum(share[cause] for cause in causes) for name, (causes, _) in _BOUNDS.items()}
@@ -69,12 +76,15 @@ _BOUNDS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "Host": (("host",), {"host": "goes to host work and launches that the device waits for"}),
     "Padding": (("padding",), {"padding": "goes to rows that pad a step to a captured graph"}),
     "Drafting": (("drafting",), {"drafting": "goes to the drafter"}),
+    "Adapters": (
+        ("adapters", "adapter_loads"),
+        {"adapters": "goes to kernels of LoRA adapters", "adapter_loads": "to loading them"},
+    ),
+    "Images": (("images",), {"images": "goes to encoding them"}),
+    "Masks": (("masks",), {"masks": "goes to masks of grammars"}),
     "Imbalance": (
         ("waiting_inside",),
-        {
-            "waiting_inside": "goes to waiting for other ranks, stages or a slower machine, or to images, adapters and masks of "
-            "grammars"
-        },
+        {"waiting_inside": "goes to waiting for other ranks, stages or a slower machine"},
     ),
 }
 

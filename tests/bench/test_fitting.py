@@ -233,6 +233,7 @@ def of_experts(*loads: tuple[int, int, int]) -> tuple[list[Case], Setting]:
     return cases_of(Scenario(model="qwen3-30b-a3b"), runs)
 
 
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_a_fit_lengthens_prompts_and_shortens_decodes() -> None:
     decodes, prompts = -0.25, 0.35
     cases, base = of_experts((64, 64, 32), (16, 64, 32), (2, 4000, 8), (1, 8000, 4), (1, 64, 32))
@@ -529,6 +530,7 @@ def test_a_share_of_the_cache_is_what_a_replay_has() -> None:
     assert half.hosted[0].kv_blocks == round(0.5 * experiment.hosted[0].kv_blocks)
 
 
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_a_fit_narrows_the_interval_of_a_stack_by_name(stack_file: Path) -> None:
     def width(found: Intervals) -> float:
         each = found.figures["tpot_s.mean"]
@@ -641,6 +643,7 @@ def test_an_output_that_scenarios_would_not_take_is_refused(tmp_path: Path) -> N
     assert "--out is a .toml file" in done.stderr
 
 
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_a_request_log_is_fitted_in_an_open_loop(tmp_path: Path) -> None:
     truth = setting_at(Setting(stack=serving_stack("vllm")), ["step_s"], [2.0])
     from sim.bench.measured import Latency, RequestRows
@@ -680,6 +683,7 @@ def test_every_parameter_is_a_term_or_the_cache() -> None:
     assert all(each.width > 0 and each.source for each in known.values())
 
 
+@pytest.mark.slow(reason="a fit by many simulations")
 def test_a_measurement_with_noise_of_its_own_tells_less_and_is_predicted_wider() -> None:
     truth = setting_at(Setting(stack=serving_stack("vllm")), ["step_s"], [2.0])
     (case,) = made_by(truth, few_runs()[:1])

@@ -66,7 +66,13 @@ def test_the_report_has_its_pictures_and_the_errors_of_held_back_shapes(calm: tu
     assert "held-back shapes" in (folder / "report.md").read_text()
 
 
-@pytest.mark.parametrize("disturbance", [{"noise": 0.1}, {"noise": 0.02, "outlier_share": 0.1}])
+@pytest.mark.parametrize(
+    "disturbance",
+    [
+        {"noise": 0.02, "outlier_share": 0.1},
+        pytest.param({"noise": 0.1}, marks=pytest.mark.slow(reason="a fit of many samples")),
+    ],
+)
 def test_noise_and_one_outlier_in_ten_do_not_break_the_fit(tmp_path: Path, disturbance: dict[str, float]) -> None:
     profile = calibrated(tmp_path, FakeBackend(gemm=TRUTH, seed=5, **disturbance))
     kernel = profile.kernel("cpu_gemm", ["fp32/fake"])

@@ -73,6 +73,7 @@ def test_a_truncated_profile_is_refused(profile: Path, tmp_path: Path, share: fl
         read_profile(path)
 
 
+@pytest.mark.slow(reason="a fit of many samples")
 def test_two_profiles_compare(profile: Path, tmp_path: Path) -> None:
     slower = taken(tmp_path, gemm=CpuGemmParams(compute_efficiency=0.45))
     lines = {(d.kernel, d.name): d for d in compare_profiles(read_profile(profile), read_profile(slower))}

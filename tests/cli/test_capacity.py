@@ -17,7 +17,7 @@ from sim.study.memory import batch_plan, reserve_range
 from sim.study.optimize import cheapest
 from sim.study.rates import Target, bisect
 
-POISSON = "workload={arrivals: {process: poisson, rate_per_s: 4}, prompt_tokens: 600, output_tokens: 60, requests: 200}"
+POISSON = "workload={arrivals: {process: poisson, rate_per_s: 4}, prompt_tokens: 600, output_tokens: 60, requests: 100}"
 
 
 def rooftrace(*arguments: str):

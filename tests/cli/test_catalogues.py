@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sim.cli import build_app
+from tests.sources import PACKAGES
 
 APP = build_app()
 ROOT = Path(__file__).parents[2]
@@ -91,7 +92,7 @@ tdp_w = [100, "test"]
 
 def test_two_profiles_of_one_device_are_told_apart_by_their_files(tmp_path):
     mine = tmp_path / "m.toml"
-    mine.write_text((ROOT / "hwmodels" / "profiles" / "l40s.toml").read_text())
+    mine.write_text((PACKAGES / "hwmodels" / "profiles" / "l40s.toml").read_text())
     assert "m.toml" in rooftrace("hardware", "diff", mine, "l40s").stdout
     assert "first  " in rooftrace("hardware", "diff", mine, mine).stdout
     assert "parameter sets fitted to measurements of the device: 11 (" in " ".join(

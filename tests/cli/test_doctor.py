@@ -20,7 +20,7 @@ def test_doctor_says_what_is_installed() -> None:
     assert f"numpy {importlib.metadata.version('numpy')}" in found["packages"]
     assert found["other_packages_in_the_way"] == "none"
     both = {*found["extras"].split(", "), *found["extras_not_installed"].split(", ")}
-    assert {"fast", "serve", "torch", "jax"} <= both
+    assert {"serve", "torch", "jax"} <= both
     assert set(found["extras"].split(", ")).isdisjoint(found["extras_not_installed"].split(", "))
 
 

@@ -120,7 +120,9 @@ def test_every_command_is_known_here_and_has_json_where_it_prints_a_table() -> N
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(each, marks=[pytest.mark.slow(reason="several whole runs")] * (each in ("plot", "explore")))
+        pytest.param(
+            each, marks=[pytest.mark.slow(reason="several whole runs")] * (each in ("plot", "explore", "schema"))
+        )
         for each in NO_TABLE
     ],
 )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from sim.cli import build_app
+from sim.cli.exports import Columns
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
 from workloads import Trace
+from workloads.synonyms import FIELDS
 
 APP = build_app()
 MAP = "arrival=when,prompt_tokens=u.in,output_tokens=u.out"
@@ -37,6 +40,13 @@ def log(tmp_path, monkeypatch) -> Path:
 
 def rooftrace(*arguments):
     return CliRunner().invoke(APP, [str(argument) for argument in arguments])
+
+
+def test_help_names_every_field_that_map_takes():
+    (option,) = (each for each in get_args(Columns) if hasattr(each, "param_decls"))
+    assert sorted(option.help.partition("fields: ")[2].split(", ")) == sorted(FIELDS)
+    table = Path(__file__).parents[2].joinpath("docs/trace_formats.md").read_text()
+    assert [name for name in FIELDS if f"`{name}`" not in table] == []
 
 
 def test_run_takes_a_trace_with_columns_of_its_own_and_says_what_it_left_out():

@@ -62,7 +62,16 @@ WRITING = {
     "trace reuse": ("trace", "reuse", "t.csv", "--out", "reuse.png"),
     "reproduce": ("reproduce", "speculative", "--quick", "--jobs", "1", "--out", "out"),
 }
-SLOW = ("sweep --json, processes", "sweep, processes", "reproduce", "plot", "optimize", "run --html", "compare")
+SLOW = (
+    "sweep --json, processes",
+    "sweep, processes",
+    "reproduce",
+    "plot",
+    "optimize",
+    "run --html",
+    "compare",
+    "schema",
+)
 
 
 def commands(table):

@@ -79,20 +79,16 @@ def test_a_run_says_what_it_wrote_and_its_commands_show_it(monkeypatch):
     assert "out/report.html in a browser" in rooftrace("run", "--no-plots", "--html", *TINY, "--out", "out").stdout
 
 
-def test_a_run_with_plots_writes_the_whole_folder():
-    assert rooftrace("run", *TINY, "--out", "out").exit_code == 0
-    assert sorted(path.name for path in Path("out").iterdir()) == sorted(FILES)
-
-
 def test_json_prints_the_summary_and_nothing_else():
     result = rooftrace("run", "--json", "--no-plots", *TINY, "--out", "out")
     assert json.loads(result.stdout) == json.loads(Path("out/summary.json").read_text())
     assert set(json.loads(result.stdout)["ttft_s"]) == set(metrics.STATISTICS)
 
 
-def test_same_scenario_and_seed_give_the_same_bytes_but_for_wall_s():
+def test_same_scenario_and_seed_give_the_same_whole_folder_but_for_wall_s():
     for out in ("a", "b"):
         assert rooftrace("run", *TINY, "--set", "replicas=2", "--set", "router=random", "--out", out).exit_code == 0
+        assert sorted(path.name for path in Path(out).iterdir()) == sorted(FILES)
     for name in FILES:
         first, second = (Path(out, name).read_bytes() for out in ("a", "b"))
         if name == "summary.json":
@@ -263,7 +259,13 @@ def test_a_disk_that_records_of_iterations_fill_is_a_sentence(monkeypatch):
     assert_refused(rooftrace("run", *TINY, "--out", "deep/out"), "No space left on device; choose another --out")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow(reason="processes are started and ended")),
+    ],
+)
 def test_a_signal_in_the_middle_leaves_nothing(number, code):
     # 60,000 requests take seconds: the signal comes while they are simulated.
     command = ["run", "--out", "out", "--set", "workload={trace: conversation, requests: 60000, rate_scale: 20}"]
@@ -284,40 +286,15 @@ def test_a_signal_in_the_middle_leaves_nothing(number, code):
     assert everything_under(".") == []
 
 
-def test_a_policy_in_the_current_folder_is_found():
-    Path("mine.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from policies.published import OrcaPaged\n\n"
-        "@dataclass(frozen=True)\n"
-        "class Mine(OrcaPaged):\n"
-        "    max_sequences: int = 3\n"
-    )
-    start = "from sim.cli import main; main()"
-    # -P: as for an installed command, Python itself does not look into the current folder.
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        start,
-        "run",
-        "--no-plots",
-        "--out",
-        "out",
-        *TINY,
-        "--set",
-        "scheduler=mine:Mine",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Mine(max_sequences=3" in json.loads(Path("out/manifest.json").read_text())["scheduler"]
-
-
-def imported_by(*arguments):
+def imported_by(*arguments, options=()):
+    """The packages that a command imports in a process of its own, *options* of Python before it."""
     start = (
         "import sys; sys.argv = ['rooftrace', *sys.argv[1:]]; from sim.cli import main\n"
-        "try: main()\nexcept SystemExit: pass\nprint(*sys.modules, file=sys.stderr)"
+        "try: main()\nexcept SystemExit as end: assert not end.code\nprint(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", start, *arguments], capture_output=True, text=True, check=True)
+    command = [sys.executable, *options, "-c", start, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return {name.partition(".")[0] for name in done.stderr.split()}
 
 
@@ -325,12 +302,22 @@ def test_help_imports_nothing_that_takes_long():
     assert not imported_by("--help") & {"numpy", "pandas", "pyarrow", "scipy", "matplotlib", "pydantic", "simpy"}
 
 
-def test_a_run_without_plots_imports_no_plotting_and_no_data_frames():
-    loaded = imported_by("run", "--no-plots", *TINY)
-    assert "simpy" in loaded
-    assert not loaded & {"pandas", "scipy", "matplotlib", "numba"}
+def test_a_run_without_plots_finds_a_policy_in_its_folder_and_imports_no_plotting_and_no_data_frames():
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from policies.published import OrcaPaged\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(OrcaPaged):\n"
+        "    max_sequences: int = 3\n"
+    )
+    # -P: as for an installed command, Python itself does not look into the current folder.
+    loaded = imported_by("run", "--no-plots", "--out", "out", *TINY, "--set", "scheduler=mine:Mine", options=["-P"])
+    assert "Mine(max_sequences=3" in json.loads(Path("out/manifest.json").read_text())["scheduler"]
+    assert {"simpy", "mine"} <= loaded
+    assert not loaded & {"pandas", "scipy", "matplotlib"}
 
 
+@pytest.mark.slow(reason="processes are started and ended")
 def test_whoever_reads_the_first_lines_only_gets_exit_code_zero():
     command = [sys.executable, "-c", "from sim.cli import main; main()", "run", "--no-plots", "--out", "out", *TINY]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -96,7 +96,7 @@ def test_the_schema_refuses_what_the_scenario_refuses(text):
 
 OFFERED = {
     "Scheduler": "scheduler: NAME",
-    "Router": "replicas: 2\nrouter: NAME",
+    "Router": "replicas: 2\nadapters: {count: 2}\nscheduler: vllm\nrouter: NAME",
     "Eviction": "memory: {prefix_caching: true, eviction: NAME}",
     "TierEviction": "memory: {prefix_caching: true, tiers: [{kind: host, gib: 1, eviction: NAME}]}",
     "Control": "autoscale: {policy: NAME, max: 2}",

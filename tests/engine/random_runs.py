@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -34,10 +35,10 @@ from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
-from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, asked, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
-from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
+from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.engine.batch.grammars import GrammarSpec
 from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.lifecycle import Failing, FleetSpec, Life, Outage, Scaling
@@ -303,6 +304,12 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
     )
 
 
+@functools.cache
+def ran(seed: int, *, speculative: bool) -> Columns:
+    """The columns of `an_experiment`, run once for all tests that look at them."""
+    return run(an_experiment(seed, speculative=speculative))
+
+
 def apart(seed: int, *, speculative: bool) -> Experiment:
     """The same workloads on machines that prefill and machines that decode, with some that do both, and links between them."""
     experiment = an_experiment(seed, speculative=speculative)
@@ -564,6 +571,23 @@ def with_limits(experiment: Experiment, seed: int) -> Experiment:
     return replace(experiment, replicas=tuple(machines), handover=handover)
 
 
+def _within(core: ReplicaSpec, spec: AdapterSpec, rng: random.Random) -> ReplicaSpec:
+    """The same with adapters, whose limit the innermost scheduler holds to itself where it can."""
+    counts = rng.random() < 0.5
+
+    def limited(scheduler: Any) -> Any:
+        if hasattr(scheduler, "with_max_loras"):
+            return scheduler.with_max_loras(spec.max_loras)
+        if hasattr(scheduler, "inner"):
+            return replace(scheduler, inner=limited(scheduler.inner))
+        return MaxLoras(scheduler, max_loras=spec.max_loras, counts_base=counts)
+
+    if asked(core.scheduler, "rules") is None:
+        # vLLM's base model takes no slot.
+        spec = replace(spec, base_has_slot=counts, eviction=rng.choice(["lru", "fifo"]))
+    return replace(core, adapters=spec, scheduler=limited(core.scheduler))
+
+
 def with_adapters(experiment: Experiment, seed: int) -> Experiment:
     """The same where requests ask for LoRA adapters, on the machines that can serve them; without any where none can."""
     rng = random.Random(f"adapters of {seed}")
@@ -575,7 +599,7 @@ def with_adapters(experiment: Experiment, seed: int) -> Experiment:
         ranks=tuple(rng.choice([8, 16]) for _ in range(count)),
         max_loras=slots,
         max_cpu_loras=host,
-        step_s=lambda rows, adapters: times[0] + times[1] * adapters + times[2] * rows,
+        step_s=lambda rows, ranks: times[0] + times[1] * sum(ranks) / 16 + times[2] * rows,
         disk_s=lambda rank: 1e-3 * rank,
         slot_s=lambda rank: rng_s + 1e-5 * rank,
         loaded=rng.random() < 0.5,
@@ -587,11 +611,7 @@ def with_adapters(experiment: Experiment, seed: int) -> Experiment:
         if machine.ranks > 1 or not serves:
             machines.append(machine)
             continue
-        leaving = rng.random() < 0.5
-        hosted = tuple(
-            replace(core, adapters=spec, scheduler=MaxLoras(core.scheduler, max_loras=slots, counts_leaving=leaving))
-            for core in machine.hosted
-        )
+        hosted = tuple(_within(core, spec, rng) for core in machine.hosted)
         machines.append(replace(machine, hosted=hosted))
     adapter = np.array([rng.randrange(-1, count) for _ in range(len(experiment.workload))])
     workload = keyed_by_adapter(replace(experiment.workload, adapter=adapter))
@@ -713,7 +733,7 @@ def gap_counts(columns: Columns) -> dict[int, int]:
 
 
 def assert_same(a: Columns, b: Columns) -> None:
-    """Two runs, alike in every column of requests and iterations and in every gap between tokens."""
+    """Two runs, alike in every column of requests and iterations, in every gap between tokens, and in what adapters did."""
     for name, column in a.requests.items():
         np.testing.assert_array_equal(column, b.requests[name], err_msg=name)
     assert a.reasons == b.reasons
@@ -721,6 +741,7 @@ def assert_same(a: Columns, b: Columns) -> None:
     for name, column in iterations.items():
         np.testing.assert_array_equal(column, stepped[name], err_msg=name)
     assert gap_counts(a) == gap_counts(b)
+    assert [each.adapters for each in a.replicas] == [each.adapters for each in b.replicas]
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import islice
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from policies.adapters import MaxLoras
 from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
+from policies.sglang import Sglang
 from policies.view import WaitingSeq
 from policies.vllm import Vllm, VllmV0
 from sim.engine import Columns, Experiment, InvariantError, MachineSpec, ReplicaSpec, run
@@ -30,30 +32,37 @@ from workloads import Trace, keyed_by_adapter
 MS = 1_000_000
 
 
-def free(*_: int) -> float:
+Inner = Vllm | VllmV0 | Sarathi | Sglang
+
+
+def free(*_: object) -> float:
     return 0.0
 
 
 def spec(
-    *ranks: int, slots: int, host: int | None = None, loaded: bool = False, step_s: Callable[[int, int], float] = free,
-    disk_s: Callable[[int], float] = free, slot_s: Callable[[int], float] = free,
+    *ranks: int, slots: int, host: int | None = None, loaded: bool = False, step_s: Callable[[int, Collection[int]], float] = free,
+    disk_s: Callable[[int], float] = free, slot_s: Callable[[int], float] = free, base_has_slot: bool = False,
+    eviction: Literal["lru", "fifo"] = "lru",
 ) -> AdapterSpec:  # fmt: skip
     return AdapterSpec(
         ranks=ranks, max_loras=slots, max_cpu_loras=host or slots, loaded=loaded, step_s=step_s, disk_s=disk_s,
-        slot_s=slot_s,
+        slot_s=slot_s, base_has_slot=base_has_slot, eviction=eviction,
     )  # fmt: skip
 
 
-def served(
-    trace: Trace, adapters: AdapterSpec | None, *, inner: Vllm | VllmV0 | Sarathi | None = None, caches: bool = False
-) -> Columns:
+def served(trace: Trace, adapters: AdapterSpec | None, *, inner: Inner | None = None, caches: bool = False) -> Columns:
     scheduler = Vllm(max_num_seqs=8, max_num_batched_tokens=64, async_scheduling=False) if inner is None else inner
     core = ReplicaSpec(
         cost=Linear(fixed_s=1e-3), scheduler=scheduler, kv_blocks=400, adapters=adapters,
         prefix_cache="blocks" if caches else None,
     )  # fmt: skip
     if adapters is not None:
-        core = replace(core, scheduler=MaxLoras(scheduler, max_loras=adapters.max_loras))
+        limited = (
+            scheduler.with_max_loras(adapters.max_loras)
+            if isinstance(scheduler, Vllm | Sglang)
+            else MaxLoras(scheduler, max_loras=adapters.max_loras, counts_base=adapters.base_has_slot)
+        )
+        core = replace(core, scheduler=limited)
     return run(Experiment(workload=trace, replicas=(core,), router=RoundRobin()), check_invariants=True)
 
 
@@ -72,17 +81,52 @@ def test_a_request_whose_adapter_has_no_slot_is_passed_over_and_those_behind_it_
     assert other == columns.requests["finish_ns"][0] > 0
 
 
-@pytest.mark.parametrize(
-    "inner", [Vllm(async_scheduling=False), Vllm(), VllmV0(), Sarathi()], ids=lambda each: str(each)[:16]
-)
-def test_slots_that_are_never_short_and_cost_nothing_change_nothing(inner: Vllm | VllmV0 | Sarathi) -> None:
+INNER = [Vllm(async_scheduling=False), Vllm(), VllmV0(), Sarathi(), Sglang(), Sglang(disable_overlap_schedule=True)]
+
+
+@pytest.mark.parametrize("base_has_slot", [False, True], ids=["adapters alone", "base model, too"])
+@pytest.mark.parametrize("inner", INNER, ids=lambda each: str(each)[:16])
+def test_slots_that_are_never_short_and_cost_nothing_change_nothing(inner: Inner, base_has_slot: bool) -> None:
     rng = random.Random(3)
-    for _ in range(10):
+    for _ in range(6):
         trace = trace_of(*(rng.randrange(-1, 3) for _ in range(30)), every_ns=rng.choice([0, MS, 3_333_333]))
-        with_slots = served(trace, spec(8, 8, 8, slots=3, loaded=True), inner=inner)
+        with_slots = served(trace, spec(8, 8, 8, slots=4, loaded=True, base_has_slot=base_has_slot), inner=inner)
         without = served(replace(trace, adapter=None), None, inner=inner)
         for name in ("scheduled_ns", "first_token_ns", "finish_ns"):
             np.testing.assert_array_equal(with_slots.requests[name], without.requests[name])
+
+
+def test_the_base_model_takes_a_place_by_the_rule_of_sglang() -> None:
+    columns = served(trace_of(0, -1, 0, 1), spec(8, 8, slots=1, base_has_slot=True), inner=Sglang())
+    first, base, same, other = columns.requests["scheduled_ns"].tolist()
+    assert first == same == 0
+    # The one that came first of those that were passed over.
+    assert columns.requests["finish_ns"][2] <= base < other
+
+
+@pytest.mark.parametrize(
+    ("eviction", "loads"), [("lru", [0, 1, 2, 1]), ("fifo", [0, 1, 2, 0])], ids=["least recently used", "first come"]
+)
+def test_the_adapter_that_gives_up_its_slot_is_the_one_that_the_policy_says(
+    eviction: Literal["lru", "fifo"], loads: list[int]
+) -> None:
+    # Of the three slots the base model has one. 2 takes the place of 1, used longest ago, or of 0, the first that came.
+    trace = trace_of(0, 1, 0, 2, *(loads[-1:]), output=1, every_ns=100 * MS)
+    slots = spec(8, 8, 8, slots=3, base_has_slot=True, eviction=eviction)
+    adapters = served(trace, slots, inner=Sglang()).replicas[0].adapters
+    assert adapters is not None
+    assert [adapter for _, adapter, to, _ in adapters.loads if to == 1] == loads
+
+
+def test_host_memory_keeps_the_adapters_of_a_step_while_it_reads_others_for_it() -> None:
+    trace = Trace(
+        arrival_ns=[0, 100 * MS, 200 * MS, 300 * MS, 300 * MS], prompt_tokens=[8] * 5, output_tokens=[1] * 5,
+        adapter=[3, 0, 1, 2, 3],
+    )  # fmt: skip
+    adapters = served(trace, spec(8, 8, 8, 8, slots=3, base_has_slot=True), inner=Sglang()).replicas[0].adapters
+    assert adapters is not None
+    # The last step reads 2 in the place of 0, and not of 3, which was used longest ago and is its own.
+    assert [adapter for _, adapter, to, _ in adapters.loads if to == 0] == [3, 0, 1, 2]
 
 
 def test_a_cold_adapter_is_read_and_copied_in_the_iteration_of_its_first_request() -> None:
@@ -101,12 +145,12 @@ def test_a_load_is_part_of_one_iteration_of_a_span() -> None:
     assert (gaps > 400 * MS).sum() == 1
 
 
-def test_an_iteration_is_longer_by_its_tokens_and_its_different_adapters() -> None:
-    costs = spec(8, 8, 8, slots=3, loaded=True, step_s=lambda rows, adapters: rows * 1e-6 + adapters * 1e-3)
+def test_an_iteration_is_longer_by_its_tokens_and_the_ranks_of_its_different_adapters() -> None:
+    costs = spec(64, 8, 16, slots=3, loaded=True, step_s=lambda rows, ranks: rows * 1e-6 + sum(ranks) * 1e-4)
     plain = served(replace(trace_of(0, 1, 1, -1), adapter=None), None).iterations()["duration_ns"]
     longer = served(trace_of(0, 1, 1, -1), costs).iterations()["duration_ns"]
-    assert longer[0] - plain[0] == 4 * 8 * 1000 + 2 * MS
-    assert set((longer[1:] - plain[1:]).tolist()) == {4 * 1000 + 2 * MS}
+    assert longer[0] - plain[0] == 4 * 8 * 1000 + 7_200_000
+    assert set((longer[1:] - plain[1:]).tolist()) == {4 * 1000 + 7_200_000}
 
 
 def test_loads_are_those_of_two_lists_of_the_least_recently_used() -> None:
@@ -149,15 +193,42 @@ def test_figures_say_how_many_adapters_ran_and_how_many_requests_waited_for_a_sl
     assert adapters.waiting_ns == adapters.busy_ns
 
 
+@pytest.mark.parametrize("fast_forward", [True, False], ids=["spans", "steps"])
+def test_requests_that_wait_for_a_slot_are_counted_from_the_instant_at_which_they_come(fast_forward: bool) -> None:
+    core = ReplicaSpec(
+        cost=Linear(fixed_s=1e-3), scheduler=Vllm(max_loras=1), kv_blocks=400, adapters=spec(8, 8, slots=1, loaded=True)
+    )
+    trace = trace_of(0, 1, output=10, every_ns=3_300_000)
+    columns = run(Experiment(workload=trace, replicas=(core,), router=RoundRobin()), fast_forward=fast_forward)
+    adapters = columns.replicas[0].adapters
+    assert adapters is not None
+    assert adapters.waiting_ns == columns.requests["finish_ns"][0] - 3_300_000
+
+
+@pytest.mark.parametrize("fast_forward", [True, False], ids=["spans", "steps"])
+def test_a_sequence_that_has_ended_keeps_nobody_waiting(fast_forward: bool) -> None:
+    # The first has ended when the third comes in the middle of a step of the second, which then has one of two slots.
+    core = ReplicaSpec(
+        cost=Linear(fixed_s=1e-3), scheduler=Vllm(max_loras=2), kv_blocks=400,
+        adapters=spec(8, 8, 8, slots=2, host=3, loaded=True),
+    )  # fmt: skip
+    trace = Trace(arrival_ns=[0, 0, 9_300_000], prompt_tokens=[8] * 3, output_tokens=[4, 30, 4], adapter=[0, 1, 2])
+    adapters = run(
+        Experiment(workload=trace, replicas=(core,), router=RoundRobin()), fast_forward=fast_forward
+    ).replicas[0].adapters  # fmt: skip
+    assert adapters is not None
+    assert adapters.waiting_ns == 0
+
+
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_spans_equal_stepping_with_adapters_and_slots_hold_at_every_event(speculative: bool) -> None:
     loaded = 0
-    for case in range(15):
+    for case in range(6):
         experiment = with_adapters(an_experiment(case, speculative=speculative), case)
         columns = run(experiment, check_invariants=True)
         assert_same(columns, run(experiment, fast_forward=False))
         loaded += sum(len(each.adapters.loads) for each in columns.replicas if each.adapters is not None)
-    assert loaded > 15
+    assert loaded > 6
 
 
 @pytest.mark.slow(reason="many random runs")
@@ -170,7 +241,7 @@ def test_spans_equal_stepping_with_adapters_over_many_runs(speculative: bool) ->
 
 @patches_the_engine
 def test_a_batch_with_an_adapter_that_has_no_slot_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Adapters, "_bring", lambda self, adapter, ticks: 0)
+    monkeypatch.setattr(Adapters, "_take_in_turn", lambda self, wanted, ticks: 0)
     with pytest.raises(InvariantError, match="INV-14"):
         served(trace_of(0), spec(8, slots=1))
 

@@ -36,7 +36,7 @@ from tests.engine.costs import Ranked
 from tests.routers import ROUTERS, Around, may_be_of_ranks
 from workloads import Trace
 
-N, OF, TOKENS, S = 64, 4, 100, 10**9
+N, OF, TOKENS, S = 16, 4, 100, 10**9
 LEVELS = (LeastOutstanding(), LeastKv(), LeastQueue(), LeastKvUse(), VllmRanks(), TrtLlmRanks(), Prefix())
 """Routers that look for the fewest: among equal machines that have nothing cached all get as many."""
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.engine import ABORTED, FINISHED, REJECTED, UNFINISHED, run
-from tests.engine.random_runs import an_experiment
+from sim.engine import ABORTED, FINISHED, REJECTED, UNFINISHED
+from tests.engine.random_runs import an_experiment, ran
+from tests.sample import few
 
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
-@pytest.mark.parametrize("seed", range(0, 120, 40))
+@pytest.mark.parametrize("seed", few(range(0, 120, 30)))
 def test_requests_tokens_blocks_and_times_balance(seed: int, speculative: bool) -> None:
-    for case in range(seed, seed + 40):
-        experiment = an_experiment(case, speculative=speculative)
-        columns = run(experiment)
+    for case in range(seed, seed + 30):
+        experiment, columns = an_experiment(case, speculative=speculative), ran(case, speculative=speculative)
         requests, iterations = columns.requests, columns.iterations()
         status = requests["status"]
         finished, rejected, aborted = status == FINISHED, status == REJECTED, status == ABORTED

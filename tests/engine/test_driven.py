@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies.adapters import MaxLoras
 from policies.driving import DrivingError, Engine
 from policies.installed import SglangInstalled, VllmInstalled
 from policies.installed.settings import Installed
@@ -22,7 +23,9 @@ from policies.schedulers import Sarathi
 from policies.view import ReplicaView
 from policies.wrappers import Cap
 from sim.engine import ABORTED, FINISHED, Columns, Experiment, MachineSpec, PolicyError, ReplicaSpec, run
+from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.lifecycle import FleetSpec, Outage
+from sim.engine.time.clock import TICKS_PER_S
 from sim.metrics import summary
 from sim.results.words import fact_rows
 from tests.engine.costs import Linear
@@ -93,6 +96,32 @@ def test_what_the_release_plans_is_priced_and_takes_simulated_time(python: str) 
     assert columns.requests["finish_ns"].tolist() == [3_023_000, 4_024_000]
     gaps, weights = columns.itl()
     assert sorted(np.repeat(gaps, weights).tolist()) == [1_001_000, 1_002_000, 1_002_000, 1_011_000]
+
+
+def test_what_adapters_add_to_an_iteration_is_recorded_as_with_a_scheduler_of_ours(python: str) -> None:
+    plain = Trace.from_arrays(arrival_ns=[0, 500_000], prompt_tokens=[10, 10], output_tokens=[3, 3])
+    trace = replace(plain, adapter=np.array([0, 1]))
+    slots = AdapterSpec(
+        ranks=(8, 8), max_loras=2, max_cpu_loras=2, step_s=lambda rows, ranks: 1e-3 * len(ranks), disk_s=lambda _: 0.05,
+        slot_s=lambda _: 0.01, loaded=False,
+    )  # fmt: skip
+
+    def extras_ms(scheduler: Any) -> list[tuple[float, float]]:
+        spec = ReplicaSpec(
+            cost=Linear(fixed_s=1e-3), scheduler=scheduler, kv_blocks=1000, block_tokens=16, adapters=slots
+        )
+        columns = run(Experiment(workload=trace, replicas=(spec,), router=LeastOutstanding()), check_invariants=True)
+        ticks = columns.replicas[0].extras
+        return [
+            (start / TICKS_PER_S * 1e3, amount / TICKS_PER_S * 1e3)
+            for start, amount in ticks[["start_ticks", "amount"]].tolist()
+        ]
+
+    theirs = extras_ms(VllmInstalled(python=python, async_scheduling=False))
+    # A load of 60 ms beside 1 ms of kernels; the same for the other, beside 2 ms; both; the second alone.
+    assert [amount for _, amount in theirs] == pytest.approx([61.0, 62.0, 2.0, 1.0])
+    ours = extras_ms(MaxLoras(Sarathi(token_budget=100_000, max_sequences=1024, watermark=0.0), max_loras=2))
+    assert np.array(ours) == pytest.approx(np.array(theirs))
 
 
 def test_a_plan_made_ahead_misses_what_comes_during_the_iteration_before(python: str) -> None:
@@ -167,13 +196,6 @@ def test_what_an_installed_scheduler_does_not_serve_is_refused(python: str) -> N
         MachineSpec(hosted=(replace(spec, scheduler=Cap(inner=scheduler, max_sequences=4)),))
     with pytest.raises(ValueError, match="leave out what wraps it"):
         scheduler.plan(ReplicaView())
-
-
-def test_adapters_are_asked_for_in_turn() -> None:
-    scheduler = VllmInstalled(max_loras=1, adapters=3)
-    assert [scheduler.asked(id_, 0).adapter for id_ in range(5)] == [1, 2, 3, 1, 2]
-    with pytest.raises(ValueError, match="max_loras and adapters go together"):
-        VllmInstalled(max_loras=1)
 
 
 def test_a_single_machine_takes_any_router(python: str) -> None:

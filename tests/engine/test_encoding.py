@@ -22,13 +22,14 @@ from sim.engine.machine.encoder import encoders_of
 from sim.engine.record.columns import ABORTED, LOST, Columns
 from sim.engine.simulation.online import LiveRun, live_trace
 from sim.engine.spec.encoding import EncoderSpec, EncodeSpec
+from sim.engine.spec.images import Image
 from sim.engine.spec.lifecycle import DRAINING, OFF, READY, Failing, Life, Outage, Scaling
 from sim.engine.tiers.links import LinkSpec
 from sim.engine.time.events import Clock
 from tests.engine.random_runs import an_experiment, apart, assert_same, with_fleet
 from tests.engine.test_fleet import Says, changes
 from tests.engine.test_fleet_apart import ONE, both_ways, expected, pools, said
-from tests.sample import some
+from tests.sample import few, some
 from workloads import ClosedLoop, Trace
 
 MS = 1_000_000
@@ -259,6 +260,19 @@ def test_a_client_who_goes_before_the_prompt_is_computed_takes_nothing_further(a
     assert found["encode_landed_ns"][1] == -1
 
 
+def test_a_client_may_go_while_no_encoder_is_ready() -> None:
+    """The only one fails at 3 ms for 10 ms, and the client goes at 8 ms."""
+    trace = Trace(arrival_ns=[0], prompt_tokens=[20], output_tokens=[4], abort_ns=np.array([8 * MS]))
+    waits = _fails(3, n=1, for_s=0.01)
+    found = both_ways(replace(waits, workload=trace)).requests
+    assert [found[name].tolist() for name in ("status", "failures", "encoder", "encode_begin_ns")] == [
+        [ABORTED],
+        [1],
+        [-1],
+        [-1],
+    ]
+
+
 def test_the_place_in_the_queue_of_a_client_who_has_gone_is_the_next_one_s() -> None:
     found = both_ways(serving(encoders(1, [5, 5, 5]), [0, 0, 0], abort_ns=np.array([-1, 4 * MS, -1]))).requests
     assert found["encode_begin_ns"].tolist() == [0, -1, 6 * MS]
@@ -270,6 +284,10 @@ def test_what_cannot_be_is_refused() -> None:
         replace(one, encode=encoders(1, [5, 5]))
     with pytest.raises(ValueError, match="at least 0; got -1"):
         encoders(1, [-1])
+    with pytest.raises(ValueError, match="where these are known; give images"):
+        replace(keeping(10, [image(1)]), images=None)
+    with pytest.raises(ValueError, match="cache is at least 0; got -1"):
+        keeping(-1, [image(1)])
     with pytest.raises(ValueError, match="has machines; got none"):
         encoders(0, [5])
     with pytest.raises(ValueError, match="asks for more than loads"):
@@ -280,6 +298,98 @@ def test_what_cannot_be_is_refused() -> None:
         replace(pools(), encode=encoders(1, [5]))
     with pytest.raises(ValueError, match="no size to encode"):
         LiveRun(replace(one, workload=live_trace((), 16)), listener=None)  # pyright: ignore[reportArgumentType]
+
+
+# Images that encoders keep.
+
+
+def image(content: int, size: int = 5) -> Image:
+    return Image(content=content, first=0, tokens=size, embeddings=size, size=size)
+
+
+def keeping(cache: int, *of: Sequence[Image], n: int = 1, max_batch: int = 1) -> EncodeSpec:
+    """An image of n embeddings is encoded in n ms, several one after the other; a batch takes 1 ms beside."""
+    machine = EncoderSpec(
+        together_s=lambda sizes: sum(sizes) / 1e3, batch_s=1e-3, max_batch=max_batch, cache=cache, link=LinkSpec(1e9)
+    )
+    sizes = [sum(each.embeddings for each in images) for images in of]
+    return EncodeSpec(machines=(machine,) * n, router=RoundRobin(), sizes=sizes, images=tuple(map(tuple, of)))
+
+
+def one_by_one(encode: EncodeSpec) -> Any:
+    return both_ways(serving(encode, [100 * MS * i for i in range(len(encode.sizes))])).requests
+
+
+def test_an_image_that_an_encoder_keeps_is_not_encoded_again() -> None:
+    found = one_by_one(keeping(10, [image(1)], [image(1), image(2)], [image(2)]))
+    assert (found["encoded_ns"] - found["encode_begin_ns"]).tolist() == [6 * MS, 6 * MS, 1 * MS]
+    assert found["encoded_images"].tolist() == [1, 1, 0]
+    assert found["image_hits"].tolist() == [0, 1, 1]
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    found = one_by_one(keeping(10, *([image(content)] for content in (1, 2, 1, 3, 1, 2))))
+    # 3 takes the room of 2, since 1 was used behind it; then 2 takes that of 3.
+    assert found["encoded_images"].tolist() == [1, 1, 0, 1, 0, 1]
+
+
+def test_an_image_larger_than_the_cache_is_encoded_each_time_and_drives_nothing_out() -> None:
+    found = one_by_one(keeping(10, [image(1)], [image(2, 11)], [image(2, 11)], [image(1)]))
+    assert found["encoded_images"].tolist() == [1, 1, 1, 0]
+
+
+def test_equal_images_of_a_batch_are_encoded_once_and_each_encoder_keeps_its_own() -> None:
+    together = both_ways(serving(keeping(10, *[[image(1)]] * 3, max_batch=3), [0, MS, MS])).requests
+    # The first alone; the two that came meanwhile find its image.
+    assert together["encoded_images"].tolist() == [1, 0, 0]
+    assert together["encoded_ns"].tolist() == [6 * MS, 7 * MS, 7 * MS]
+    apart = one_by_one(keeping(10, *[[image(1)]] * 4, n=2))
+    assert apart["encoded_images"].tolist() == [1, 1, 0, 0]
+
+
+def test_an_encoder_that_comes_back_has_kept_nothing() -> None:
+    plain = with_encoders(pools(trace=_at(0, 60 * MS)), keeping(10, [image(1)], [image(1)]))
+    assert plain.fleet is not None
+    stopped = replace(plain, fleet=replace(plain.fleet, outages=(Outage(machine=4, at_s=0.03, for_s=0.01),)))
+    assert both_ways(plain).requests["encoded_images"].tolist() == [1, 0]
+    assert both_ways(stopped).requests["encoded_images"].tolist() == [1, 1]
+
+
+def _at(*arrival_ns: int) -> Trace:
+    n = len(arrival_ns)
+    return Trace(arrival_ns=list(arrival_ns), prompt_tokens=[20] * n, output_tokens=[4] * n)
+
+
+def test_without_equal_images_a_cache_changes_nothing() -> None:
+    images = [[image(row)] for row in range(6)]
+    without, kept = (run(serving(keeping(cache, *images), [MS * i for i in range(6)])).requests for cache in (0, 12))
+    assert {"encoded_images", "image_hits"} == kept.keys() - without.keys()
+    assert all((kept[name] == values).all() for name, values in without.items())
+
+
+@pytest.mark.parametrize("seed", some(range(60)))
+def test_what_encoders_keep_is_what_a_count_by_hand_keeps(seed: int) -> None:
+    """One at a time, so that the order is that of arrival; the latest uses are at the end of a list."""
+    rng = random.Random(f"kept {seed}")
+    sizes, room = [rng.randrange(1, 9) for _ in range(8)], rng.randrange(0, 30)
+    of = [
+        [image(content, sizes[content]) for content in rng.choices(range(8), k=rng.randrange(1, 4))] for _ in range(30)
+    ]
+    kept: list[int] = []
+    encoded = []
+    for images in of:
+        encoded.append(0)
+        for content in (each.content for each in images):
+            encoded[-1] += content not in kept
+            if sizes[content] <= room:
+                kept = [*(each for each in kept if each != content), content]
+            while sum(sizes[each] for each in kept) > room:
+                del kept[0]
+    experiment = serving(keeping(room, *of), [100 * MS * i for i in range(30)])
+    requests = run(experiment, check_invariants=True).requests
+    if room:
+        assert requests["encoded_images"].tolist() == encoded
+        assert requests["image_hits"].tolist() == [len(images) - n for images, n in zip(of, encoded, strict=True)]
 
 
 # Random runs.
@@ -343,7 +453,7 @@ def check_encoding(experiment: Experiment, found: Columns) -> None:
         assert not np.isin(requests["status"], (UNFINISHED, LOST)).any()
 
 
-@pytest.mark.parametrize("seed", some(range(200)))
+@pytest.mark.parametrize("seed", few(some(range(200)), 8))
 def test_random_runs_with_encoders_keep_every_request_and_step_as_they_run(seed: int) -> None:
     experiment = encoded_first(seed)
     found = run(experiment, check_invariants=True)

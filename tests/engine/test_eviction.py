@@ -22,7 +22,7 @@ from sim.scenario.named import EVICTIONS, load
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, assert_same
 from tests.engine.test_live import Log
-from tests.sample import some
+from tests.sample import few, some
 from workloads import Trace, reuse
 
 POLICIES: tuple[Eviction, ...] = (
@@ -56,7 +56,7 @@ def test_every_policy_that_is_shipped_is_run() -> None:
 
 def test_the_least_recently_used_by_rank_are_those_that_engines_evict() -> None:
     seen = set[str]()
-    for seed in (6, 61, 93, 101, 105, 115):
+    for seed in (6, 61, 93):
         experiment = an_experiment(seed, speculative=seed % 2 == 0)
         plain = run(experiment)
         assert plain.meta["prefix_evictions"] > 0
@@ -65,9 +65,10 @@ def test_the_least_recently_used_by_rank_are_those_that_engines_evict() -> None:
     assert {"blocks", "tree"} <= seen
 
 
-def test_every_policy_keeps_the_invariants_of_every_cache() -> None:
+@pytest.mark.parametrize("seeds", few([(84,), (68, 84, 111)]))
+def test_every_policy_keeps_the_invariants_of_every_cache(seeds: tuple[int, ...]) -> None:
     hits = {repr(each): 0 for each in POLICIES}
-    for seed in (68, 84, 111):
+    for seed in seeds:
         for policy in POLICIES:
             columns = run(with_eviction(an_experiment(seed, speculative=seed % 2 == 0), policy), check_invariants=True)
             hits[repr(policy)] += int(columns.requests["prefix_hit_tokens"].sum())

@@ -28,7 +28,7 @@ from sim.metrics.handover import handover_figures
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import apart, assert_same, with_ranks, with_tiers
-from tests.sample import some
+from tests.sample import few, some
 from workloads import Trace
 
 MS = 1_000_000
@@ -550,7 +550,7 @@ def assert_pools_hold(cases: Iterable[int], speculative: bool) -> None:
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_spans_equal_stepping_and_the_invariants_hold_with_pools_and_links(speculative: bool) -> None:
     # The last have trees, and clients who go before there is room for them.
-    assert_pools_hold((*range(8), *(() if speculative else (69, 231, 288))), speculative)
+    assert_pools_hold((*range(3), *(() if speculative else (69, 231, 288))), speculative)
 
 
 @pytest.mark.parametrize("case", [1580, 1584, 2236])
@@ -577,7 +577,7 @@ def test_a_machine_at_rest_reads_news_with_all_that_the_instant_brings(n_stages:
     assert (found.requests["status"][0], found.requests["room_ns"][0]) == (ABORTED, -1)
 
 
-@pytest.mark.parametrize("case", [2, 26, 29])
+@pytest.mark.parametrize("case", few([2, 26, 29]))
 def test_spans_equal_stepping_with_tiers_behind_pools(case: int) -> None:
     experiment = with_tiers(apart(case, speculative=False), case)
     assert_same(run(experiment, check_invariants=True), run(experiment, fast_forward=False))

@@ -97,13 +97,13 @@ def ranked(cost: Linear, **shared: float) -> Ranked:
 
 def test_ranks_equal_a_second_model_of_their_rules() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(20):
         requests, columns = both(seed)
         assert difference(requests, columns) is None, f"seed {seed}"
         seen.update(request.status for request in requests)
         seen["preempted"] += sum(request.preemptions for request in requests)
-    assert seen["finished"] > 200
-    assert seen["preempted"] > 20
+    assert seen["finished"] > 100
+    assert seen["preempted"] > 10
 
 
 def test_the_comparison_notices_a_row_that_costs_a_nanosecond_more() -> None:

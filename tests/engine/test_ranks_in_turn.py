@@ -11,10 +11,13 @@ from heapq import heappop, heappush
 import numpy as np
 import pytest
 
+from policies.classes import Preempt
 from policies.published import OrcaPaged
 from policies.ranks import PromptBalance
 from policies.routers import LeastOutstanding, Prefix, RoundRobin
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
+from policies.vllm import Vllm
+from policies.wrappers import Pad
 from sim.engine import Columns, Experiment, InvariantError, MachineSpec, PolicyError, ReplicaSpec, run
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.batch.pricing import Pricing
@@ -230,6 +233,44 @@ def test_ranks_in_turn_that_plan_nothing_although_there_is_work_are_an_error() -
         run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()))
 
 
+def test_a_request_takes_the_seat_of_one_whose_client_has_gone_while_prompts_of_ranks_wait_for_each_other() -> None:
+    balance = PromptBalance(timeout_iters=50, batching_wait_iters=0)
+    machine = replace(a_machine(replace(COST, n_stages=2)), prompt_balance=balance)
+    machine = replace(machine, hosted=(replace(machine.hosted[0], scheduler=Vllm(max_num_seqs=1)),))
+    # The last one waits for the seat of the first, which is in the second of two micro-batches to be asked.
+    trace = Trace.from_arrays(
+        arrival_ns=[0, 0, 10 * US], prompt_tokens=[40] * 3, output_tokens=[50, 2, 3], abort_s=[20e-3, np.nan, np.nan]
+    )
+    columns = run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), check_invariants=True)
+    assert columns.requests["status"].tolist() == [ABORTED, FINISHED, FINISHED]
+
+
+def of_clients_that_leave(rng: random.Random) -> Experiment:
+    stages, n = rng.choice([1, 2]), 8
+    scheduler: Vllm | Preempt = Vllm(max_num_seqs=rng.choice([1, 2]), max_num_batched_tokens=64)
+    scheduler = Preempt(Pad(scheduler, 64)) if rng.random() < 0.5 else scheduler
+    balance = PromptBalance(timeout_iters=rng.choice([1, 5]), batching_wait_iters=rng.choice([0, 3]))
+    machine = a_machine(replace(COST, n_stages=stages), micro_batches=rng.choice([2, 3]))
+    spec = replace(machine.hosted[0], scheduler=scheduler, kv_blocks=rng.choice([8, 40]))
+    machine = replace(machine, hosted=(spec,), prompt_balance=balance if rng.random() < 0.8 else None)
+    trace = Trace.from_arrays(
+        arrival_ns=sorted(rng.randrange(100_000) * US for _ in range(n)),
+        prompt_tokens=[rng.randrange(1, 80) for _ in range(n)],
+        output_tokens=[rng.randrange(1, 40) for _ in range(n)],
+        priority=[rng.randrange(2) for _ in range(n)],
+        abort_s=[rng.choice([np.nan, rng.uniform(1e-3, 40e-3)]) for _ in range(n)],
+    )
+    return Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
+
+
+def test_clients_that_leave_ranks_in_turn_leave_no_other_request_waiting() -> None:
+    for seed in some(range(400)):
+        experiment = of_clients_that_leave(random.Random(f"clients that leave, {seed}"))
+        columns = run(experiment, check_invariants=seed % 4 == 0)
+        assert_same(columns, run(experiment, fast_forward=False))
+        assert set(columns.requests["status"].tolist()) <= {ABORTED, FINISHED}, seed
+
+
 @pytest.mark.parametrize("at_us", [500, 1500, 9000])
 def test_ranks_in_turn_that_fail_are_free_when_the_machine_is_back(at_us: int) -> None:
     machine = a_machine(replace(COST, n_stages=2))
@@ -358,13 +399,13 @@ def both(seed: int, *, off_by: int = 0) -> tuple[list[Request], Columns]:
 
 def test_ranks_in_turn_equal_a_second_model_of_their_rules() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(20):
         requests, columns = both(seed)
         assert difference(requests, columns) is None, f"seed {seed}"
         seen.update(request.status for request in requests)
         seen["preempted"] += sum(request.preemptions for request in requests)
-    assert seen["finished"] > 200
-    assert seen["preempted"] > 20
+    assert seen["finished"] > 100
+    assert seen["preempted"] > 10
 
 
 @pytest.mark.slow(reason="many random runs")
@@ -401,12 +442,12 @@ def test_random_runs_have_ranks_of_every_kind() -> None:
 
 
 def test_ranks_in_turn_step_as_they_fast_forward() -> None:
-    for experiment in random_ranks(range(24)):
+    for experiment in random_ranks(range(10)):
         assert_same(run(experiment), run(experiment, fast_forward=False))
 
 
 def test_the_invariants_hold_for_ranks_in_turn_at_every_event() -> None:
-    for experiment in random_ranks(range(24, 32)):
+    for experiment in random_ranks(range(24, 28)):
         assert_same(run(experiment), run(experiment, check_invariants=True))
 
 
@@ -428,7 +469,7 @@ def everything(case: int) -> Experiment:
 
 
 def test_ranks_in_turn_hand_over_and_load_and_fail() -> None:
-    for case in range(5):
+    for case in range(3):
         assert_same(run(everything(case)), run(everything(case), fast_forward=False, check_invariants=True))
 
 
@@ -440,7 +481,7 @@ def test_ranks_in_turn_hand_over_and_load_and_fail_over_many_runs(first: int) ->
 
 
 def test_tokens_of_ranks_in_turn_balance() -> None:
-    for experiment in random_ranks(range(200, 220)):
+    for experiment in random_ranks(range(200, 210)):
         columns = run(experiment)
         requests, iterations = columns.requests, columns.iterations()
         done = requests["status"] == FINISHED
@@ -461,7 +502,7 @@ def test_a_machine_that_uses_one_of_its_ranks_is_the_machine_without() -> None:
     """Where ranks do nothing together, and idle ones nothing at all, pipelines, micro-batches and shared machines are as they are
     without ranks."""
     seen = 0
-    for case in range(30):
+    for case in range(15):
         plain = an_experiment(case, speculative=False)
         # Each machine by its index is the same in both, whatever its loads: routers between machines see no difference.
         plain = replace(plain, router=RoundRobin())

@@ -15,6 +15,7 @@ from sim.engine import ABORTED, FINISHED, Columns, Experiment, ReplicaSpec, run
 from sim.metrics.rollout import rollout_figures
 from sim.theory.rollout import packing_bound_s
 from tests.engine.costs import Linear
+from tests.sample import few
 from workloads import Fixed, LogNormal, Resampled, Rollout, Uniform
 from workloads.rollout import RolloutRequests
 
@@ -117,15 +118,16 @@ def stopping(seed: int) -> RolloutRequests:
     return made(rollout, seed=seed)
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", few(range(0, 200, 50)))
 def test_steps_end_when_a_count_by_the_tick_says(first: int) -> None:
     for seed in range(first, first + 50):
         requests = drawn(seed)
         assert ends_ms(served(requests), requests) == pytest.approx(counted(requests), abs=1e-4), seed
 
 
-def test_spans_equal_stepping() -> None:
-    for seed in range(60):
+@pytest.mark.parametrize("seeds", few([range(20), range(20, 60)]))
+def test_spans_equal_stepping(seeds: range) -> None:
+    for seed in seeds:
         requests = drawn(seed)
         columns, stepped = (
             served(requests, machines=2, fast_forward=fast, check_invariants=not fast) for fast in (True, False)
@@ -134,9 +136,7 @@ def test_spans_equal_stepping() -> None:
             assert (columns.requests[name] == stepped.requests[name]).all(), (seed, name)
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(60), pytest.param(range(60, 1_000), marks=pytest.mark.slow(reason="many random runs"))]
-)
+@pytest.mark.parametrize("seeds", few([range(20), range(20, 1_000)]))
 def test_spans_equal_stepping_where_machines_stand_still(seeds: range) -> None:
     for seed in seeds:
         requests, rng = stopping(seed), np.random.default_rng(seed)
@@ -238,9 +238,7 @@ def test_no_step_is_shorter_than_the_longest_answer_that_it_waits_for() -> None:
             )
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(60), pytest.param(range(60, 1_060), marks=pytest.mark.slow(reason="many random runs"))]
-)
+@pytest.mark.parametrize("seeds", few([range(20), range(20, 1_060)]))
 def test_the_last_answer_comes_when_a_count_says_and_not_before_the_bound(seeds: range) -> None:
     """Machines that serve one answer at a time, a millisecond a token: the count is of each machine's own tokens."""
     for seed in seeds:

@@ -29,6 +29,7 @@ from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.engine.gateway.routing import SentTo
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import an_experiment, assert_same
+from tests.sample import few
 from workloads import Conversations, Deterministic, Fixed, LoadStage, Poisson, SharedPrefix, Trace, Uniform
 
 S = 10**9
@@ -304,7 +305,7 @@ def test_a_session_stays_on_its_machine() -> None:
 @pytest.mark.parametrize(
     "router", [Prefix(), LlmD(), LlmD(event_delay_s=0.4, poll_s=0.1), LlmD(index="approximate", block_tokens=4)]
 )
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", few(range(4)))
 def test_spans_are_equal_to_stepping_whatever_a_router_asks(router: Router, seed: int) -> None:
     load = SharedPrefix(groups=4, prompts_per_group=3, system_prompt_tokens=40, question_tokens=20, output_tokens=30,
                         block_tokens=4, pause_s=0.1,
@@ -320,7 +321,7 @@ def test_spans_are_equal_to_stepping_whatever_a_router_asks(router: Router, seed
 
 
 @pytest.mark.parametrize("router", [Prefix(), Dynamo(temperature=0.5)])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", few(range(4)))
 def test_spans_are_equal_to_stepping_where_answers_are_found_too(router: Router, seed: int) -> None:
     talk = Conversations(
         sessions=12,
@@ -440,10 +441,10 @@ def test_machines_kept_in_order_of_their_loads_get_the_requests_that_a_look_at_e
     router: Any,
 ) -> None:
     kept = 0
-    for seed in range(60):
+    for seed in range(10):
         experiment = an_experiment(seed, speculative=seed % 4 == 0)
         experiment = replace(experiment, replicas=(*experiment.machines, *experiment.machines, *experiment.machines))
         in_order, asked = (run(replace(experiment, router=each)) for each in (router, router.route))
         assert_same(in_order, asked)
         kept += len(np.unique(in_order.requests["replica"])) > 2
-    assert kept > 20
+    assert kept > 3

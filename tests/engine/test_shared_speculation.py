@@ -14,6 +14,7 @@ from policies.schedulers import Sarathi
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, assert_same, partly_speculative
+from tests.sample import few
 from workloads import Trace
 
 US = 1_000
@@ -88,7 +89,7 @@ def test_acceptance_of_a_request_does_not_depend_on_what_else_the_machine_hosts(
     assert beside_none == rounds(replace(PLAIN[1], scheduler=Sarathi(token_budget=64, max_sequences=2)))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(range(3)))
 def test_what_is_asked_of_models_that_draft_beside_others_is_emitted(seed: int) -> None:
     n_mixed = 0
     for case in range(20 * seed, 20 * seed + 20):

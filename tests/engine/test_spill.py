@@ -69,7 +69,7 @@ def assert_same_records(a: Columns, b: Columns) -> None:
 
 @pytest.mark.parametrize("kind", MADE)
 def test_what_went_to_the_file_is_what_stays_in_memory(kind: str, little_memory: Callable[[], None]) -> None:
-    seeds = range(4)
+    seeds = range(2)
     kept = [run(MADE[kind](seed)) for seed in seeds]
     assert not any(any(in_file(columns)) for columns in kept)
     little_memory()

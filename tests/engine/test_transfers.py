@@ -78,7 +78,7 @@ def test_what_host_memory_gives_up_goes_from_there_to_the_disk() -> None:
 
 def test_bytes_that_requests_have_sent_are_those_of_the_record() -> None:
     n_sent = n_again = 0
-    for seed in range(24):
+    for seed in range(12):
         drawn = apart(seed, speculative=seed % 2 == 0)
         drawn = with_tiers(drawn, seed) if seed % 2 else drawn
         columns = run(with_fleet(drawn, seed) if isinstance(drawn.workload, Trace) and seed % 3 == 0 else drawn)
@@ -97,13 +97,13 @@ def test_bytes_that_requests_have_sent_are_those_of_the_record() -> None:
             np.testing.assert_array_equal(last[landed], requests["landed_ns"][landed])
         n_sent += int(handed.sum())
         n_again += int((np.bincount(found["request"][handed]) > 1).sum()) if handed.any() else 0
-    assert n_sent > 100
+    assert n_sent > 50
     assert n_again > 0
 
 
 def test_the_ends_of_a_load_are_a_tier_and_the_device_that_asked() -> None:
     n = 0
-    for seed in range(30):
+    for seed in range(12):
         found = run(with_tiers(an_experiment(seed, speculative=False), seed)).transfers()
         if found is None:
             continue
@@ -122,7 +122,7 @@ def test_the_ends_of_a_load_are_a_tier_and_the_device_that_asked() -> None:
             peer = kinds == PLACES.index("peer")
             assert (owners[peer] != found["replica"][mine][peer]).all()
         n += len(loads)
-    assert n > 500
+    assert n > 200
 
 
 def most_at_once(begin_ns: IntArray, sent_ns: IntArray) -> int:
@@ -134,7 +134,7 @@ def most_at_once(begin_ns: IntArray, sent_ns: IntArray) -> int:
 
 def test_the_record_adds_up_to_the_facts_of_each_tier_and_no_link_has_more_at_once_than_its_places() -> None:
     n = crowded = 0
-    for seed in range(30):
+    for seed in range(12):
         drawn = (apart if seed % 3 == 0 else an_experiment)(seed, speculative=False)
         experiment = with_tiers(drawn, seed)
         columns = run(experiment)
@@ -156,8 +156,8 @@ def test_the_record_adds_up_to_the_facts_of_each_tier_and_no_link_has_more_at_on
             assert at_once <= places
             crowded += at_once == places
         n += len(loads)
-    assert n > 500
-    assert crowded > 10
+    assert n > 200
+    assert crowded > 4
 
 
 def test_names_of_transfers_are_those_that_metrics_write() -> None:

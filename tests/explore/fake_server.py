@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from sim.explore.standalone import inlined
+from tests.sources import PACKAGES
 
-PAGE = Path(__file__).parents[2] / "sim" / "explore" / "page"
+PAGE = PACKAGES / "sim" / "explore" / "page"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html; charset=utf-8"}
 
 Event = tuple[str, dict[str, Any]]

@@ -282,6 +282,7 @@ def test_a_question_that_is_given_up_ends_its_process(tmp_path, superseded):
         last.close()
 
 
+@pytest.mark.slow(reason="a server and processes of its own")
 def test_a_port_that_is_taken_is_one_sentence(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

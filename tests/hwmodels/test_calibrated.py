@@ -101,6 +101,40 @@ def test_times_are_positive_finite_and_do_not_fall_when_a_total_grows(name, base
     assert_time_does_not_fall(COSTS[name], base, field, more, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "replayed"),
+    [
+        ("windows and experts", True),
+        ("latent attention", False),
+        ("expert and data parallel", False),
+        ("amd, experts", False),
+    ],
+)
+def test_prompts_of_one_token_are_replayed_as_decodes_by_vllm_alone(name, replayed):
+    cost = COSTS[name]
+    one, two = prompt(1), prompt(2)
+    both = Totals(*(2 * total for total in one))
+    quiet = [Totals(*(0 for _ in one))] * (cost.parallel.data - 1)
+    for seconds in (cost.iteration_s, lambda totals: cost.common_step([totals, *quiet])):
+        # As a decode each takes the time of its kernels, a fraction of what launching those of a prompt takes.
+        assert (seconds(both) < 0.5 * seconds(two)) == (seconds(one) < 0.5 * seconds(two)) == replayed
+    for ranks in ([both, *quiet], [two, *quiet]):
+        arrays = [Totals(*(np.array([total]) for total in totals)) for totals in ranks]
+        assert cost.common_step(arrays).tolist() == [cost.common_step(ranks)]
+
+
+@pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
+def test_a_prompt_that_another_machine_has_computed_is_a_decode_of_any_stack(stack):
+    launched = Calibrated.for_stack(stack)
+    here, over = (
+        deploy(model="deepseek-r1", hardware="h200", parallel=ParallelConfig(tensor=8), cost=each).cost
+        for each in (launched, dataclasses.replace(launched, handed_over=True))
+    )
+    assert over.iteration_s(prompt(1)) < 0.5 * over.iteration_s(prompt(2))
+    assert over.iteration_s(prompt(2)) == here.iteration_s(prompt(2))
+    assert (over.iteration_s(prompt(1)) == here.iteration_s(prompt(1))) == (stack == "vllm")
+
+
 @pytest.mark.parametrize("name", [name for name in COSTS if name != "tpu"])
 def test_nothing_is_faster_than_the_roofline_of_the_datasheet(name):
     model, device, degrees, precision, _ = DEPLOYMENTS[name]
@@ -197,6 +231,44 @@ def test_a_launched_prompt_takes_at_least_the_host_work_of_its_layers_by_their_k
     ):
         cost = Calibrated(stack=stack)(load_model(model), load_device("h200"), ParallelConfig(tensor=8))
         assert cost.iteration_s(prompt(64)) == pytest.approx(layers + 10.0 * with_experts + 100.0 * latent)
+
+
+def seconds_of_a_layers_experts(precision, expert, **terms):
+    """Seconds by tokens of one layer of Qwen3-30B-A3B, whose 128 experts lie on *expert* devices."""
+    stack = dataclasses.replace(serving_stack("vllm"), overheads=Overheads(**terms))
+    parallel = ParallelConfig(tensor=8, expert=expert)
+    model = load_model("qwen3-30b-a3b").with_precision(precision)
+    cost = Calibrated(stack=stack)(model, load_device("h100-sxm"), parallel)
+    (work,) = cost.work_by_stage
+    return lambda tokens: float(cost.kernels.moe_s(np.array([tokens]), work.experts)[0])
+
+
+@pytest.mark.parametrize(
+    ("precision", "expert", "longer"),
+    [
+        ("bf16", 8, {16: 1.0, 17: 1.5, 4096: 1.5}),
+        ("bf16", 1, {129: 1.0}),
+        ("fp8", 8, {17: 1.0}),
+        ("fp8_block", 8, {17: 1.0}),
+    ],
+)
+def test_untuned_tiles_lengthen_experts_in_16_bits_from_more_tokens_than_a_device_holds_experts(
+    precision, expert, longer
+):
+    plain = seconds_of_a_layers_experts(precision, expert)
+    untuned = seconds_of_a_layers_experts(precision, expert, untuned_experts=0.5)
+    for tokens, factor in longer.items():
+        assert untuned(tokens) == pytest.approx(factor * plain(tokens), rel=1e-12)
+
+
+@pytest.mark.parametrize(("precision", "more_s"), [("bf16", 0.0), ("fp8", 0.0), ("fp8_block", 1e-4)])
+@pytest.mark.parametrize("expert", [1, 8])
+def test_experts_in_blocks_take_as_much_more_with_few_tokens_as_with_many(precision, more_s, expert):
+    plain = seconds_of_a_layers_experts(precision, expert)
+    found = seconds_of_a_layers_experts(precision, expert, block_experts_s=1e-4)
+    for tokens in (1, 16, 4096):
+        assert found(tokens) == pytest.approx(plain(tokens) + more_s, rel=1e-12)
+    assert found(0) == plain(0)
 
 
 def test_a_tpu_says_which_products_were_not_timed():

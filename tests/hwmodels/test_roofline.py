@@ -76,11 +76,18 @@ def test_scalars_and_arrays_agree_bit_for_bit(name, batch):
     assert_scalars_and_arrays_agree(COSTS[name], batch)
 
 
+_OF_A_TOKEN = ("rows", "prefill_rows", "prefill_pairs", "prefill_kv_tokens", "prefill_pairs_window", "logit_rows")
+
+
 def assert_time_does_not_fall(cost, base, field, more, *, rel):
     """A total that grows, with what grows with it, makes no stage faster (*rel* for rounding)."""
     grown = base._replace(**{field: getattr(base, field) + more})
     # Totals are not independent: sequences come with rows, prompt rows with rows, KV tokens and pairs of their own.
-    if field in ("prefill_chunks", "decode_seqs"):
+    if (
+        field == "prefill_chunks"
+    ):  # of a token each: the same tokens in more chunks are another batch, and not a larger one
+        grown = grown._replace(**{name: getattr(base, name) + more for name in _OF_A_TOKEN})
+    if field == "decode_seqs":
         grown = grown._replace(rows=base.rows + more * (base.rows - base.prefill_rows + 1))
     if field == "prefill_rows":
         grown = grown._replace(

@@ -163,8 +163,12 @@ def test_arrays_and_numbers_are_priced_alike_and_no_time_falls_when_sequences_gr
     ("model", "degrees", "says"),
     [
         (MLA, {"decode_context": 3}, "decode_context 3 does not divide parallel.tensor 8"),
-        (GQA, {"decode_context": 4}, "is more than parallel.tensor 8 over the 4 key-value heads"),
-        ("llama-3.1-70b", {"expert": 1, "decode_context": 2}, "over the 8 key-value heads"),
+        (
+            GQA,
+            {"decode_context": 4},
+            r"for each of the 4 key-value heads of .*, and parallel.tensor is 8; give tensor 16",
+        ),
+        ("llama-3.1-70b", {"expert": 1, "decode_context": 2}, "for each of the 8 key-value heads"),
         ("gpt-oss-120b", {"prefill_context": 2}, "full attention alone, and gpt-oss-120b has others"),
         ("deepseek-v3.2", {"decode_context": 2}, "full attention alone"),
         (MLA, {"decode_context": 2, "prefill_context": 2}, "together with parallel.decode_context is not modelled"),

@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow(reason="transformers is import
 AS = {
     # Their code is on the hub alone; transformers has these shapes under another name.
     "internlm2": "llama", "exaone": "llama", "mimo": "qwen2", "kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text",
+    # Where transformers makes the text model with the talker alone.
+    "qwen2_5_omni_text": "qwen2", "qwen3_omni_moe_text": "qwen3_moe",
 }  # fmt: skip
 LAYERS = 6
 """Layers of a model from its front: building all of them takes minutes. Each kind of layer is among them."""
@@ -22,7 +24,8 @@ LAYERS = 6
 def shortened(config, layers):
     """The text model's config with so many layers, and the same kinds of them."""
     data = {key: value for key, value in config.items() if key not in ("rooftrace", "quantization_config")}
-    data = {**{key: value for key, value in data.items() if key != "text_config"}, **data.get("text_config", {})}
+    for within in ("thinker_config", "text_config"):
+        data = {**{key: value for key, value in data.items() if key != within}, **data.get(within, {})}
     data.pop("quantization_config", None)
     by_layer = (
         "layer_types",

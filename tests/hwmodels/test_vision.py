@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import deploy
-from hwmodels.image_cost import ImageCost
+from hwmodels.encoder_cost import EncoderCost
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import load_model
-from hwmodels.model.vision import EncodedImage, Vision, vision_of
+from hwmodels.model.config import spec_from_config
+from hwmodels.model.tower import Encoded, Tower
+from hwmodels.model.vision import Vision, vision_of
 
 QWEN2_5: dict[str, Any] = {
     "model_type": "qwen2_5_vl",
     "vision_config": {
         "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14, "spatial_merge_size": 2,
         "temporal_patch_size": 2, "out_hidden_size": 3584, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+}  # fmt: skip
+QWEN3_VL: dict[str, Any] = {
+    "model_type": "qwen3_vl",
+    "vision_config": {
+        "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 16, "spatial_merge_size": 2,
     },
 }  # fmt: skip
 INTERNVL: dict[str, Any] = {
@@ -53,23 +64,23 @@ def shipped(name: str) -> Vision:
     ("vision", "size", "expected"),
     [
         # `smart_resize` of the two processors: multiples of 28 and 32 pixels, within a least and a most area.
-        (of(QWEN2_5), (1024, 768), EncodedImage(1, 37 * 27 * 4, 37 * 27, 37 * 27 + 2)),
-        (of(QWEN2_5), (20, 30), EncodedImage(1, 3 * 2 * 4, 6, 8)),
-        (shipped("qwen3-vl-8b"), (1024, 768), EncodedImage(1, 3072, 768, 770)),
-        (shipped("qwen3-vl-8b"), (100, 50), EncodedImage(1, 12 * 6 * 4, 72, 74)),
-        (shipped("qwen3-vl-8b"), (8192, 4096), EncodedImage(1, 181 * 90 * 4, 181 * 90, 181 * 90 + 2)),
-        (shipped("gemma-3-12b"), (1024, 768), EncodedImage(1, 4096, 256, 258)),
+        (of(QWEN2_5), (1024, 768), Encoded(1, 37 * 27 * 4, 37 * 27, 37 * 27 + 2)),
+        (of(QWEN2_5), (20, 30), Encoded(1, 3 * 2 * 4, 6, 8)),
+        (shipped("qwen3-vl-8b"), (1024, 768), Encoded(1, 3072, 768, 770)),
+        (shipped("qwen3-vl-8b"), (100, 50), Encoded(1, 12 * 6 * 4, 72, 74)),
+        (shipped("qwen3-vl-8b"), (8192, 4096), Encoded(1, 181 * 90 * 4, 181 * 90, 181 * 90 + 2)),
+        (shipped("gemma-3-12b"), (1024, 768), Encoded(1, 4096, 256, 260)),
         # Grids of tiles: the smallest that the image need not be shrunk for.
-        (shipped("llama-4-scout"), (336, 336), EncodedImage(1, 577, 144, 147)),
-        (shipped("llama-4-scout"), (600, 300), EncodedImage(3, 577, 432, 437)),
-        (of(INTERNVL), (448, 448), EncodedImage(1, 1025, 256, 258)),
-        (of(INTERNVL), (1344, 896), EncodedImage(7, 1025, 7 * 256, 7 * 256 + 2)),
-        (of(PIXTRAL), (512, 256), EncodedImage(1, 512, 512, 512 + 16)),
-        (of(PIXTRAL), (2048, 1024), EncodedImage(1, 64 * 32, 64 * 32, 64 * 32 + 32)),
+        (shipped("llama-4-scout"), (336, 336), Encoded(1, 577, 144, 147)),
+        (shipped("llama-4-scout"), (600, 300), Encoded(3, 577, 432, 437)),
+        (of(INTERNVL), (448, 448), Encoded(1, 1025, 256, 258)),
+        (of(INTERNVL), (1344, 896), Encoded(7, 1025, 7 * 256, 7 * 256 + 2)),
+        (of(PIXTRAL), (512, 256), Encoded(1, 512, 512, 512 + 16)),
+        (of(PIXTRAL), (2048, 1024), Encoded(1, 64 * 32, 64 * 32, 64 * 32 + 32)),
     ],
 )  # fmt: skip
 def test_an_image_takes_the_tokens_that_the_familys_processor_gives_it(
-    vision: Vision, size: tuple[int, int], expected: EncodedImage
+    vision: Vision, size: tuple[int, int], expected: Encoded
 ) -> None:
     assert vision.image(*size) == expected
 
@@ -82,6 +93,65 @@ def test_parameters_are_those_of_the_published_encoders(vision: Vision, millions
     assert vision.params == pytest.approx(millions * 1e6, rel=0.03)
 
 
+def smart_resize(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
+    """Rows and columns of units, as the processor works them out in pixels."""
+    tall, wide = round(height / factor) * factor, round(width / factor) * factor
+    if tall * wide > most:
+        beta = math.sqrt(height * width / most)
+        tall = max(factor, math.floor(height / beta / factor) * factor)
+        wide = max(factor, math.floor(width / beta / factor) * factor)
+    elif tall * wide < least:
+        beta = math.sqrt(least / (height * width))
+        tall, wide = math.ceil(height * beta / factor) * factor, math.ceil(width * beta / factor) * factor
+    return tall // factor, wide // factor
+
+
+@given(st.integers(1, 20_000), st.integers(1, 20_000))
+@example(10, 1990)
+@example(1990, 10)
+@example(1, 200)
+def test_images_of_any_size_are_scaled_as_the_processor_scales_them(width: int, height: int) -> None:
+    assume(max(width, height) <= 200 * min(width, height))
+    for vision in (of(QWEN2_5), shipped("qwen3-vl-8b")):
+        unit = vision.patch * vision.merge
+        rows, columns = smart_resize(height, width, unit, vision.least_pixels, vision.most_pixels)
+        assert vision.image(width, height).embeddings == rows * columns
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({}, []),
+        (QWEN3_VL, ["Its encoder of images counts where encode is given."]),
+        (
+            {**QWEN3_VL, "audio_config": {"d_model": 8}},
+            [
+                "Its encoder of images counts where encode is given.",
+                "Its encoder of speech is not modelled and left out.",
+            ],
+        ),
+        (
+            {"model_type": "new_vl", "vision_config": {"depth": 3}},
+            ["Its encoder of images is not modelled and left out."],
+        ),
+        (
+            {"model_type": "new_vl"},
+            ["The text model alone: encoders of what else it reads are not modelled and left out."],
+        ),
+    ],
+)
+def test_a_note_says_which_encoders_a_model_has_and_nothing_of_one_that_reads_text_alone(
+    stated: dict[str, Any], said: list[str]
+) -> None:
+    text = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 100, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    config = {**stated, "text_config": text} if stated else text
+    spec = spec_from_config(config, name="made-up", where="config.json")
+    assert [note for note in spec.notes if "ncoder" in note] == said
+
+
 def test_a_model_without_an_encoder_has_none() -> None:
     assert load_model("qwen3-8b").vision is None
     assert vision_of({"model_type": "qwen3_vl", "vision_config": None}, text_hidden=1, where="config.json") is None
@@ -91,10 +161,10 @@ def test_a_model_without_an_encoder_has_none() -> None:
         shipped("qwen3-vl-8b").image(10, 9000)
 
 
-def cost(vision: Vision, device: str = "h100-sxm", *, tensor: int = 1, launched: bool = True) -> ImageCost:
+def cost(vision: Tower, device: str = "h100-sxm", *, tensor: int = 1, launched: bool = True) -> EncoderCost:
     found = deploy(model="qwen3-vl-8b", hardware=device, cost=Calibrated.for_stack("vllm")).cost
     assert isinstance(found, LayerwiseCost)
-    return ImageCost(vision, found.kernels, tensor=tensor, launched=launched)
+    return EncoderCost(vision, found.kernels, tensor=tensor, launched=launched)
 
 
 def test_more_and_larger_images_take_longer_and_more_devices_less() -> None:

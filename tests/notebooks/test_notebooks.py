@@ -22,6 +22,7 @@ def test_there_is_a_notebook_for_each_story():
         "how-much-cache",
         "your-benchmark",
         "rollout-tail",
+        "adapters",
     ]
 
 

@@ -80,9 +80,25 @@ def test_a_request_that_ends_before_its_first_token_has_no_end(e2el_s: float, tm
     assert any("1 rows end before they begin or before their first token" in each for each in traffic.how)
 
 
-def test_notes_of_a_log_say_what_is_not_read_and_nothing_of_lengths(tmp_path: Path) -> None:
-    _, traffic = observed_log(log(tmp_path, {"class": "chat"}, {}))
-    assert any("column class is not read" in each for each in traffic.how)
+def test_classes_of_a_log_are_replayed(tmp_path: Path) -> None:
+    late = {"class": "batch", "arrival_s": 2.0}
+    _, traffic = observed_log(log(tmp_path, late, {"class": "chat"}, {"arrival_s": 1.0}))
+    trace = traffic.workload(0)
+    assert trace.class_index is not None
+    assert [trace.classes[row] for row in trace.class_index.tolist()] == ["chat", "unknown", "batch"]
+
+
+def test_classes_stay_where_one_of_two_logs_has_them(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    files = (log(tmp_path, {"class": "chat"}), log(tmp_path / "other", {"arrival_s": 1.0}))
+    seen, rows = Source(files=files).read()
+    logged = traffic_of(Source(), seen, rows).logged
+    assert logged is not None
+    assert logged.service_class == ("chat", "unknown")
+
+
+def test_notes_of_a_log_say_nothing_of_lengths(tmp_path: Path) -> None:
+    _, traffic = observed_log(log(tmp_path, {}, {}))
     assert not any(each.startswith(("prompts:", "outputs:")) for each in traffic.how)
 
 

@@ -13,6 +13,7 @@ from policies.installed import SglangInstalled
 from policies.routers import RoundRobin
 from sim.engine import FINISHED, Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
+from tests.oracle.adapter_cases import asking, free_slots
 from tests.oracle.vllm_driven import Overhearing
 from workloads import Trace
 
@@ -20,7 +21,7 @@ STEP_NS = 1_000_000
 SETTINGS = (
     "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "max_running_requests", "schedule_policy",
     "schedule_conservativeness", "enable_mixed_chunk", "scheduler_recv_interval", "disable_overlap_schedule", "ignore_eos",
-    "prefill_decode_interval", "prefill_decode_interval_min_bs",
+    "prefill_decode_interval", "prefill_decode_interval_min_bs", "max_loras_per_batch",
 )  # fmt: skip
 
 
@@ -49,13 +50,14 @@ def trace_of(workload: Mapping[str, Any]) -> Trace:
             "prefix_offsets": np.cumsum([0, *(len(request["ids"]) for request in requests)]),
             "prefix_block_tokens": id_tokens,
         }
-    return Trace(
+    trace = Trace(
         arrival_ns=[request["step"] * STEP_NS for request in requests],
         prompt_tokens=[request["prompt"] for request in requests],
         output_tokens=[request["output"] for request in requests],
         max_tokens=[request["max_tokens"] for request in requests],
         **contents,
     )
+    return asking(trace, requests)
 
 
 def given(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +76,7 @@ def driven(workload: Mapping[str, Any], python: str, **options: Any) -> dict[str
         kv_blocks=settings["pool_tokens"] // page,
         block_tokens=page,
         prefix_cache="tree" if caching else None,
+        adapters=free_slots(settings.get("max_loras_per_batch"), base_has_slot=True),
     )
     columns = run(Experiment(workload=trace_of(workload), replicas=(spec,), router=RoundRobin()))
     died = None if set(columns.requests["status"].tolist()) == {FINISHED} else "stalled"

@@ -19,6 +19,7 @@ from sim.engine.serve.engine_core import EngineCore
 from sim.engine.simulation.cluster import Cluster
 from sim.engine.time.errors import PolicyError
 from tests.engine.costs import Linear
+from tests.oracle.adapter_cases import free_slots
 from tests.oracle.sglang_driven import given, trace_of
 
 STEP_NS = 1_000_000
@@ -142,6 +143,7 @@ def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
         kv_blocks=settings["pool_tokens"] // settings["page_size"],
         block_tokens=settings["page_size"],
         prefix_cache="tree",
+        adapters=free_slots(settings.get("max_loras_per_batch"), base_has_slot=True),
     )
     experiment = Experiment(workload=trace_of(workload), replicas=(replica,), router=RoundRobin())
     with pytest.MonkeyPatch.context() as patch:

@@ -39,6 +39,7 @@ from policies.routers import RoundRobin
 from sim.engine import FINISHED, Columns, Experiment, PolicyError, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.oracle import test_sglang
+from tests.oracle.adapter_cases import with_adapters
 from tests.oracle.sglang_driven import driven
 from tests.oracle.sglang_driven import release_of as sglang_release_of
 from tests.oracle.test_vllm import release_python
@@ -98,16 +99,15 @@ def test_an_answer_whose_grammar_is_compiled_waits_in_the_release(python: str) -
     assert plain + 0.5 <= compiled <= plain + 0.6
 
 
-def test_a_limit_of_adapters_lets_fewer_requests_run_together(python: str) -> None:
-    most = {
-        max_loras: int(
-            served(VllmInstalled(python=python, max_num_seqs=16, max_loras=max_loras, adapters=8))
-            .iterations()["running"]
-            .max()
-        )
-        for max_loras in (1, 8)
-    }
-    assert most[1] < most[8]
+def test_a_limit_of_adapters_is_the_one_of_the_release(python: str) -> None:
+    rules, compared = nearest_rules(release_of(python)), 0
+    for seed in range(6000, 6020):
+        case = with_adapters(fitted(vllm_case(seed), rules), seed)
+        theirs = decided(partial(driven_decisions, case, python))
+        if theirs not in (ENDLESS, PADDED):
+            assert theirs == ours_of(case, rules), f"workload {seed}"
+            compared += 1
+    assert compared > 15
 
 
 def test_a_setting_that_the_release_does_not_have_is_named_with_it(python: str) -> None:
@@ -126,6 +126,15 @@ def test_the_release_of_sglang_serves_every_random_workload(sglang: str) -> None
         found = driven(case, sglang)
         if release == SGLANG_COMPARED:
             difference = test_sglang.difference(case, found)
+            assert difference is None, f"workload {i}, {around}: {difference}"
+
+
+def test_a_limit_of_adapters_is_the_one_of_sglang(sglang: str) -> None:
+    for i, (around, case) in enumerate(islice(sglang_workloads(5), 20)):
+        asking = with_adapters(case, i)
+        found = driven(asking, sglang)
+        if sglang_release_of(sglang) == SGLANG_COMPARED:
+            difference = test_sglang.difference(asking, found)
             assert difference is None, f"workload {i}, {around}: {difference}"
 
 

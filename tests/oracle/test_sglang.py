@@ -33,8 +33,10 @@ from policies.sglang import Sglang
 from policies.view import Plan, ReplicaView
 from sim.engine import Experiment, ReplicaSpec, run
 from sim.engine.time.errors import PolicyError
+from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.oracle import sglang_prefix_cases
+from tests.oracle.adapter_cases import free_slots
 from tests.oracle.sglang_driven import driven, given, release_of, trace_of
 from tests.oracle.sglang_ranks_cases import an_sglang_ranks_case, in_ranks, our_ranks
 
@@ -132,6 +134,7 @@ def ours(workload: dict[str, Any]) -> list[dict[str, Any]]:
         scheduler=scheduler,
         kv_blocks=settings["pool_tokens"] // settings["page_size"],
         block_tokens=settings["page_size"],
+        adapters=free_slots(settings.get("max_loras_per_batch"), base_has_slot=True),
     )
     with contextlib.suppress(PolicyError):
         run(Experiment(workload=trace_of(workload), replicas=(replica,), router=RoundRobin()), fast_forward=False)
@@ -252,6 +255,7 @@ def test_every_step_is_the_one_that_sglang_has_been_recorded_to_take(overlap: bo
         assert found is None, f"workload {i}: {found}"
 
 
+@patches_the_engine
 @pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlap"])
 def test_what_is_found_and_evicted_is_what_sglang_has_been_recorded_to_find_and_evict(overlap: bool) -> None:
     recorded = json.loads(gzip.decompress(RECORDED_PREFIXES.read_bytes()))

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from sim.engine.time.errors import PolicyError
+from tests.engine.build import patches_the_engine
 from tests.oracle import vllm_prefix_cases
 from tests.oracle.vllm_cases import a_case, our_decisions, with_more_limits
 from tests.oracle.vllm_prefix_cases import a_prefix_case
@@ -104,6 +105,7 @@ def test_decisions_are_those_that_the_release_made() -> None:
         assert_alike(a_case(seed), by_number(steps))
 
 
+@patches_the_engine
 def test_what_is_found_and_evicted_is_what_the_release_found_and_evicted() -> None:
     recorded = json.loads(gzip.decompress(RECORDED_PREFIXES.read_bytes()))
     assert len(recorded) == 30

@@ -17,6 +17,7 @@ from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.simulation.cluster import Cluster
 from tests.engine.costs import Linear
+from tests.oracle.adapter_cases import asking, free_slots
 from workloads import Trace
 
 STEP_NS = 1_000_000_000
@@ -146,7 +147,9 @@ class Logged:
 
 def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
     """[second, {request: tokens}, preempted, blocks held once it was planned] of each step of our engine."""
-    scheduler = Logged(Vllm(**{name: case[name] for name in SETTINGS}, release=release))
+    scheduler = Logged(
+        Vllm(**{name: case[name] for name in SETTINGS}, max_loras=case.get("max_loras"), release=release)
+    )
     speculation = (
         Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
         if case["k"]
@@ -170,8 +173,9 @@ def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
         max_model_len=case["max_model_len"],
         lookahead_tokens=case["lookahead_tokens"],
         draft_slots=case["draft_slots"],
+        adapters=free_slots(case.get("max_loras"), base_has_slot=False),
     )
-    experiment = Experiment(workload=trace, replicas=(spec,), router=RoundRobin(), seed=case["seed"])
+    experiment = Experiment(workload=asking(trace, requests), replicas=(spec,), router=RoundRobin(), seed=case["seed"])
     cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
     scheduler.cores.extend(cluster._machines[0].cores)
     columns = cluster.run()

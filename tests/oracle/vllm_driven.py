@@ -13,6 +13,7 @@ from policies.installed import VllmInstalled
 from policies.routers import RoundRobin
 from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
+from tests.oracle.adapter_cases import free_slots
 from tests.oracle.vllm_cases import SETTINGS, STEP_NS
 from tests.oracle.vllm_prefix_cases import trace_of
 
@@ -79,6 +80,7 @@ def driven_decisions(case: Mapping[str, Any], python: str) -> list[Any] | str:
         max_num_seqs=case["max_num_seqs"],
         max_num_batched_tokens=case["max_num_batched_tokens"],
         async_scheduling=case["async_scheduling"],
+        max_loras=case.get("max_loras", 0),
         options=options_of(case),
     )
     spec = ReplicaSpec(
@@ -96,6 +98,7 @@ def driven_decisions(case: Mapping[str, Any], python: str) -> list[Any] | str:
         draft_slots=case["draft_slots"],
         prefix_cache="blocks" if caching else None,
         prefix_drops_last=caching and case["reads_target"],
+        adapters=free_slots(case.get("max_loras"), base_has_slot=False),
     )
     unnamed = [{**request, "ids": []} for request in case["requests"]]
     trace = trace_of({**case} if caching else {**case, "id_tokens": case["block_tokens"], "requests": unnamed})

@@ -21,6 +21,7 @@ from sim.engine.cache.block_cache import BlockCache
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.simulation.cluster import Cluster
 from tests.engine.costs import Linear
+from tests.oracle.adapter_cases import asking, free_slots
 from tests.oracle.vllm_cases import SETTINGS, STEP_NS, a_case
 from workloads import Trace
 
@@ -161,7 +162,9 @@ def counted() -> Iterator[None]:
 def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
     """[second, {request: tokens}, preempted, blocks held once it was planned, {request: tokens found}, blocks evicted] of each
     step."""
-    scheduler = Logged(Vllm(**{name: case[name] for name in SETTINGS}, release=release))
+    scheduler = Logged(
+        Vllm(**{name: case[name] for name in SETTINGS}, max_loras=case.get("max_loras"), release=release)
+    )
     speculation = (
         Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
         if case["k"]
@@ -178,6 +181,7 @@ def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
         draft_slots=case["draft_slots"],
         prefix_cache="blocks",
         prefix_drops_last=case["reads_target"],
+        adapters=free_slots(case.get("max_loras"), base_has_slot=False),
     )
     experiment = Experiment(workload=trace_of(case), replicas=(spec,), router=RoundRobin(), seed=case["seed"])
     with counted():
@@ -206,7 +210,7 @@ def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
 
 def trace_of(case: dict[str, Any]) -> Trace:
     requests = case["requests"]
-    return Trace(
+    trace = Trace(
         arrival_ns=[request["arrival"] * STEP_NS for request in requests],
         prompt_tokens=[request["prompt"] for request in requests],
         output_tokens=[request["output"] for request in requests],
@@ -219,3 +223,4 @@ def trace_of(case: dict[str, Any]) -> Trace:
         prefix_offsets=np.cumsum([0, *(len(request["ids"]) for request in requests)]),
         prefix_block_tokens=case["id_tokens"],
     )
+    return asking(trace, requests)

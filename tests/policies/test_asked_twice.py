@@ -130,13 +130,21 @@ def chain(rng: random.Random, name: str, wrappers: Sequence[str]) -> Scheduler:
 
 
 def a_workload(rng: random.Random, n: int) -> Trace:
-    """Prompts that begin alike, classes, deadlines, priorities, and more of them at once than memory holds."""
+    """Prompts that begin alike, some with what another request emits, classes, deadlines, priorities, and more of them at once than
+    memory holds."""
     groups = [rng.sample(range(10**6), 20) for _ in range(3)]
-    rows = [[*rng.choice(groups)[: rng.randrange(0, 16)], *rng.sample(range(10**6, 10**9), 4)] for _ in range(n)]
+    rows: list[list[int]] = []
+    for _ in range(n):
+        begin = rng.choice(groups)[: rng.randrange(0, 16)]
+        if rows and rng.random() < 0.3:
+            begin = rng.choice(rows[-4:])[:16]
+        rows.append([*begin, *rng.sample(range(10**6, 10**9), 4)])
+    # The last ids of some name tokens that are emitted.
+    prompts = [len(row) - rng.choice([0, 0, 3]) for row in rows]
     trace = Trace(
         arrival_ns=sorted(rng.randrange(10**8) for _ in range(n)),
-        prompt_tokens=[4 * len(row) - rng.randrange(4) for row in rows],
-        output_tokens=[rng.randrange(1, 40) for _ in rows],
+        prompt_tokens=[4 * blocks - rng.randrange(4) for blocks in prompts],
+        output_tokens=[rng.randrange(1 + 5 * (len(row) - n), 40) for row, n in zip(rows, prompts, strict=True)],
         prefix_blocks=np.array([id_ for row in rows for id_ in row]),
         prefix_offsets=np.cumsum([0, *map(len, rows)]),
         prefix_block_tokens=4,
@@ -188,14 +196,14 @@ def test_a_scheduler_that_is_asked_twice_alone_or_in_wrappers_leaves_the_run_as_
     rng = random.Random(f"{name} asked twice")
     wrappers = rng.sample([*AROUND], len(AROUND))
     found = evicted = 0
-    for around in ([], [], [], wrappers[:3], wrappers[3:6], wrappers[6:]):
+    for around in ([], wrappers[:3], wrappers[3:6], wrappers[6:]):
         for cache in ("tree", rng.choice(["blocks", "blocks", None])):
             scheduler = chain(rng, name, around)
             columns = assert_asking_twice_changes_nothing(small(rng, scheduler, cache), scheduler)
             evicted += columns.meta.get("prefix_evictions", 0)
             found += int(columns.requests["prefix_hit_tokens"].sum()) if cache else 0
-    assert found > 100
-    assert evicted > 50
+    assert found > 60
+    assert evicted > 30
 
 
 @pytest.mark.slow(reason="many random runs")

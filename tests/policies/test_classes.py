@@ -452,7 +452,7 @@ def a_run(seed: int) -> Experiment | None:
 def test_spans_equal_stepping_with_classes() -> None:
     reasons: set[str] = set()
     preemptions = events = iterations = 0
-    for seed in range(40):
+    for seed in range(15):
         experiment = a_run(seed)
         if experiment is None:
             continue
@@ -476,7 +476,7 @@ def test_spans_equal_stepping_with_classes_over_many_runs() -> None:
 
 
 def test_classes_that_no_policy_asks_for_change_nothing() -> None:
-    for seed in range(12):
+    for seed in range(5):
         experiment = an_experiment(seed, speculative=False)
         workload = experiment.workload
         if not isinstance(workload, Trace):

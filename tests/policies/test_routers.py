@@ -264,3 +264,12 @@ def test_the_inner_router_chooses_among_the_best_machines_for_an_adapter_and_amo
 def test_an_adapter_that_has_a_machine_of_its_own_is_served_there() -> None:
     homes = [AdapterAffinity(apart=True).route(RoutedRequest(0, adapter=i), [Load(running=i)] * 3) for i in range(6)]
     assert homes == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_router_chooses_among_the_machines_that_an_adapter_has() -> None:
+    apart = AdapterAffinity(LeastOutstanding(), apart=True, each=2)
+    loads = [Load(running=running) for running in (3, 1, 2)]
+    assert [apart.route(RoutedRequest(0, adapter=adapter), loads) for adapter in range(3)] == [1, 2, 1]
+    assert AdapterAffinity(apart=True, each=9).route(RoutedRequest(0, adapter=0), loads) == 1
+    with pytest.raises(ValueError, match="each is the machines of an adapter where they are apart"):
+        AdapterAffinity(each=2)

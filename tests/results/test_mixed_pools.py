@@ -10,6 +10,7 @@ from sim import Scenario, simulate
 from sim.errors import ScenarioError
 from sim.plots import save_run
 from sim.results import Result
+from tests.sample import few
 
 MODEL = "qwen3-30b-a3b"
 FEATURES = {
@@ -65,7 +66,7 @@ def test_what_only_some_pools_have_is_blank_for_the_others(tmp_path, seed):
             assert loaded.columns.iterations()[name].dtype == np.int32
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", few([True, False], reason="long runs, much alike"))
 def test_a_run_with_tiers_in_one_pool_has_its_columns_and_pictures(tmp_path, first):
     tiers = {"memory": {"tiers": [{"kind": "host", "gib": 10}]}}
     pools = {"a": tiers, "b": {}} if first else {"a": {}, "b": tiers}

@@ -1,11 +1,13 @@
 import json
 import os
+from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from sim import Scenario, simulate
+from sim.engine.record.iterations import IterationTable, joined
 from sim.errors import OutputError
 from sim.plots import save_run
 from sim.results import FILES, Result, staging
@@ -62,8 +64,7 @@ def test_iterations_in_pieces_give_the_same_folder(tmp_path):
 
 def test_saving_twice_gives_the_same_bytes(tmp_path):
     for name in ("a", "b"):
-        made = result().kept()
-        save_run(made, made.save(tmp_path / name))
+        result().save(tmp_path / name)
     assert read_all(tmp_path / "a") == read_all(tmp_path / "b")
 
 
@@ -120,7 +121,7 @@ def test_summary_json_has_no_nan_when_nothing_ran(tmp_path):
 
 
 def test_older_results_are_replaced_as_a_whole(tmp_path):
-    save_run(result(), result().save(tmp_path / "out"))
+    (result().save(tmp_path / "out") / "latency.png").touch()
     result(seed=1).save(tmp_path / "out")
     assert not (tmp_path / "out" / "latency.png").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -207,3 +208,38 @@ def test_the_table_counts_requests_that_were_given_up(tmp_path):
     trace.write_text("arrival_s,prompt_tokens,output_tokens,abort_s\n0,1000,200,0.5\n0.1,1000,20,\n")
     summary = simulate(Scenario(workload={"trace": str(trace)})).summary
     assert dict(fact_rows(summary))["Requests"] == "2: 1 finished, 1 aborted"
+
+
+def test_folder_looks_at_a_long_run_as_few_times_as_it_must(tmp_path, monkeypatch):
+    """One look at the iterations each for summary, file, picture and the last end; of the gaps three for statistics, two for the
+    picture. Beside them one at the iterations and two at the gaps find that there are too many to be kept."""
+    monkeypatch.setattr("sim.metrics.spread._VALUES_TO_KEEP", 0)
+    monkeypatch.setattr("sim.results.result._ROWS_TO_KEEP", 0)
+    looks = Counter[str]()
+
+    class Looked(FakeColumns):
+        def iteration_blocks(self):
+            looks["iterations"] += 1
+            return super().iteration_blocks()
+
+        def itl_blocks(self):
+            looks["gaps"] += 1
+            return super().itl_blocks()
+
+    whole = plausible(60, 300)
+    made = Result(Looked(whole.requests, whole.iteration_columns, whole.gaps, meta=whole.meta), manifest={}).kept()
+    save_run(made, made.save(tmp_path / "out"))
+    assert looks == {"iterations": 5, "gaps": 7}
+
+
+def test_columns_of_iterations_are_made_when_they_are_asked_for():
+    made = []
+
+    def maker(name):
+        return lambda: made.append(name) or np.arange(3)
+
+    table = IterationTable({name: maker(name) for name in ("start_ns", "waiting")})
+    assert "waiting" in table
+    assert table["start_ns"] is table["start_ns"]
+    assert joined([table, table])["start_ns"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert made == ["start_ns"]

@@ -83,12 +83,13 @@ def test_a_limit_is_a_number_above_0_and_of_gaps_only_for_all_requests():
 
 
 def test_the_schema_has_every_limit_and_no_other():
-    (pattern,) = json_schema()["$defs"]["Slo"]["patternProperties"]
+    limits = json_schema()["$defs"]["Slo"]
+    (pattern,) = limits["patternProperties"]
     import re
 
     assert all(re.search(pattern, key) for key in LIMITS)
     assert not re.search(pattern, "ttft_p96_s")
-    assert json_schema()["$defs"]["Slo"]["additionalProperties"] is False
+    assert limits["additionalProperties"] is False
 
 
 def test_the_report_and_the_table_have_the_value_beside_the_limit(tmp_path):

@@ -6,7 +6,7 @@ from sim import Scenario, simulate
 from sim.results import LATENCY_HEADS, fact_rows, figure_text, latency_rows, tables
 from sim.results.trust import interval_text, trust_rows
 from sim.results.words import limits_text
-from sim.text import seconds_text
+from sim.text import seconds_text, within_text
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,44 @@ def test_facts_are_those_of_the_summary(summary):
     assert facts["KV memory in use"] == f"{kv['mean']:.1%} on average, {kv['max']:.1%} at most"
     assert f"${costs['usd_per_m_input']:,.3g} input, ${costs['usd_per_m_generated']:,.3g} output" in facts["Cost"]
     assert f"${costs['usd']:,.3g} for {costs['device_hours']:,.3g} device-hours" in facts["Cost"]
+
+
+@pytest.mark.parametrize(
+    ("value_s", "half_width_s", "text"),
+    [
+        (8.01e-3, 4.95e-11, "8.01 ms"),
+        (8.01e-3, 3e-6, "8.01 ms"),
+        (8.01e-3, 2e-5, "8.01 ms ± 20 µs"),
+        (1.25, 1.0, "1.25 s ± 1 s"),
+        (0.0, 0.002, "0 s ± 2 ms"),
+        (0.5, None, "500 ms"),
+    ],
+)
+def test_an_interval_below_the_digits_of_a_figure_is_left_out(value_s, half_width_s, text):
+    assert within_text(value_s, half_width_s, seconds_text) == text
+
+
+@pytest.mark.parametrize(
+    ("more", "between"),
+    [
+        ({}, "with 23 s between them"),
+        ({"update_s": 0, "pause_s": 0}, None),
+        ({"leftover": "continue", "wanted": 3}, None),
+    ],
+)
+def test_a_rollout_says_what_passes_between_steps_beside_what_each_takes(more, between):
+    rollout = {"prompts": 4, "samples": 2, "steps": 3, "update_s": 20, "pause_s": 3, **more}
+    load = {
+        "rollout": rollout,
+        "prompt_tokens": 50,
+        "output_tokens": {"distribution": "uniform", "min_tokens": 1, "max_tokens": 90},
+    }
+    found = simulate(Scenario.from_mapping({"workload": load, "scheduler": "vllm"})).summary
+    said = dict(fact_rows(found))["Rollout"]
+    first, second, _ = found["rollout"]["steps"]
+    gap_s = second["begin_s"] - first["begin_s"] - first["step_s"]
+    assert gap_s == pytest.approx(23.0 if between else 0.0)
+    assert (between or " each: 90 %") in said
 
 
 def test_large_costs_are_written_out(summary):

@@ -73,6 +73,17 @@ def write_files(folder: Path) -> None:
         {"inter_op": 2, "intra_op": 1, "models": [_DENSE[0]]},
     ]
     (folder / "placement.json").write_text(json.dumps({"format": "rooftrace-placement-1", "groups": groups}))
+    text = {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+    }
+    text |= {"head_dim": 128, "intermediate_size": 3072, "vocab_size": 151_936, "max_position_embeddings": 40_960}
+    audio = {"d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 256}
+    hears = {"model_type": "qwen2_audio", "text_config": text, "audio_config": audio}
+    (folder / "hears.json").write_text(json.dumps(hears))
     _write_servegen(folder)
     _write_jsonl(folder / "export.jsonl", _exported(rng))
     (folder / "prices.toml").write_text(
@@ -104,6 +115,7 @@ def _columns(number: int) -> dict[str, bool]:
         "predicted_tokens": number in (6, 7),
         "encoder_tokens": number in (0, 7),
         "prefix_blocks_16": number in (2, 3, 6, 7),
+        "adapter": number in (5, 6),
     }
 
 
@@ -113,7 +125,7 @@ def _write_trace(path: Path, rng: Random, number: int) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["arrival_s", "prompt_tokens", "output_tokens", *has])
-        for _ in range(80):
+        for row in range(80):
             at_s += 0.0 if rng.random() < 0.2 else rng.expovariate(40)
             group, shared = rng.randrange(4), rng.randrange(0, 12)
             prompt, output = 16 * shared + rng.randrange(1, 200), rng.randrange(0 if number == 6 else 1, _LONGEST)
@@ -131,6 +143,7 @@ def _write_trace(path: Path, rng: Random, number: int) -> None:
                 "predicted_tokens": max(1, output + rng.randrange(-5, 20)),
                 "encoder_tokens": prompt % 3 * 100,
                 "prefix_blocks_16": " ".join(map(str, ids)),
+                "adapter": ["", 0, 1, 0, 2][row % 5],
             }
             writer.writerow([f"{at_s:.9f}", prompt, output, *(values[name] for name in has)])
 
@@ -256,6 +269,8 @@ def draw(rng: Random) -> Mapping:
             own, 0.4, share=[0, 0.3], grammars=[5, 100], exponent=[1.2], compile_s=[0, 0.3], threads=[1], kept=[2],
             mask_s=[1e-4], apply_s=[1e-5], overlapped=[False], library=["xgrammar"],
         )  # fmt: skip
+    if (own := Random(f"adapters of {found}")).random() < 0.8:
+        _ask_for_adapters(own, found, load)
     return found
 
 
@@ -316,19 +331,70 @@ def _share_context(rng: Random, found: Mapping) -> None:
             parallel["prefill_context"], parallel["expert"] = 2, 2 * parallel["expert"]
 
 
-def _imaged(rng: Random, found: Mapping) -> None:
-    """Have prompts hold images, which a model of the same family encodes in its steps or on machines of their own."""
-    found["model"] = "qwen3-vl-2b"
-    images = {
-        "width": rng.choice([300, {"distribution": "uniform", "min_tokens": 64, "max_tokens": 500}]),
-        "height": 200,
-    }
-    found["workload"]["images"] = images | _some(rng, 0.5, per_request=[0, 2], distinct=[5])
-    ranks = found.get("parallel", {}).get("data", 1) > 1
-    if "'vllm'" in str(found.get("scheduler", {"policy": "vllm"})) and not ranks and rng.random() < 0.7:
-        found["encode"] = {"at": "engine", **_some(rng, 0.7, budget_tokens=[50, 300], cache_tokens=[400])}
+_WITHOUT_ADAPTERS = (
+    "'data'", "'role'", "'pools'", "'placement'", "'trtllm'", "'preempt'", "event_delay_s", "poll_s", "'retries': None",
+)  # fmt: skip
+"""Words of a scenario in which adapters are not modelled, of routers that adapters leave no choice, and of requests that are tried
+for ever."""
+
+
+def _ask_for_adapters(rng: Random, found: Mapping, load: _Load) -> None:
+    """Have requests ask for LoRA adapters, where that is modelled."""
+    text = str(found)
+    plain = found.get("model") in ("llama-3.2-1b", "qwen3-0.6b", "llama-3.1-8b")
+    staged = found.get("parallel", {}).get("pipeline", 1) > 1 or found.get("micro_batches", 1) > 1
+    if not plain or staged or any(word in text for word in _WITHOUT_ADAPTERS):
+        return
+    count = rng.choice([1, 3, 8])
+    adapters = found["adapters"] = {"count": count} | _some(
+        rng, 0.4, rank=[16, [8, 64][:count], {"ranks": [8, 32], "shares": [0.7, 0.3]}], max_loras=[1, 2, 4],
+        target_modules=[["all"], ["q_proj", "v_proj"]], loaded_at_start=[False],
+    )  # fmt: skip
+    if "adapter" in load.columns:
+        adapters["popularity"] = "trace"
+        adapters["count"] = max(count, 3)
     else:
-        found["encode"] = {"bandwidth_gb_per_s": 10, **_some(rng, 0.5, max_batch=[3], hardware=["l40s"], tensor=[2])}
+        adapters |= _some(rng, 0.5, popularity=[{"zipf": 1.1}, {"shares": [2] * count}, "uniform"], base_share=[0.3])
+    if found.get("serving_stack") == "sglang":
+        adapters |= _some(rng, 0.4, eviction=["fifo", "lru"], max_cpu_loras=[8, 9], max_lora_rank=[65])
+    else:
+        adapters |= _some(rng, 0.4, max_cpu_loras=[4, 9], max_lora_rank=[64])
+    if "router" in found and "autoscale" not in text:
+        if rng.random() < 0.3:
+            adapters["placement"] = "apart"
+        elif rng.random() < 0.5:
+            found["router"] = rng.choice(
+                [
+                    {"policy": "adapter", "inner": "round_robin"}
+                    | rng.choice([{}, {"apart": True, "each": min(2, found.get("replicas", 1))}]),
+                    {"policy": "llm_d", "adapter": 2.0},
+                ]
+            )
+
+
+def _imaged(rng: Random, found: Mapping) -> None:
+    """Have prompts hold images or speech, which a model of the same shape encodes in its steps or on machines of their own."""
+    key, size = (
+        "images",
+        {"width": rng.choice([300, {"distribution": "uniform", "min_tokens": 64, "max_tokens": 500}]), "height": 200},
+    )
+    found["model"] = "qwen3-vl-2b"
+    if Random(str(found)).random() < 0.3:
+        found["model"], key, size = "hears.json", "audio", {"milliseconds": rng.choice([4000, 31_000])}
+    media = size | _some(rng, 0.5, per_request=[0, 2], distinct=[5], after_tokens=[30])
+    found["workload"][key] = media | (_some(rng, 0.5, zipf=[1.0]) if "distinct" in media else {})
+    ranks = found.get("parallel", {}).get("data", 1) > 1
+    scheduler = str(found.get("scheduler", {"policy": "vllm"}))
+    if ("'vllm'" in scheduler or "'sglang'" in scheduler) and not ranks and rng.random() < 0.7:
+        own = _some(rng, 0.7, cache_tokens=[400])
+        found["encode"] = {
+            "at": "engine",
+            **own,
+            **(_some(rng, 0.7, budget_tokens=[50, 300]) if "'vllm'" in scheduler else {}),
+        }
+    else:
+        own = _some(rng, 0.5, max_batch=[3], hardware=["l40s"], tensor=[2], cache_tokens=[200, 5000])
+        found["encode"] = {"bandwidth_gb_per_s": 10, **own}
 
 
 def _encoders(rng: Random, load: _Load) -> Mapping:

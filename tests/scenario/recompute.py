@@ -164,6 +164,7 @@ class _Run:
             **self._utilisation(self.begin, self.end, whole=True),
             "saturated": self._saturated(),
             "speculation": self._speculation(),
+            **self._adapters(),
             **self._encode(self.requests),
             **self._grammars(self.requests),
             **self._handover(self.requests),
@@ -409,6 +410,7 @@ class _Run:
         whole_run = [*_WHOLE]
         if not self.one_stage_each:
             whole_run.append("busy_fraction")
+        whole_run += ["adapters"] if "adapters" in whole else []
         whole_run += ["handover.link_use"] if "handover" in whole else []
         whole_run += ["prefix_cache.evictions"] if "prefix_cache" in whole else []
         whole_run += ["kv_tiers, but for hits and load_s"] if "kv_tiers" in whole else []
@@ -488,6 +490,24 @@ class _Run:
         steps = pd.Series(np.diff(waiting))
         return bool(waiting[-1] - waiting[0] >= 0.05 * came and steps.mean() > 2.602 * steps.std() / 4)
 
+    def _adapters(self) -> dict[str, Any]:
+        """From each machine's loads, and its sums over iterations."""
+        each = [replica.adapters for replica in self.columns.replicas if replica.adapters is not None]
+        if not each:
+            return {}
+        loads = pd.DataFrame([load for one in each for load in one.loads], columns=["at", "adapter", "to", "ns"])
+        busy_ns = sum(one.busy_ns for one in each)
+        found: dict[str, Any] = {
+            "max_loras": each[0].max_loras,
+            "running_mean": sum(one.adapter_ns for one in each) / busy_ns if busy_ns else None,
+            "running_max": max(one.most_running for one in each),
+            "waiting_for_slot_mean": sum(one.waiting_ns for one in each) / busy_ns if busy_ns else None,
+        }
+        for to, name in enumerate(("disk", "slot")):
+            mine = loads[loads["to"] == to]
+            found |= {f"{name}_loads": len(mine), f"{name}_load_s": int(mine["ns"].sum()) * 1e-9}
+        return {"adapters": found}
+
     def _speculation(self) -> dict[str, Any] | None:
         """From how many rounds accepted how many tokens, by drafted positions and tokens verified besides the one before them."""
         counts = self.meta.get("speculation")
@@ -519,12 +539,10 @@ class _Run:
         }
 
     def _encode(self, requests: pd.DataFrame) -> dict[str, Any]:
-        if "encoded_images" in requests:
+        if "encode_ns" in requests:
             done = requests[requests["status"] == "finished"]
-            encoded, hits = int(done["encoded_images"].sum()), int(done["image_hits"].sum())
             times = _statistics(done[done["encoded_images"] > 0]["encode_ns"] * 1e-9)
-            share = hits / (hits + encoded) if hits + encoded else None
-            return {"images": {"encoded": encoded, "hits": hits, "hit_rate": share, "encode_s": times}}
+            return {"images": {**self._images(done), "encode_s": times}}
         if "encoder" not in requests:
             return {}
         over = requests[(requests["status"] == "finished") & (requests["encoder"] >= 0)]
@@ -534,7 +552,12 @@ class _Run:
             name: _statistics((over[end] - over[begin]) * 1e-9)
             for name, begin, end in zip(names, instants[:-1], instants[1:], strict=True)
         }
-        return {"encode": {"requests": len(over), "stages": stages}}
+        kept = {"images": self._images(over)} if "encoded_images" in requests else {}
+        return {"encode": {"requests": len(over), "stages": stages, **kept}}
+
+    def _images(self, requests: pd.DataFrame) -> dict[str, Any]:
+        encoded, hits = int(requests["encoded_images"].sum()), int(requests["image_hits"].sum())
+        return {"encoded": encoded, "hits": hits, "hit_rate": hits / (hits + encoded) if hits + encoded else None}
 
     def _grammars(self, requests: pd.DataFrame) -> dict[str, Any]:
         if "grammar_wait_ns" not in requests:

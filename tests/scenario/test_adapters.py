@@ -11,14 +11,16 @@ import pytest
 from hwmodels.device import load_device
 from policies.adapters import MaxLoras
 from policies.vllm import Vllm
-from policies.wrappers import Order
+from policies.wrappers import EvictNewest, Order
 from sim.errors import ScenarioError
 from sim.results import fact_rows
 from sim.run import simulate
 from sim.scenario import Scenario
 from sim.scenario.assembly import build, resolve
+from sim.scenario.assembly.adapters import adapter_cost_of
+from sim.scenario.assembly.deployment import deployment_of
 from sim.serve.setup import set_up
-from workloads import concat, read_trace
+from workloads import check_adapters, concat, read_trace
 
 DRAWN = {
     "arrivals": {"process": "poisson", "rate_per_s": 20.0},
@@ -32,6 +34,8 @@ AUTOSCALE = {
     "max": 4,
     "provision_s": 10,
 }
+
+OWN = {"policy": "adapter", "apart": True}
 
 
 def scenario(adapters: dict[str, Any] | None, folder: Path = Path(), **settings: Any) -> Scenario:
@@ -50,11 +54,22 @@ def test_adapters_are_drawn_by_their_popularity_and_leave_arrivals_and_lengths_a
     assert base == 0
     assert min(uniform) > 15
     assert adapters_of(popularity={"zipf": 3.0})[1] > 80
-    assert adapters_of(popularity={"shares": [0, 1]})[1::2] == [0, 0]
+    assert adapters_of(popularity={"shares": [0, 1, 0, 1]})[1::2] == [0, 0]
     assert 40 < adapters_of(base_share=0.5)[0] < 80
     plain, drawn = build(scenario(None)).workload, build(scenario({"count": 4})).workload
     np.testing.assert_array_equal(plain.sent_ns, drawn.sent_ns)
     np.testing.assert_array_equal(plain.prompt_tokens, drawn.prompt_tokens)
+
+
+def test_where_all_requests_ask_for_the_base_model_they_take_as_long_as_without_adapters() -> None:
+    same = {"memory": {"kv_blocks": 400}, "replicas": 2}
+    given, without = (
+        simulate(build(scenario(adapters, **same))).columns.requests
+        for adapters in ({"count": 3, "base_share": 1}, None)
+    )
+    for name, column in without.items():
+        np.testing.assert_array_equal(given[name], column, err_msg=name)
+    assert (given["adapter"] == -1).all()
 
 
 def test_turns_of_a_session_and_samples_of_a_prompt_ask_for_one_adapter() -> None:
@@ -93,6 +108,70 @@ def test_what_would_fit_counts_the_slots_of_adapters() -> None:
     with pytest.raises(ScenarioError, match=r"it would fit with gb300 \(278 GB\); fewer adapters\.max_loras"):
         build(scenario(slots))
     build(scenario(slots, hardware="gb300"))
+
+
+SGLANG = {"scheduler": "sglang", "serving_stack": "sglang"}
+
+
+def test_slots_of_sglang_have_room_for_the_highest_rank_in_the_layers_that_are_named() -> None:
+    def slots_mib(**given: Any) -> float:
+        cost = adapter_cost_of(scenario({"count": 9, "max_loras": 1, **given}, **SGLANG), deployment_of(scenario(None)))
+        assert cost is not None
+        return cost.memory_bytes(range(32)) / 2**20
+
+    # Rows and columns of 32 layers' products for each rank, in 16 bits.
+    of_rank = 2 * 32 * (4096 * 4 + 2 * 1024 + 2 * 4096 + 3 * (4096 + 14336)) / 2**20
+    ends = 2 * (128_256 + 4096) / 2**20
+    shares = {"ranks": [8, 17], "shares": [0.9, 0.1]}
+    assert slots_mib(rank=shares) == pytest.approx(17 * of_rank)
+    assert slots_mib(rank=shares, max_loras=8) == pytest.approx(8 * 17 * of_rank)
+    assert slots_mib(rank=shares, max_lora_rank=64) == pytest.approx(64 * of_rank)
+    # SGLang allocates the embedding and the head twice where both are named.
+    assert slots_mib(rank=1, target_modules=["all"]) == pytest.approx(of_rank + 4 * ends)
+    assert slots_mib(rank=1, target_modules=["q_proj"]) == pytest.approx(2 * 32 * (3 * 4096 + 4096 + 2 * 1024) / 2**20)
+
+
+def test_shares_of_ranks_are_those_of_the_adapters_and_each_costs_its_own() -> None:
+    shares = {"ranks": [8, 16, 64], "shares": [0.5, 0.3, 0.2]}
+    costs = {}
+    for stack in ("vllm", "sglang"):
+        given = scenario({"count": 100, "rank": shares}, scheduler=stack, serving_stack=stack)
+        adapters = costs[stack] = resolve(given).experiment.machines[0].hosted[0].adapters
+        assert adapters is not None
+        assert [adapters.ranks.count(rank) for rank in (8, 16, 64)] == [50, 30, 20]
+        assert {*adapters.ranks[:5]} == {8, 16, 64}
+        assert adapters.disk_s(8) < adapters.disk_s(64)
+    # Kernels of vLLM compute all rows of a slot, those of SGLang as many as the adapter has.
+    assert costs["vllm"].step_s(10, [8]) == costs["vllm"].step_s(10, [64])
+    assert costs["sglang"].step_s(10, [8]) < costs["sglang"].step_s(10, [64])
+
+
+def test_steps_of_the_base_model_alone_launch_kernels_of_adapters_as_the_release_does() -> None:
+    def base_step_s(stack: str, **settings: Any) -> float:
+        given = scenario({"count": 2}, scheduler=stack, serving_stack=stack, **settings)
+        adapters = resolve(given).experiment.machines[0].hosted[0].adapters
+        assert adapters is not None
+        assert adapters.step_s(10, [16]) > 0
+        return adapters.step_s(10, [])
+
+    assert base_step_s("vllm") == 0
+    assert base_step_s("vllm", serving_release="0.8.5") > 0
+    assert base_step_s("sglang") > 0
+
+
+def test_defaults_are_those_of_the_engine() -> None:
+    def slots(stack: str) -> tuple[int, int]:
+        adapters = (
+            resolve(scenario({"count": 20}, scheduler=stack, serving_stack=stack))
+            .experiment.machines[0]
+            .hosted[0]
+            .adapters
+        )
+        assert adapters is not None
+        return adapters.max_loras, adapters.max_cpu_loras
+
+    assert slots("vllm") == (1, 1)
+    assert slots("sglang") == (8, 20)
 
 
 def test_slots_take_their_memory_from_the_cache_whatever_is_in_them() -> None:
@@ -138,38 +217,108 @@ def test_the_limit_stands_inside_what_orders_the_queue() -> None:
         .scheduler
     )
     assert isinstance(scheduler, Order)
-    assert isinstance(scheduler.inner, MaxLoras)
-    assert isinstance(scheduler.inner.inner, Vllm)
+    assert scheduler.inner == Vllm(max_loras=1)
 
 
-def test_sequences_that_leave_keep_their_slot_from_the_release_on_that_counts_all_running_ones() -> None:
-    def rule(release: str) -> bool:
-        scheduler = build(scenario({"count": 2}, scheduler={"policy": "vllm", "release": release})).hosted[0].scheduler
-        assert isinstance(scheduler, MaxLoras)
-        return scheduler.counts_leaving
-
-    assert (rule("0.32"), rule("0.33")) == (False, True)
+def test_schedulers_without_a_rule_of_their_own_are_held_to_the_limit_from_outside() -> None:
+    for stack, counts_base in (("vllm", False), ("sglang", True)):
+        given = scenario({"count": 2, "max_loras": 2}, scheduler="sarathi", serving_stack=stack)
+        scheduler = build(given).hosted[0].scheduler
+        assert isinstance(scheduler, EvictNewest)
+        assert isinstance(scheduler.inner, MaxLoras)
+        assert scheduler.inner.counts_base is counts_base
 
 
 @pytest.mark.parametrize(
     ("adapters", "settings", "says"),
     [
         ({"count": 2, "max_lora_rank": 8, "rank": 16}, {}, "max_lora_rank 8 has no room for an adapter of rank 16"),
-        ({"count": 2, "max_lora_rank": 17}, {}, "max_lora_rank is one of 8, 16, 32, 64, 128, 256, 320, 512"),
-        ({"count": 2, "max_loras": 3, "max_cpu_loras": 2}, {}, "max_cpu_loras is at least max_loras"),
+        ({"count": 2, "max_lora_rank": 17}, {}, r"adapters: max_lora_rank is one of 8, 16, 32, 64, 128, 256, 320, 512; got 17"),
+        ({"count": 1, "rank": [8, 16]}, {}, "adapters: rank lists 2 ranks and count is 1; give one rank, or as many"),
+        ({"count": 1, "rank": []}, {}, "adapters: rank lists 0 ranks and count is 1; give one rank"),
+        ({"count": 2, "max_loras": 3, "max_cpu_loras": 2}, {}, "give adapters.max_cpu_loras of at least 3, or leave it out"),
         ({"count": 2, "popularity": "trace"}, {}, "popularity trace goes by a column adapter"),
-        ({"count": 2, "popularity": {"shares": [1, 2, 3]}}, {}, "one number for each of the 2 adapters at most"),
+        ({"count": 2, "popularity": {"shares": [1, 2, 3]}}, {}, "has 3 numbers and count is 2; give a number for each"),
+        ({"count": 40, "popularity": {"shares": [0.5, 0.5]}}, {}, "has 2 numbers and count is 40; .* or count: 2$"),
         ({"count": 2, "popularity": {}}, {}, "give zipf or shares"),
-        ({"count": 2}, {"scheduler": "sglang"}, "slots are modelled for schedulers that admit in the order of arrival"),
-        ({"count": 2}, {"scheduler": {"policy": "vllm", "scheduling_policy": "priority"}}, "in the order of arrival"),
+        ({"count": 2}, {"scheduler": "trtllm"}, "slots are modelled for schedulers that admit in the order of arrival"),
+        ({"count": 2}, {"scheduler": {"policy": "vllm", "max_loras": 2}}, "a scenario says it as adapters.max_loras"),
+        ({"count": 2, "eviction": "fifo"}, {}, "leave eviction out"),
+        ({"count": 2, "target_modules": ["q"]}, {}, "target_modules are among q_proj"),
+        ({"count": 2, "rank": {"ranks": [8, 16], "shares": [1]}}, {}, "one number for each of the ranks"),
         ({"count": 2}, {"parallel": {"pipeline": 2}}, "adapters beside ranks, a pipeline or several micro-batches"),
         ({"count": 2}, {"model": "mixtral-8x7b"}, "adapters are modelled for dense models"),
         ({"count": 2, "placement": "apart"}, {"autoscale": AUTOSCALE}, "leave out one of the two"),
+        ({"count": 2}, {"autoscale": AUTOSCALE, "router": OWN}, "leave out one of the two"),
+        ({"count": 2, "placement": "apart"}, {"replicas": 4, "router": OWN}, "both say .* leave out one of the two"),
+        ({"count": 2}, {"replicas": 2, "router": {**OWN, "each": 5}}, "router: each adapter has 5 machines, and there are 2; "),
+        ({"count": 2}, {"replicas": 2, "router": {"policy": "reserve", "machines": 1, "inner": {**OWN, "each": 5}}}, "there are 2"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_sentence(adapters: dict[str, Any], settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ScenarioError, match=says):
         build(scenario(adapters, **settings))
+
+
+@pytest.mark.parametrize(
+    ("popularity", "says"),
+    [
+        ({"zipf": "a"}, "adapters.popularity.zipf is a number; got 'a'"),
+        ({"zipf": -1}, "adapters.popularity.zipf is a number at least 0; got -1"),
+        ({"zipf": 1, "share": [1]}, "adapters.popularity.share is not a setting; did you mean shares?"),
+        ({"shares": [-1, 2]}, "adapters.popularity.shares.0 is a number at least 0; got -1"),
+        ({}, "adapters.popularity: give zipf or shares, one of the two"),
+        ("zipf", "adapters.popularity is one of uniform, trace; got 'zipf'"),
+        ([1, 2], "adapters.popularity is one of uniform, trace; got [1, 2]"),
+    ],
+)
+def test_a_popularity_that_is_none_is_one_sentence_about_one_setting(popularity: Any, says: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        scenario({"count": 2, "popularity": popularity})
+    assert str(caught.value).endswith(f": {says}")
+
+
+def test_what_is_wrong_with_each_kind_of_a_value_counts_once_beside_other_settings() -> None:
+    with pytest.raises(
+        ScenarioError, match=r"adapters.count is a number at least 1; got 0 \(2 more settings are wrong\)$"
+    ):
+        scenario({"count": 0, "base_share": 2, "popularity": {"zipf": "a"}})
+
+
+@pytest.mark.parametrize(
+    "router", ["adapter", {"policy": "llm_d", "adapter": 3}, {"policy": "reserve", "machines": 1, "inner": "adapter"}]
+)
+def test_a_router_that_goes_by_adapters_is_refused_where_there_are_none(router: Any) -> None:
+    with pytest.raises(ScenarioError, match="goes by the LoRA adapters that machines have, and the scenario has none"):
+        build(scenario(None, replicas=2, router=router))
+    build(scenario({"count": 2}, replicas=2, router=router))
+
+
+def test_a_score_of_adapters_is_what_is_left_where_nothing_says_how_prompts_begin() -> None:
+    def said(**weights: float) -> str:
+        router = {"policy": "llm_d", **weights}
+        (note,) = [
+            each
+            for each in resolve(scenario({"count": 2}, replicas=2, router=router)).manifest["notes"]
+            if "finds nothing anywhere" in each
+        ]
+        return note
+
+    assert said(adapter=3.0).endswith("goes by loads and adapters alone.")
+    assert said().endswith("goes by loads alone.")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({"max_cpu_loras": 100_000}, 40), ({"max_loras": 3}, 3), ({"max_loras": 3, "max_cpu_loras": 5}, 5)],
+)
+def test_a_note_says_how_much_host_memory_the_adapters_take_that_it_keeps(given: dict[str, Any], kept: int) -> None:
+    asked = {"count": 40, "rank": [*[8] * 35, *[64] * 5], **given}
+    # A and B of Llama-3.1-8B's linear layers, 16 bits each, for each rank; the five of rank 64 are the largest.
+    rank_bytes = 2 * 32 * (4096 * 4 + 2 * 1024 + 2 * 4096 + 3 * (4096 + 14336))
+    gib = rank_bytes * (min(kept, 5) * 64 + max(kept - 5, 0) * 8) / 2**30
+    (note,) = [each for each in resolve(scenario(asked)).manifest["notes"] if "host memory" in each]
+    assert f"Up to {kept} adapters take {gib:.3g} GiB of host memory for each device" in note
 
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,adapter\n0.0,70,5,1\n0.1,70,5,\n0.2,70,5,0\n"
@@ -183,8 +332,12 @@ def test_a_trace_says_which_adapters_its_requests_ask_for(tmp_path: Path) -> Non
     assert asked.tolist() == [1, -1, 0]
     with pytest.raises(ScenarioError, match="give popularity: trace"):
         build(scenario({"count": 2}, tmp_path, **trace))
-    with pytest.raises(ScenarioError, match="adapter is a number below the 1 there are; got 1"):
+    with pytest.raises(
+        ScenarioError, match=r"request 1 of the trace, which arrives at 0 s, asks for adapter 1, .* the 1 there are"
+    ):
         build(scenario({"count": 1, "popularity": "trace"}, tmp_path, **trace))
+    with pytest.raises(ValueError, match="request 1 of the trace asks for adapter 1"):
+        check_adapters(read_trace(tmp_path / "log.csv").behind(2), 1)
     notes = resolve(scenario(None, tmp_path, **trace)).manifest["notes"]
     assert any("no section adapters" in note for note in notes)
     plain = read_trace(tmp_path / "log.csv")

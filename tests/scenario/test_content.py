@@ -13,6 +13,7 @@ from sim.scenario.assembly import resolve
 from sim.scenario.keys import Settings
 from sim.scenario.section import MayBeFile, Named, Policy, is_section, settings_of
 from sim.study.points import content_key
+from tests.sources import PACKAGES
 
 POOLED = {"links": {"a": {}}}
 PARTED = {**POOLED, "pools": {"a": {"role": "prefill"}, "b": {"role": "decode"}}}
@@ -111,6 +112,13 @@ NAMED = {
             | {"images": {"width": 100, "height": 100} | {name: {"distribution": "empirical", "file": behind}}}
         }
         for name in ("per_request", "width", "height")
+    },
+    **{
+        f"workload.audio.{name}": lambda behind, name=name: {
+            "workload": {"arrivals": ARRIVALS, "prompt_tokens": 1, "output_tokens": 1, "requests": 1}
+            | {"audio": {"milliseconds": 100} | {name: {"distribution": "empirical", "file": behind}}}
+        }
+        for name in ("per_request", "milliseconds")
     },
     **{
         f"workload.conversations.{name}": lambda behind, name=name: {
@@ -245,7 +253,7 @@ def test_a_setting_of_another_type_cannot_be_looked_up_as_a_file(tmp_path):
 
 
 def test_every_file_that_is_opened_is_one_that_the_hash_follows(tmp_path, monkeypatch):
-    catalogue = Path(__file__).parents[2] / "hwmodels"
+    catalogue = PACKAGES / "hwmodels"
     (tmp_path / "model").mkdir()
     shutil.copy(catalogue / "models/qwen3-30b-a3b.json", tmp_path / "model/config.json")
     shutil.copy(catalogue / "profiles/h100-sxm.toml", tmp_path / "device.toml")

@@ -15,6 +15,7 @@ from sim.errors import ScenarioError
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
 from sim.study.points import Sweep
+from tests.sample import few
 
 WORKLOAD = {
     "arrivals": {"process": "poisson", "rate_per_s": 20.0},
@@ -402,7 +403,7 @@ def test_a_tree_verifies_its_nodes_and_accepts_the_sum_of_path_products():
 
 
 @pytest.mark.parametrize("policy", ["static", "orca", "orca_paged", "trtllm", "vllm-v0", "vllm", "sarathi"])
-@pytest.mark.parametrize("k", [4, [[1, 4, 5], [5, 16, 2], [17, None, 0]]])
+@pytest.mark.parametrize("k", few([4, [[1, 4, 5], [5, 16, 2], [17, None, 0]]], reason="long runs, much alike"))
 def test_speculation_works_with_every_scheduler_router_and_memory_limit(policy, k):
     made = scenario(
         drafted(num_speculative_tokens=k),

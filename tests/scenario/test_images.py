@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hwmodels.memory import parts_text
 from hwmodels.model import load_model
 from sim.errors import ScenarioError
 from sim.results import Result, fact_rows
@@ -52,7 +53,7 @@ def test_drawn_images_come_on_top_of_the_prompt_and_are_encoded_in_the_engines_s
     assert result.summary["images"] == {
         "encoded": 12, "hits": 0, "hit_rate": 0.0, "encode_s": result.summary["images"]["encode_s"],
     }  # fmt: skip
-    assert "12 encoded, 0 found encoded (0.0%), " in dict(fact_rows(result.summary))["Images"]
+    assert "12 encoded, 0 found encoded (0.0%); encoding takes " in dict(fact_rows(result.summary))["Images and speech"]
     assert Result.load(result.save(tmp_path / "out")).summary == result.summary
 
 
@@ -106,7 +107,7 @@ def test_without_images_a_run_is_the_one_without_encoders_to_the_nanosecond(imag
     with_encoder = resolve(scenario(encode, images))
     without = simulate(build(scenario(None, None)))
     assert_same(without.columns, simulate(with_encoder.experiment).columns)
-    assert any("No request has images" in note for note in with_encoder.manifest["notes"])
+    assert any("No request has images or speech" in note for note in with_encoder.manifest["notes"])
 
 
 @pytest.mark.parametrize(
@@ -116,9 +117,9 @@ def test_without_images_a_run_is_the_one_without_encoders_to_the_nanosecond(imag
         (ENGINE, {"model": "qwen3-8b"}, "qwen3-8b has no encoder of images that is modelled; choose a model"),
         (ENGINE, {"scheduler": "sarathi"}, "encode: this scheduler does not know of images that are encoded in steps; take vllm"),
         (ENGINE, {"model": "qwen3-vl-30b-a3b", "parallel": {"data": 2, "expert": 2}}, "in steps of ranks, or of models"),
-        ({**POOL, "encoder_tokens": 5}, {}, "the workload has images, which say what there is to encode"),
+        ({**POOL, "encoder_tokens": 5}, {}, "the workload has images or clips, which say what there is to encode"),
         ({**POOL, "tensor": 3}, {}, "an encoder of 16 heads cannot be shared by 3 devices"),
-        ({**POOL, "cache_tokens": 3}, {}, "cache_tokens is of encoding in the steps of an engine"),
+        ({**POOL, "budget_tokens": 3}, {}, "budget_tokens is of encoding in the steps of an engine"),
         ({**ENGINE, "replicas": 3}, {}, "replicas is of machines that only encode"),
     ],
 )  # fmt: skip
@@ -127,17 +128,124 @@ def test_what_cannot_be_is_refused_in_a_sentence(encode: Any, settings: dict[str
         build(scenario(encode, **settings))
 
 
+def test_the_weights_of_an_encoder_have_a_part_of_their_own_in_the_account_of_memory() -> None:
+    found = resolve(scenario(ENGINE)).manifest["memory"]
+    apart = resolve(scenario(POOL)).manifest["memory"]
+    vision = load_model("qwen3-vl-8b").vision
+    assert vision is not None
+    assert found["encoder_bytes"] == vision.weight_bytes
+    assert (found["reserve_bytes"], apart["encoder_bytes"]) == (0.0, 0.0)
+    assert found["kv_bytes"] == pytest.approx(apart["kv_bytes"] - vision.weight_bytes, abs=1e7)
+    assert f"encoder {vision.weight_bytes / 2**30:.2f}" in parts_text(found)
+
+
 def test_workloads_that_do_not_go_with_drawn_images_are_refused(tmp_path: Path) -> None:
     (tmp_path / "images.csv").write_text(TRACE)
     with pytest.raises(ScenarioError, match=r"leave workload\.images out"):
         build(scenario(ENGINE, folder=tmp_path, workload={"trace": "images.csv", "images": IMAGES}))
     (tmp_path / "short.csv").write_text(TRACE.replace("900", "700"))
     with pytest.raises(
-        ScenarioError, match="row 0 of the trace has a prompt of 700 tokens, and its images alone take 770"
+        ScenarioError,
+        match=r"request 1 of the trace, which arrives at 0 s, has a prompt of 700 tokens, .* and clips alone take 770",
     ):
         build(scenario(ENGINE, folder=tmp_path, workload={"trace": "short.csv"}))
-    (tmp_path / "named.csv").write_text("arrival_s,prompt_tokens,output_tokens,prefix_blocks_16\n0,90,5,1 2\n")
-    with pytest.raises(ScenarioError, match="names the blocks of its prompts"):
-        build(scenario(ENGINE, folder=tmp_path, workload={"trace": "named.csv", "images": IMAGES}))
+    (tmp_path / "talk.csv").write_text("arrival_s,prompt_tokens,output_tokens,session,prefix_blocks_16\n0,90,5,1,1 2\n")
+    with pytest.raises(ScenarioError, match="the prompts of a conversation hold those of its earlier turns"):
+        build(scenario(ENGINE, folder=tmp_path, workload={"trace": "talk.csv", "images": IMAGES}))
     notes = resolve(scenario(None, folder=tmp_path, workload={"trace": "images.csv"})).manifest["notes"]
     assert any("there is no encode: every prompt is computed at once" in note for note in notes)
+
+
+# Equal images in the prefix cache.
+
+POPULAR = {**IMAGES, "distinct": 3, "zipf": 1.0, "after_tokens": 64}
+
+
+def groups_of_text(folder: Path) -> Scenario:
+    """Two system prompts of 64 tokens, with a question of 30 behind each and a popular image between, one at a time."""
+    rows = [f"{10 * row},94,5,{' '.join(str(4 * (row % 2) + block) for block in range(4))}" for row in range(24)]
+    (folder / "groups.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,prefix_blocks_16", *rows]))
+    return scenario(ENGINE, folder=folder, workload={"trace": "groups.csv", "images": POPULAR})
+
+
+def found_of(prompts: list[list[Any]], block: int = 16) -> list[int]:
+    """Tokens of the full blocks that each prompt has in common with an earlier one, all but its last token at most."""
+    found = []
+    for row, prompt in enumerate(prompts):
+        common = (
+            next((i for i, pair in enumerate(zip(prompt, each, strict=False)) if pair[0] != pair[1]), len(prompt))
+            for each in prompts[:row]
+        )
+        found.append(max((min(n, len(prompt) - 1) // block * block for n in common), default=0))
+    return found
+
+
+def test_equal_images_behind_equal_text_are_found_by_the_prefix_cache_and_others_are_not(tmp_path: Path) -> None:
+    experiment = build(groups_of_text(tmp_path))
+    prompts = [
+        [("system", row % 2, k) for k in range(64)]
+        + [(experiment.workload.media_of("image", row)[0][-1], k) for k in range(770)]
+        + [("own", row, k) for k in range(30)]
+        for row in range(24)
+    ]
+    expected = found_of(prompts)
+    # Nothing, the system prompt alone, and the image's full blocks too.
+    assert set(expected) == {0, 64, 832}
+    requests = simulate(experiment).columns.requests
+    assert requests["prefix_hit_tokens"].tolist() == expected
+    # An image that reaches into the last block, which is computed again, is needed again.
+    assert (requests["encoded_images"] + requests["image_hits"]).tolist() == [1] * 24
+    assert requests["encoded_images"].sum() == 3
+
+
+def test_equal_images_of_a_trace_without_blocks_are_found_too(tmp_path: Path) -> None:
+    (tmp_path / "images.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens,images\n0,900,5,1024x768#1\n10,950,5,1024x768#1\n20,900,5,1024x768#2\n"
+    )
+    requests = simulate(build(scenario(ENGINE, folder=tmp_path, workload={"trace": "images.csv"}))).columns.requests
+    # 48 full blocks of 770 tokens.
+    assert requests["prefix_hit_tokens"].tolist() == [0, 768, 0]
+
+
+@pytest.mark.parametrize("encode", [ENGINE, POOL])
+def test_where_all_images_differ_a_prefix_cache_finds_nothing_and_changes_nothing(encode: Any) -> None:
+    with_cache, without = (
+        simulate(build(scenario(encode, memory={"prefix_caching": caching}))).columns for caching in (True, False)
+    )
+    assert_same(with_cache, without)
+
+
+def test_machines_that_only_encode_keep_images_and_the_summary_says_how_many_were_found(tmp_path: Path) -> None:
+    popular = {**IMAGES, "distinct": 3}
+    kept = simulate(build(scenario({**POOL, "cache_tokens": 3 * 768}, popular)))
+    requests = kept.columns.requests
+    assert (requests["encoded_images"].sum(), requests["image_hits"].sum()) == (3, 9)
+    assert kept.summary["encode"]["images"] == {"encoded": 3, "hits": 9, "hit_rate": 0.75}
+    assert dict(fact_rows(kept.summary))["Images and speech"] == "3 encoded, 9 found encoded (75.0%)"
+    assert Result.load(kept.save(tmp_path / "out")).summary == kept.summary
+    none = simulate(build(scenario(POOL, popular)))
+    assert none.summary["encode"]["stages"]["encode_s"]["mean"] > kept.summary["encode"]["stages"]["encode_s"]["mean"]
+    with pytest.raises(ScenarioError, match="cache_tokens keeps images and clips by what they hold"):
+        build(scenario({**POOL, "cache_tokens": 9, "token_s": 0, "encoder_tokens": 5}, None))
+
+
+# SGLang.
+
+
+def test_sglang_encodes_in_its_steps_and_finds_equal_images_to_the_token(tmp_path: Path) -> None:
+    (tmp_path / "images.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens,images\n0,900,5,1024x768#1\n10,950,5,1024x768#1\n20,900,5,1024x768#2\n"
+    )
+    found = resolve(
+        scenario(ENGINE, folder=tmp_path, workload={"trace": "images.csv"}, scheduler="sglang", serving_stack="sglang")
+    )
+    (machine,) = found.experiment.machines
+    images = machine.hosted[0].images
+    assert images is not None
+    # 100 MiB of embeddings of 4 x 4,096 numbers in 16 bits.
+    assert (images.budget, images.cache) == (None, 3200)
+    requests = simulate(found.experiment).columns.requests
+    assert requests["prefix_hit_tokens"].tolist() == [0, 770, 0]
+    assert requests["encoded_images"].tolist() == [1, 0, 1]
+    with pytest.raises(ScenarioError, match="without a budget; leave budget_tokens out"):
+        build(scenario({**ENGINE, "budget_tokens": 9000}, scheduler="sglang", serving_stack="sglang"))

@@ -211,7 +211,7 @@ def test_what_only_arrivals_have_is_refused_where_answers_say_when_requests_are_
         ),
         ([(2, 0)], [], "have not sent 2 requests (0, 1), and nothing is left to happen"),
         ([(0, 0)], None, "do not answer with pairs of a row and an instant in ns, both whole numbers: 'NoneType'"),
-        ([(0, 0.5)], [], "do not answer with pairs of a row and an instant in ns, both whole numbers: 'float'"),
+        ([(0, 0.5)], [], "do not answer with pairs of a row and an instant in ns, both whole numbers"),
     ],
 )
 def test_clients_that_send_what_they_cannot_are_told_so(start: list, ended: list, sentence: str) -> None:
@@ -233,5 +233,5 @@ def test_clients_start_at_whole_nanoseconds() -> None:
         starts_ns: Any = (0.5,)
 
     own = Batches.drawn(requests=3, size=1, seed=0)
-    with pytest.raises(PolicyError, match=re.escape("start at whole nanoseconds: 'float' object")):
+    with pytest.raises(PolicyError, match=re.escape("start at whole nanoseconds: ")):
         one_by_one(three_sent_by(Starts(own)))

@@ -29,6 +29,28 @@ def test_the_answers_of_one_prompt_find_it_in_the_prefix_cache_and_the_next_step
     assert dict(fact_rows(result.summary))["Answers"] == "24 kept"
 
 
+@pytest.mark.parametrize(
+    ("model", "drawn"),
+    [
+        ("qwen3-vl-8b", "images: {width: 800, height: {distribution: uniform, min_tokens: 500, max_tokens: 800}}"),
+        ("qwen2.5-omni-7b", "audio: {milliseconds: {distribution: uniform, min_tokens: 2000, max_tokens: 9000}}"),
+    ],
+)
+def test_the_answers_of_one_prompt_share_its_images_and_clips(model: str, drawn: str) -> None:
+    many = "{prompts: 4, samples: 4, steps: 2}"
+    shown = scenario(many, f"{LENGTHS}, {drawn}").with_values({"encode": {"at": "engine"}, "model": model})
+
+    result = simulate(shown)
+
+    # Each step has prompts of its own.
+    assert result.summary["images"]["encoded"] == 2 * 4
+    per_prompt = result.columns.requests["prompt_tokens"].reshape(-1, 4)
+    assert (per_prompt == per_prompt[:, :1]).all()
+    assert len({*per_prompt[:, 0].tolist()}) > 1
+    # All four are sent at once, and the first computes whole blocks of 16 tokens for the others, whose last token is their own.
+    assert result.summary["prefix_cache"]["hits"] == 3 * ((per_prompt[:, 0] - 1) // 16 * 16).sum()
+
+
 def test_a_saved_rollout_has_the_same_steps(tmp_path: Path) -> None:
     result = simulate(scenario("{prompts: 4, samples: 2, steps: 3, informative: 0.5, wanted: 4}"))
     result.save(tmp_path / "out")

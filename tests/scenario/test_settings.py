@@ -119,7 +119,7 @@ def test_what_cannot_be_used_is_said_in_one_sentence(text, expected):
 
 
 def test_several_slips_are_counted_and_unknown_keys_come_first():
-    assert message("seed: -1\nreplikas: 3").endswith("did you mean replicas? (and 1 more to mend)")
+    assert message("seed: -1\nreplikas: 3").endswith("did you mean replicas? (1 more setting is wrong)")
 
 
 def test_keyword_arguments_are_checked_alike():

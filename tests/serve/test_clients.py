@@ -20,6 +20,7 @@ pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[
 
 from sim.serve.filler import WORDS
 from tests.serve.serving import Serving, serving
+from tests.sources import PACKAGES
 from workloads.texts import FromFile
 
 pytestmark = pytest.mark.slow(reason="clients talk to a server in real time")
@@ -52,7 +53,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=1500, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
     )
-    text = (Path(__file__).parents[2] / "sim" / "tokens" / "text.txt").read_text(encoding="utf-8")
+    text = (PACKAGES / "sim" / "tokens" / "text.txt").read_text(encoding="utf-8")
     made.train_from_iterator([text, *[" " + " ".join(WORDS)] * 200], trainer)
     made.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}

@@ -32,6 +32,7 @@ from sim.serve.filler import WORDS
 from sim.serve.script import Fault, Script, read_script
 from sim.serve.session import Session
 from sim.serve.setup import set_up
+from tests.engine.build import patches_the_engine
 from tests.serve.serving import HELD, Serving, patiently, serving, until
 from workloads.texts import Approximate, digests
 
@@ -362,6 +363,7 @@ def test_counts_are_those_of_the_results(tmp_path: Path) -> None:
         assert counted[bucket] == counted[f"vllm:{name}_seconds_count{label}"] == 9
 
 
+@patches_the_engine
 def test_who_waits_when_the_simulation_breaks_is_told() -> None:
     def breaks(_to_ns: int) -> None:
         raise RuntimeError("broken")

@@ -12,7 +12,7 @@ from sim.study.compare import Difference, compare
 BUSY = Scenario.default().with_set(
     "scheduler={policy: sarathi}",
     "workload={arrivals: {process: poisson, rate_per_s: 20}, prompt_tokens: 400, "
-    "output_tokens: {distribution: uniform, min_tokens: 5, max_tokens: 40}, requests: 300}",
+    "output_tokens: {distribution: uniform, min_tokens: 5, max_tokens: 40}, requests: 120}",
 )
 
 
@@ -103,8 +103,9 @@ def test_a_scenario_equals_itself():
 
 
 def test_overload_is_a_verdict_and_not_a_number():
-    crowded = BUSY.with_set("scheduler.max_sequences=1")
-    found = {each.metric: each for each in compare(BUSY, crowded, replications=2, jobs=1)}
+    busy = BUSY.with_set("workload.requests=300")
+    crowded = busy.with_set("scheduler.max_sequences=1")
+    found = {each.metric: each for each in compare(busy, crowded, replications=2, jobs=1)}
     assert found["ttft_s.p99"].change is None
     assert "B is saturated" in found["ttft_s.p99"].verdict
     assert found["tpot_s.p50"].change is not None
@@ -175,8 +176,9 @@ def test_requests_outside_the_window_of_either_are_left_out():
 
 @pytest.mark.parametrize("stretches", [(3.0, math.inf), (math.inf, 3.0)])
 def test_the_queue_that_remembers_longer_decides(monkeypatch, stretches):
-    one = simulate(BUSY)
-    other = simulate(BUSY.with_set("hardware=a100-80gb-sxm"))
+    busy = BUSY.with_set("workload.requests=300")
+    one = simulate(busy)
+    other = simulate(busy.with_set("hardware=a100-80gb-sxm"))
     (free,) = compare(one, other, metrics=["e2el_s.mean"])
     assert not math.isnan(free.change.half_width)
     found = iter(stretches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from random import Random
@@ -22,13 +23,14 @@ from policies.routers import RoundRobin
 from sim.cli import build_app
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.errors import RooftraceError
+from sim.plots.shares import looks_of
 from sim.run import run_built
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
 from sim.study.explain import CAUSES, Explained, NotExplained, explained
 from sim.study.what_if import bound, effects
 from tests.engine.costs import Linear
-from tests.sample import ALL
+from tests.sample import ALL, few
 from tests.scenario.random_scenarios import draw, write_files
 from workloads import Trace
 
@@ -42,11 +44,22 @@ def busy(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
     return {"requests": 200, "arrivals": arrivals, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
 
 
-def of_scenario(settings: dict[str, Any] | Path) -> tuple[Explained, Columns, Experiment, dict[str, Any]]:
-    scenario = Scenario.load(settings) if isinstance(settings, Path) else Scenario.from_mapping(settings)
+Whole = tuple[Explained, Columns, Experiment, dict[str, Any]]
+
+
+def of(scenario: Scenario) -> Whole:
     built = resolve(scenario)
     result = run_built(built)
     return explained(built.experiment, result.columns), result.columns, built.experiment, result.summary
+
+
+def of_scenario(settings: dict[str, Any]) -> Whole:
+    return of(Scenario.from_mapping(settings))
+
+
+@functools.cache
+def of_example(name: str) -> Whole:
+    return of(Scenario.load(EXAMPLES / f"{name}.yaml"))
 
 
 def served(cost: Any, arrival_ns: list[int], prompts: list[int], outputs: list[int], **spec: Any) -> Experiment:
@@ -62,10 +75,15 @@ def roofline() -> LayerwiseCost:
 
 
 @pytest.mark.parametrize(
-    "name", ["disaggregated", "pipeline", "tight-memory", "speculative", "images", "ranks", "pools"]
+    "name",
+    few(
+        ["disaggregated", "pipeline", "tight-memory", "speculative", "pools", "images", "ranks"],
+        5,
+        reason="long runs, much alike",
+    ),
 )
 def test_the_causes_of_an_example_add_up_to_its_means(name: str) -> None:
-    found, columns, _, summary = of_scenario(EXAMPLES / f"{name}.yaml")
+    found, columns, _, summary = of_example(name)
     everyone = np.ones(len(columns.requests["arrival_ns"]), bool)
     for measure in ("tpot_s", "ttft_s"):
         means = found.mean(measure, everyone)
@@ -112,7 +130,7 @@ def test_a_prompt_in_between_is_what_it_adds_to_the_step_of_another_request() ->
 
 
 def test_a_handover_is_from_the_end_of_the_prompt_until_its_kv_has_landed() -> None:
-    found, columns, _, _ = of_scenario(EXAMPLES / "disaggregated.yaml")
+    found, columns, _, _ = of_example("disaggregated")
     requests = columns.requests
     expected = (requests["landed_ns"] - requests["prefilled_ns"]) * 1e-9
     some = np.isfinite(found.ttft_s["transfer"]) & (requests["prefill_replica"] >= 0)
@@ -184,9 +202,96 @@ def test_what_a_step_lacks_is_the_drafters_with_speculation_and_waiting_in_a_pip
         ("speculative", "drafting", "waiting_inside"),
         ("pipeline", "waiting_inside", "drafting"),
     ):
-        found, _, _, _ = of_scenario(EXAMPLES / f"{name}.yaml")
+        found, _, _, _ = of_example(name)
         assert found.busy_s[spent] > 0.01 * sum(found.busy_s.values())
         assert found.busy_s[other] == 0.0
+
+
+ADAPTERS = {"count": 12, "rank": [8, 16], "max_loras": 3, "max_cpu_loras": 6, "popularity": {"zipf": 0.5}}
+IMAGES = {"width": 800, "height": 600, "distinct": 20}
+
+
+@pytest.mark.parametrize(
+    ("settings", "spent"),
+    [
+        ({"adapters": ADAPTERS}, {"adapters", "adapter_loads"}),
+        ({"structured_output": {"share": 0.5, "grammars": 3, "overlapped": False}}, {"masks"}),
+        ({"model": "qwen3-vl-8b", "encode": {"at": "engine"}, "workload": {"images": IMAGES}}, {"images"}),
+        (
+            {"adapters": ADAPTERS, "structured_output": {"share": 0.5, "grammars": 3, "overlapped": False}},
+            {"adapters", "adapter_loads", "masks"},
+        ),
+    ],
+    ids=["adapters", "grammars", "images", "adapters and grammars"],
+)
+def test_what_a_step_takes_beside_the_model_has_a_part_of_its_own(settings: dict[str, Any], spent: set[str]) -> None:
+    workload = {**busy(100, 40), "requests": 60, **settings.get("workload", {})}
+    found, _, _, summary = of_scenario({"model": "llama-3.1-8b", **settings, "workload": workload})
+    beside = {"adapters", "adapter_loads", "images", "masks", "waiting_inside"}
+    busy_s = sum(found.busy_s.values())
+    assert {name for name in beside if found.busy_s[name] > 1e-5 * busy_s} == spent  # prices are lines between points
+    everyone = np.ones(60, bool)
+    for measure in ("tpot_s", "ttft_s"):
+        means = found.mean(measure, everyone)
+        assert sum(means.values()) == pytest.approx(summary[measure]["mean"], rel=1e-9)
+        assert spent <= means.keys() | ({"images"} if measure == "tpot_s" else set())
+        assert abs(means.get("other", 0.0)) <= 1e-6 * summary[measure]["mean"]
+    if "adapters" in spent:
+        loads = summary["adapters"]
+        assert found.busy_s["adapter_loads"] == pytest.approx(loads["slot_load_s"] + loads["disk_load_s"], rel=1e-6)
+
+
+def test_adapters_and_masks_of_a_request_alone_are_what_they_cost() -> None:
+    alone = {
+        "requests": 1,
+        "arrivals": {"process": "poisson", "rate_per_s": 1},
+        "prompt_tokens": 50,
+        "output_tokens": 20,
+    }
+    one = {"model": "llama-3.1-8b", "workload": alone, "adapters": {"count": 1}}
+    for overlapped in (False, True):
+        found, _, experiment, _ = of_scenario(
+            {**one, "structured_output": {"share": 1.0, "grammars": 1, "overlapped": overlapped}}
+        )
+        (spec,) = experiment.machines[0].hosted
+        assert spec.adapters is not None
+        assert spec.grammars is not None
+        host_s = 0.0 if overlapped else spec.grammars.step_s + spec.grammars.mask_s
+        means = found.mean("tpot_s", np.ones(1, bool))
+        assert means["adapters"] == pytest.approx(spec.adapters.step_s(1, [16]), rel=1e-4)
+        assert means["masks"] == pytest.approx(host_s + spec.grammars.apply_s, rel=2e-3)  # ticks of a price are rounded
+        assert means.get("waiting_inside", 0.0) < 1e-4 * sum(means.values())
+
+
+def test_masks_that_take_longer_than_the_step_are_what_the_device_waits_for() -> None:
+    alone = {
+        "requests": 1,
+        "arrivals": {"process": "poisson", "rate_per_s": 1},
+        "prompt_tokens": 50,
+        "output_tokens": 20,
+    }
+    slow = {"share": 1.0, "grammars": 1, "mask_s": 0.03}
+    _, _, _, without = of_scenario({"model": "llama-3.1-8b", "workload": alone})
+    found, _, _, summary = of_scenario({"model": "llama-3.1-8b", "workload": alone, "structured_output": slow})
+    longer_s = summary["tpot_s"]["mean"] - without["tpot_s"]["mean"]
+    assert longer_s > 0.01
+    assert found.mean("tpot_s", np.ones(1, bool))["masks"] == pytest.approx(longer_s, rel=1e-4)
+
+
+def test_no_two_causes_look_alike_in_the_picture() -> None:
+    looks = looks_of(CAUSES)
+    assert len(set(looks.values())) == len(looks) == len(CAUSES)
+    assert looks_of(["adapters", "weights", "adapters"]).keys() == {"adapters", "weights"}
+
+
+def test_slots_bound_a_server_whose_requests_wait_for_them_and_no_other() -> None:
+    few, _, _, summary = of_scenario({"model": "llama-3.1-8b", "adapters": ADAPTERS, "workload": busy(100, 100)})
+    assert "Adapter slots bound it" in bound(few)
+    assert few.waiting_for_slot == pytest.approx(summary["adapters"]["waiting_for_slot_mean"], rel=0.02)
+    enough = {**ADAPTERS, "max_loras": 12, "max_cpu_loras": 12}
+    found, _, _, _ = of_scenario({"model": "llama-3.1-8b", "adapters": enough, "workload": busy(100, 100)})
+    assert found.waiting_for_slot == 0.0
+    assert "Adapter slots" not in bound(found)
 
 
 def test_more_kv_memory_helps_where_requests_wait_for_it() -> None:
@@ -215,10 +320,8 @@ def assert_explained(seeds: range, folder: Path) -> None:
                 assert (each[some] >= -1e-9 - 1e-6 * whole[some]).all(), (seed, cause)
 
 
-def of_scenario_in(settings: dict[str, Any], folder: Path) -> tuple[Explained, Columns, Experiment, dict[str, Any]]:
-    built = resolve(Scenario.from_mapping(settings, source="drawn", folder=folder))
-    result = run_built(built)
-    return explained(built.experiment, result.columns), result.columns, built.experiment, result.summary
+def of_scenario_in(settings: dict[str, Any], folder: Path) -> Whole:
+    return of(Scenario.from_mapping(settings, source="drawn", folder=folder))
 
 
 @pytest.mark.slow(reason="several searches or whole runs")

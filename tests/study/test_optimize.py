@@ -12,7 +12,7 @@ from sim.study.optimize import cheapest, choose, pareto_front, with_costs
 from sim.study.rates import Target, highest_rate, judge, target_of
 
 BASE = Scenario.default().with_set(
-    "workload={arrivals: {process: poisson, rate_per_s: 10}, prompt_tokens: 600, output_tokens: 60, requests: 200}"
+    "workload={arrivals: {process: poisson, rate_per_s: 10}, prompt_tokens: 600, output_tokens: 60, requests: 80}"
 )
 
 
@@ -232,6 +232,7 @@ def test_what_cannot_be_optimised_is_refused(arguments, message):
     assert message in done.stderr
 
 
+@pytest.mark.slow(reason="processes are started and ended")
 def test_candidates_have_the_same_rates_in_processes_of_their_own_as_in_this_one(tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text(BASE.with_set("slo.ttft_s=0.05").with_set("workload.requests=60").to_yaml())

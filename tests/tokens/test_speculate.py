@@ -155,7 +155,7 @@ def test_sequences_over_several_rounds_pass_the_chi_square_test():
     rng = np.random.default_rng(12)
     target, draft = random_markov(rng, 3, 1), random_markov(rng, 3, 1)
     pair = Speculator(target, draft)
-    out, _ = pair.generate(5, 2, rng, state=1, sequences=200_000)
+    out, _ = pair.generate(5, 2, rng, state=1, sequences=60_000)
     counts = np.bincount(out @ 3 ** np.arange(4, -1, -1), minlength=3**5)
     assert chi_square_p(counts, pair.target_distribution(5, state=1).ravel()) > 0.001
 

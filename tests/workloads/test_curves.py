@@ -53,11 +53,11 @@ def test_counts_of_a_day_are_the_integral_of_its_rate() -> None:
     curve = Sinusoidal(rate_per_s=3.0, amplitude=0.8, period_s=8_000.0, peak_s=2_000.0)
     edges = np.linspace(0, 8_000, 9)
     counts = np.mean(
-        [np.histogram(arrivals_ns(curve, seed, duration_s=8_000.0) / 1e9, bins=edges)[0] for seed in range(20)], axis=0
+        [np.histogram(arrivals_ns(curve, seed, duration_s=8_000.0) / 1e9, bins=edges)[0] for seed in range(6)], axis=0
     )
     expected = np.diff(curve.expected(edges))
-    # Poisson counts: five standard errors of the mean of twenty.
-    assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected / 20))
+    # Poisson counts: five standard errors of the mean of six.
+    assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected / 6))
     assert counts[1:3].min() > 3 * counts[5:7].max()
 
 

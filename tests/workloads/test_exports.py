@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.workloads.exports import EXPORTS, Export
 from workloads import Trace, read_trace
@@ -197,6 +200,7 @@ def test_every_column_of_the_plain_format_can_be_named_in_an_export(write):
         "arrival_s": "0 2.5", "prompt_tokens": "30 40", "output_tokens": "5 6", "max_tokens": "9 10", "deadline_s": "3 4.5",
         "abort_s": "7 8", "priority": "1 0", "session": "4 4", "model": "a b", "class": "c d", "tenant": "e f",
         "encoder_tokens": "576 0", "predicted_tokens": "4 7", "adapter": "3 0",
+        "images": "64x48#7 32x32", "audio_s": "1.5 4#2",
     }  # fmt: skip
     rows = ["\n".join(",".join(row) for row in zip(*(values.split() for values in columns.values()), strict=True)), ""]
     plain = read_trace(write("\n".join([",".join(columns), *rows])))
@@ -211,6 +215,48 @@ def test_every_column_of_the_plain_format_can_be_named_in_an_export(write):
             assert theirs is not None, f"{name} is a column that this test does not write"
 
 
+@pytest.mark.parametrize("own_names", [False, True])
+@given(cells=st.lists(st.sampled_from(["", "sql-3", "chat", "v2.5", "a:b", "7b"]), min_size=1, max_size=8))
+@settings(max_examples=20, deadline=None)
+def test_names_of_adapters_are_numbered_in_the_order_in_which_they_are_first_seen(tmp_path_factory, own_names, cells):
+    column = "lora_name" if own_names else "adapter"
+    rows = [f"{at},5,6,{cell}" for at, cell in enumerate(cells)]
+    path = tmp_path_factory.mktemp("named") / "log.csv"
+    path.write_text("\n".join([f"arrival_s,prompt_tokens,output_tokens,{column}", *rows, ""]))
+    trace = read_trace(path, columns={"adapter": "lora_name"} if own_names else None)
+    names = list(dict.fromkeys(filter(None, cells)))
+    np.testing.assert_array_equal(trace.adapter, [names.index(cell) if cell else -1 for cell in cells])
+    notes = [note for note in trace.notes if "adapters have" in note]
+    assert [f"adapters have {len(names)} name{'s' * (len(names) > 1)}," in note for note in notes] == [True] * bool(
+        names
+    )
+
+
+@pytest.mark.parametrize("own_names", [False, True])
+@pytest.mark.parametrize(
+    ("cells", "expected", "got"),
+    [
+        ("sql 3", "a name of an adapter, as in the rows above", "3"),
+        ("0 sql", "a whole number of an adapter, as in the rows above", "sql"),
+        ("0 1.5", "a whole number from 0, or the name of an adapter", "1.5"),
+        ("0 -4", "a whole number from 0, or the name of an adapter", "-4"),
+    ],
+)
+def test_a_column_of_adapters_holds_numbers_or_names(write, own_names, cells, expected, got):
+    column = "lora_name" if own_names else "adapter"
+    rows = [f"{at},5,6,{cell}" for at, cell in enumerate(cells.split())]
+    path = write("\n".join([f"arrival_s,prompt_tokens,output_tokens,{column}", *rows, ""]), "log.csv")
+    with pytest.raises(ValueError, match=re.escape(f"column adapter: expected {expected}; got '{got}'")):
+        read_trace(path, columns={"adapter": "lora_name"} if own_names else None)
+
+
+def test_adapters_of_json_may_be_numbers_and_empty(write):
+    columns = {"arrival": "at", "prompt_tokens": "p", "output_tokens": "o", "adapter": "lora"}
+    lines = [f'{{"at": {at}, "p": 5, "o": 6, "lora": {cell}}}' for at, cell in enumerate(["3", "null", "NaN", "3.0"])]
+    trace = read_trace(write("\n".join(lines), "log.jsonl"), columns=columns)
+    np.testing.assert_array_equal(trace.adapter, [3, -1, -1, 3])
+
+
 def test_cells_without_images_are_empty_and_a_guess_is_in_every_row(write):
     named = {**NAMED, "encoder_tokens": "images+videos"}
     trace = read_trace(write("ts,p,o,images,videos\n1,5,6,576,\n2,5,6,,\n3,5,6,1,2\n"), columns=named)
@@ -219,6 +265,14 @@ def test_cells_without_images_are_empty_and_a_guess_is_in_every_row(write):
         read_trace(write("ts,p,o,guess\n1,5,6,4\n2,5,6,\n"), columns={**NAMED, "predicted_tokens": "guess"})
     with pytest.raises(ValueError, match=r"expected a whole number of tokens from 0; got '1\.5'"):
         read_trace(write("ts,p,o,images\n1,5,6,1.5\n"), columns={**NAMED, "encoder_tokens": "images"})
+
+
+def test_images_of_an_export_go_with_their_requests_and_have_a_form(write):
+    named = {**NAMED, "images": "pictures"}
+    trace = read_trace(write("ts,p,o,pictures\n2,5,6,64x48#7 8x8#1\n1,5,6,\n3,5,6,8x8#1\n"), columns=named)
+    assert [trace.media_of("image", row) for row in range(3)] == [[], [(64, 48, 7), (8, 8, 1)], [(8, 8, 1)]]
+    with pytest.raises(ValueError, match=r"column images: expected images with blanks between them, .*; got 'a\.png'"):
+        read_trace(write("ts,p,o,pictures\n1,5,6,a.png\n"), columns=named)
 
 
 @pytest.mark.parametrize("first", ["2026-11-03 09:00:00,120,30", "0,120,30", "a;1;2", "1746100800.5,llama,7,8"])

@@ -176,6 +176,10 @@ def test_nine_decimals_are_exact(tmp_path_factory, seconds):
         (PLAIN.strip() + ",modle\n0,1,1,a\n", "'modle' is not a column of the plain format"),
         (PLAIN.strip() + ",arrival_s\n0,1,1,2\n", "column arrival_s is there twice"),
         (PLAIN + "0,1,1\n1,1\n", "line 3: expected 3 columns; got 2"),
+        (
+            PLAIN.strip() + ",max_tokens\n0,1,1,9\n1,1,5,4\n",
+            "line 3, column max_tokens: expected at least the 5 output tokens; got '4'",
+        ),
         (PLAIN + "0,1,1\n\n1,-4,1\n", "line 4, column prompt_tokens: expected a whole number from 0; got '-4'"),
         (PLAIN + "0,1,1.5\n", "line 2, column output_tokens: expected a whole number from 0; got '1.5'"),
         (PLAIN + "0,1,\n", "line 2, column output_tokens: expected a whole number from 0; got ''"),

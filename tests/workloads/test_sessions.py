@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,6 +177,17 @@ def test_a_parquet_file_without_rows_has_no_requests(tmp_path):
     pq.write_table(pq.read_table(path).slice(0, 0), path)
     with pytest.raises(ValueError, match="no requests"):
         read_sessions(path, starts=STARTS)
+
+
+def test_sessions_are_read_from_parquet_without_data_frames(tmp_path):
+    path = parquet(tmp_path / "s", TWO_TURNS)  # with and without gaps, and lists
+    code = (
+        "import sys; from workloads import Deterministic, read_sessions; "
+        f"print(len(read_sessions({str(path)!r}, starts=Deterministic(rate_per_s=1.0))), 'pandas' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "3 False\n"
+    )
 
 
 def test_ids_that_do_not_cover_the_prompt_are_refused_and_none_at_all_are_not(tmp_path):

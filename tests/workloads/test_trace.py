@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sample import ALL
 from workloads import Trace, concat, merge, read_trace
 
 
@@ -248,7 +249,7 @@ def traces(draw) -> Trace:
 
 
 @given(traces())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80 if ALL else 25, deadline=None)
 def test_what_is_written_is_read_back(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("csv") / "round.csv"
     trace.to_csv(path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources import nodes
+from tests.sources import PACKAGES, nodes
 from workloads.write import open_whole, unwritable, write_whole
 
 ROOT = Path(__file__).parents[2]
@@ -187,9 +187,9 @@ def writers(path):
 def test_every_file_is_written_by_the_one_function():
     found = {}
     for room in ("sim", "workloads", "hwmodels", "policies"):
-        for path in sorted((ROOT / room).rglob("*.py")):
+        for path in sorted((PACKAGES / room).rglob("*.py")):
             for function, call in writers(path):
-                found.setdefault((path.relative_to(ROOT).as_posix(), function), []).append(call)
+                found.setdefault((path.relative_to(PACKAGES).as_posix(), function), []).append(call)
     assert {place: calls for place, calls in found.items() if place not in ELSEWHERE} == {}
     assert set(ELSEWHERE) == set(found), "places that write no more"
 

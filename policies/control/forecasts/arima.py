@@ -67,7 +67,7 @@ class Arima(Forecast):
         # In units of its own spread, so that the search for parameters is as well posed at any rate.
         unit = float(np.std(learnt))
         parameters = _fitted(tuple((learnt / unit).tolist()), self.order)
-        coming = np.asarray(_model(series / unit, self.order).filter(parameters).forecast(steps)) * unit
+        coming = np.asarray(_coming(tuple((series / unit).tolist()), self.order, parameters, steps)) * unit
         return (coming + np.asarray(base)).tolist() if season else coming.tolist()
 
 
@@ -79,6 +79,16 @@ def _differences(rates: Sequence[float], season: int) -> NDArray[np.float64]:
 
 def _model(series: NDArray[np.float64], order: tuple[int, int, int]) -> Any:
     return importlib.import_module("statsmodels.tsa.arima.model").ARIMA(series, order=order)
+
+
+@lru_cache(maxsize=32)
+def _coming(
+    series: tuple[float, ...], order: tuple[int, int, int], parameters: tuple[float, ...], steps: int
+) -> tuple[float, ...]:
+    """The next *steps* values; the same for the same arguments, as a policy is asked several times in a step."""
+    # Without the covariance of the parameters, which takes as long as all the rest.
+    filtered = _model(np.asarray(series), order).filter(parameters, cov_type="none")
+    return tuple(np.asarray(filtered.forecast(steps), dtype=np.float64).tolist())
 
 
 @lru_cache(maxsize=32)

@@ -43,6 +43,7 @@ class SglangInstalled(Installed, Settings):
             engine,
             {
                 **given,
+                "max_loras": self.max_loras_per_batch or 0,
                 "seats": self.seats(engine.kv_blocks * engine.block_tokens, engine.max_model_len),
                 "prefix_cache": engine.prefix_cache and not self.disable_radix_cache,
             },

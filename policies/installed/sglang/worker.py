@@ -246,6 +246,16 @@ def heard(kind):
     return Heard
 
 
+def adapters_of(release, max_loras):
+    """`LoRAManager`, with what `validate_lora_batch` reads of it and no more; None where there are no adapters."""
+    if not max_loras:
+        return None
+    kind = release.module("sglang.srt.lora.lora_manager").LoRAManager
+    manager = kind.__new__(kind)
+    manager.max_loras_per_batch, manager.num_pinned_loras = max_loras, 0
+    return manager
+
+
 def scheduler_of(release, asked):
     """`Scheduler`, with what `get_next_batch_to_run` reads of it and no more."""
     import torch
@@ -308,10 +318,13 @@ def scheduler_of(release, asked):
         tree_cache=tree, beam_coordinator=beams, processed_tokens_counter=0,
         chunked_prefill_size=None if chunk <= 0 else chunk, max_prefill_tokens=asked["max_prefill_tokens"],
         dynamic_chunk_sizer=None, page_size=page, max_running_requests=asked["seats"], max_prefill_bs=0,
-        is_mixed_chunk=chunk > 0 and asked["enable_mixed_chunk"], enable_lora=False, lora_drainer=None,
+        is_mixed_chunk=chunk > 0 and asked["enable_mixed_chunk"], enable_lora=asked["max_loras"] > 0, lora_drainer=None,
+        enable_lora_overlap_loading=False, max_loras_per_batch=asked["max_loras"],
         truncation_align_size=None, model_config=model, enable_overlap=overlap, enable_overlap_mlx=False,
         tp_worker=SimpleNamespace(
-            model_runner=SimpleNamespace(prefill_aware_swa=False, attn_backend=SimpleNamespace())
+            model_runner=SimpleNamespace(
+                prefill_aware_swa=False, attn_backend=SimpleNamespace(), lora_manager=adapters_of(release, asked["max_loras"])
+            )
         ),
         load_inquirer=SimpleNamespace(_get_num_pending_tokens=lambda chunk_deduct=0: 0),
         decode_offload_manager=None, metrics_reporter=Quiet(), device="cpu", max_req_len=longest, max_new_tokens_limit=None,
@@ -378,6 +391,7 @@ class Engine:
         req = release.Req(
             name_of(told["id"]), "", array("q", told["tokens"][: told["prompt"]]), sampling, eos_token_ids={last},
             vocab_size=VOCABULARY, priority=told["priority"] if self.by_priority else None,
+            lora_id=f"adapter-{told['adapter']}" if told["adapter"] else None,
         )  # fmt: skip
         self.inbox.append(req)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Self
 
+from policies.adapters import ADAPTERS_SAY
 from policies.driving import Asked, Driven, Engine
 from policies.installed.settings import Installed
 from policies.schedulers import setting_at_least
@@ -25,18 +28,22 @@ class VllmInstalled(Installed):
     async_scheduling: bool = True
     max_loras: int = 0
     """Adapters that a step may have; 0: there are none."""
-    adapters: int = 0
-    """Adapters that requests ask for in turn."""
 
+    not_settings: ClassVar[Mapping[str, str]] = {
+        "max_loras": ADAPTERS_SAY,
+        "adapters": "a scenario says it as adapters.count",
+    }
     rules = Rules()
     """Rules of the engine around the scheduler: what it drafts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("max_num_batched_tokens", 1), ("max_num_seqs", 1), ("max_loras", 0), ("adapters", 0)):
+        for name, least in (("max_num_batched_tokens", 1), ("max_num_seqs", 1), ("max_loras", 0)):
             setting_at_least(self, name, least)
-        if (self.max_loras > 0) != (self.adapters > 0):
-            raise ValueError(f"max_loras and adapters go together; got {self.max_loras} and {self.adapters}")
+
+    def with_max_loras(self, max_loras: int) -> Self:
+        """The same with a limit of adapters in a step."""
+        return replace(self, max_loras=max_loras)
 
     def connect(self, engine: Engine, /) -> Driven:
         """The release, started for *engine*; DrivingError where it cannot be driven."""
@@ -44,8 +51,5 @@ class VllmInstalled(Installed):
         return self.connected(_WORKER, engine, {name: getattr(self, name) for name in names})
 
     def asked(self, id_: int, seed: int, /) -> Asked:
-        """Features that a request uses and workloads have no column for: its adapter, its grammar."""
-        return Asked(
-            adapter=id_ % self.adapters + 1 if self.adapters else 0,
-            grammar_ns=self.grammar_ns(id_, seed),
-        )
+        """Features that a request uses and workloads have no column for: its grammar."""
+        return Asked(grammar_ns=self.grammar_ns(id_, seed))

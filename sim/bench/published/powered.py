@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hwmodels.overheads import ServingStack
 from hwmodels.power import ARITHMETIC_EXPONENT, arithmetic_term, power_model
 from sim.bench.measured import BenchRun, Lengths, Offered
 from sim.bench.published.machines import Unmodelled
@@ -120,10 +121,11 @@ def server_of(row: Mapping[str, Any], release: str) -> Served:
     return replace(served, run=BenchRun(name="", file="", format="", offered=load), decode=decode)
 
 
-def drawn(row: Mapping[str, Any], release: str) -> Drawn:
-    """The power of the GPUs of a row's server; `Unmodelled` where it cannot be priced or does not fit."""
+def drawn(row: Mapping[str, Any], release: str, stack: ServingStack | None = None) -> Drawn:
+    """The power of the GPUs of a row's server, with the terms of *stack* or those of its release; `Unmodelled` where it cannot be
+    priced or does not fit."""
     served = server_of(row, release)
-    experiment, deployment = experiment_of(served)
+    experiment, deployment = experiment_of(served, stack=stack)
     columns = simulated(experiment)
     finished = np.sort(columns.requests["finish_ns"][columns.requests["finish_ns"] >= 0])
     seats = served.concurrency

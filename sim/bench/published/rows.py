@@ -376,9 +376,12 @@ def formatted(row: Mapping[str, Any]) -> ModelSpec:
     gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
     if gemm in ("", "nan"):
         gemm = _MODES.get(str(row["precision"]), "")
-    if gemm == "fp8" and not releases_fp8_in_blocks(str(row["model_path"])):
+    label = str(row["model_path"])
+    if gemm == "fp8" and not releases_fp8_in_blocks(label):
         gemm = serving_stack(str(row["backend"])).fp8
-    return _in_format(model_of(str(row["model_path"])), gemm, moe)
+    elif gemm == "fp8" and label.lower().endswith("-fp8"):
+        gemm = "fp8_block"
+    return _in_format(model_of(label), gemm, moe)
 
 
 def release_of(row: Mapping[str, Any]) -> str | None:
@@ -499,7 +502,12 @@ def _deployed(served: Served, workers: Workers, stack: ServingStack, profile: st
             hardware=served.device,
             parallel=workers.parallel,
             kv_precision=served.kv_precision,
-            cost=Calibrated(stack=stack, profile=profile, graphs=GraphSettings(largest=largest)),
+            cost=Calibrated(
+                stack=stack,
+                profile=profile,
+                graphs=GraphSettings(largest=largest),
+                handed_over=served.prefill is not None and workers is served.decode,
+            ),
         )
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None

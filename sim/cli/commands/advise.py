@@ -17,6 +17,7 @@ from sim.cli.tables import print_facts, print_json, print_notes, print_table, wr
 
 if TYPE_CHECKING:
     from sim.study.advise import Advice, Row
+    from sim.study.slots import SlotAdvice, Slots
 
 _SHOWN = ("ttft_p95_s", "tpot_p95_s")
 """Percentiles that the table has where the SLO limits none."""
@@ -34,7 +35,8 @@ def advise(
         str | None,
         typer.Option(
             metavar="GROUP,...",
-            help="Some of machines, devices, tensor, precision, prefix, memory, speculation, pools, release; all by default.",
+            help="Some of machines, devices, tensor, precision, prefix, memory, speculation, pools, release, adapters; all "
+            "by default.",
             show_default=False,
         ),
     ] = None,
@@ -109,6 +111,7 @@ def _facts(found: Advice, commands: Mapping[str, str]) -> dict[str, Any]:
             {"group": each.candidate.group, "change": each.candidate.name, "reason": each.reason}
             for each in found.refused
         ],
+        "adapter_slots": _slot_facts(found),
         "not_tried": list(found.said),
         "notes": [str(each) for each in found.notes],
     }
@@ -117,7 +120,10 @@ def _facts(found: Advice, commands: Mapping[str, str]) -> dict[str, Any]:
 def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None:
     print_facts(_needs(found))
     _print_rows(found)
-    facts = [*_about_rows(found), *_expected(found)]
+    advice = found.adapter_slots
+    if advice is not None:
+        _print_slots(advice)
+    facts = [*([] if advice is None else _slots_to_set(advice)), *_about_rows(found), *_expected(found)]
     if out is not None:
         facts += written(out, f"rooftrace plot {shlex.quote(str(out))}")
     print_facts(facts)
@@ -154,6 +160,62 @@ def _print_rows(found: Advice) -> None:
     said = any(row[-1] for row in rows)
     width = len(heads) if said else len(heads) - 1
     print_table(heads[:width], [row[:width] for row in rows], left=2, fold=int(said), fold_left=True)
+
+
+def _slot_facts(found: Advice) -> dict[str, Any] | None:
+    advice = found.adapter_slots
+    if advice is None:
+        return None
+    change = advice.change
+    return {
+        "best": advice.best.n,
+        "now": advice.now.n,
+        "e2el_change": None if change is None else {"mean": change.mean, "low": change.low, "high": change.high},
+        "tried": [
+            {
+                "slots": each.n,
+                "keeps": each.keeps,
+                "kv_tokens": each.kv_tokens,
+                "kv_tokens_a_slot": each.kv_tokens_a_slot,
+            }
+            for each in advice.tried
+        ],
+    }
+
+
+def _print_slots(advice: SlotAdvice) -> None:
+    """The numbers of adapter slots that were tried, side by side."""
+    rows = [
+        (
+            f"{each.n} (now)" if each.n == advice.now.n else str(each.n),
+            _of_seeds(each, "output_tokens_per_s"),
+            _of_seeds(each, "e2el_s.mean"),
+            f"{each.figures['adapters.waiting_for_slot_mean'] or 0:,.3g}",
+            "-" if each.kv_tokens is None else f"{each.kv_tokens:,}",
+            "kept" if each.keeps else "not kept",
+        )
+        for each in advice.tried
+    ]
+    heads = ("adapter slots", "output tokens/s", "mean E2EL", "waiting for a slot", "KV tokens", "SLO")
+    print_table(heads, rows, left=1, fold=1)
+
+
+def _slots_to_set(advice: SlotAdvice) -> Iterator[tuple[str, str]]:
+    best, now, change = advice.best, advice.now, advice.change
+    said = f"{now.n}, as now" if best.n == now.n else f"adapters.max_loras={best.n}"
+    if change is not None:
+        said += f": mean E2EL {change.mean:+.1%} against {now.n} slots"
+        said += (
+            f", {change.low:+.1%} to {change.high:+.1%} by seeds"
+            if change.n > 1
+            else " (one seed, so without an interval)"
+        )
+    yield "Slots to set", said
+    among = "those that keep the SLO" if best.keeps else "all, as none keeps the SLO"
+    said = f"of {among}, the fewest whose mean E2EL is not surely above the least"
+    if best.kv_tokens_a_slot is not None:
+        said += f"; each slot takes the memory of {best.kv_tokens_a_slot:,.0f} KV tokens on every machine"
+    yield "Why", said
 
 
 def _about_rows(found: Advice) -> Iterator[tuple[str, str]]:
@@ -224,14 +286,17 @@ def _needs(found: Advice) -> list[tuple[str, str]]:
 
 
 def _latency(row: Row, key: str) -> str:
-    from sim.text import seconds_text
-
     measure, statistic, _ = key.split("_")
-    name = f"{measure}_s.{statistic}"
-    value, half = row.figures.get(name), row.half_widths.get(name)
-    if value is None:
-        return "-"
-    return seconds_text(value) + ("" if not half else f" ± {seconds_text(half)}")
+    return _of_seeds(row, f"{measure}_s.{statistic}")
+
+
+def _of_seeds(run: Row | Slots, name: str) -> str:
+    """A figure of the first seed with the half-width of its mean over all of them."""
+    from sim.text import seconds_text, within_text
+
+    value = run.figures.get(name)
+    text = seconds_text if "_s." in name else "{:,.4g}".format
+    return "-" if value is None else within_text(value, run.half_widths.get(name), text)
 
 
 def _attained(row: Row) -> str:

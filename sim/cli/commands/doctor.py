@@ -10,7 +10,6 @@ from sim.cli.options import Json
 from sim.cli.tables import print_facts, print_json
 
 _EXTRAS = {
-    "fast": ("numba",),
     "explore": ("starlette", "uvicorn", "httptools"),
     "serve": ("starlette", "uvicorn", "httptools"),
     "forecast": ("statsmodels",),

@@ -27,7 +27,7 @@ from policies.driving import driving
 from policies.eviction import foresees, lasts, rank_of
 from policies.view import NO_BLOCKS, looks_itself, rule_of
 from sim.engine.cache.radix_cache import RadixCache
-from sim.engine.kv.block_runs import Chain, HeldRuns, Run, RunPool, parts_of
+from sim.engine.kv.block_runs import NO_LOOK, Chain, HeldRuns, Run, RunPool, parts_of
 from sim.engine.kv.content import Contents
 from sim.engine.kv.next_uses import NextUses
 from sim.engine.kv.pool import WHOLE_PROMPTS, KvPool, Slots
@@ -82,11 +82,10 @@ class BlockCache(RunPool):
 
     def found_blocks(self, id_: int, tokens: int) -> int:
         """Blocks that a request with *tokens* tokens finds, all that has been emitted included: one token at least is computed."""
-        if self._writes:
-            self._catch_up(self._last_chain(id_))
-        return self.finds(id_, tokens)[0]
-
-    def would_find(self, id_: int, tokens: int) -> int:
+        # A scheduler has often looked it up for the plan that admits it.
+        looked = self._looked
+        if looked[0] == id_ and looked[1] == tokens and not self._writes:
+            return looked[2]
         return self.finds(id_, tokens)[0]
 
     def finds(self, id_: int, tokens: int, ends: Mapping[Chain, int] = NO_ENDS) -> tuple[int, int]:
@@ -107,9 +106,12 @@ class BlockCache(RunPool):
         if unheld and self._owed:
             self._settle()
             return self.finds(id_, tokens, ends)
+        may_go = unheld
         if self.drops_last:
             found -= 1
             unheld = self._unheld(last, found)
+        if not ends:
+            self._looked = (id_, tokens, found, may_go)
         return found, unheld
 
     def _end_of_hit(self, chain: Chain | None, upto: int, ends: Mapping[Chain, int]) -> tuple[int, Chain | None]:
@@ -194,8 +196,11 @@ class BlockCache(RunPool):
         if self._writes:
             self._catch_up(chain)
         for run, lo, hi in self._copies(chain, blocks):
+            if run.hi >= hi:
+                entries.append((self._touch(run, lo, hi), hi))
+                continue
             # A run of which two parts are found, around blocks that are found elsewhere, has been split.
-            for part in (run,) if run.hi >= hi else parts_of(run, hi):
+            for part in parts_of(run, hi):
                 if part.hi > lo:
                     end = min(hi, part.hi)
                     entries.append((self._touch(part, max(lo, part.lo), end), end))
@@ -260,6 +265,7 @@ class BlockCache(RunPool):
 
     def _write(self, held: HeldRuns, chain: Chain, at: int, to: int, again: bool) -> None:
         """Blocks of *held* get the content *at* to *to* of *chain*; *again*: it is cached already."""
+        self._looked = NO_LOOK
         entries = held.entries
         if entries and not again:
             first, hi = entries[-1]
@@ -292,6 +298,7 @@ class BlockCache(RunPool):
         """Frees all *blocks* blocks of a request, with *tokens* tokens cached. Its last block is evicted first."""
         alone = self._found_by_nobody(id_, tokens, ended)
         self.cached(id_, tokens - alone * self.block_tokens)
+        self._looked = NO_LOOK
         held = self._held.pop(id_)
         if self._writes:
             for written in self.path(id_):
@@ -403,6 +410,7 @@ class BlockCache(RunPool):
         self._due.clear()
         self._behind.clear()
         self._writes = self._owed = 0
+        self._looked = NO_LOOK
 
 
 TAKE, CACHED, ADMIT = range(3)
@@ -432,8 +440,9 @@ class PlannedBlocks:
 
     def take(self, blocks: int) -> None:
         """New blocks are taken, for which others are evicted."""
-        self._move(TAKE, -1, blocks)
-        self._blocks += blocks
+        if blocks:
+            self._move(TAKE, -1, blocks)
+            self._blocks += blocks
 
     def admit(self, id_: int, blocks: int) -> None:
         """A sequence takes the first *blocks* blocks that are found."""
@@ -455,21 +464,24 @@ class PlannedBlocks:
 
     def finds(self, id_: int, tokens: int) -> tuple[int, int]:
         """Blocks that a waiting sequence with so many tokens would find now, and how many of them no sequence holds."""
-        cache = self._cache if self._copy is None else self._copy
-        found, unheld = cache.finds(id_, tokens, self._ends if self._copy is None else NO_ENDS)
-        if not found or self._copy is not None:
-            return found, unheld
-        if (unheld or cache.drops_last) and self._may_change(id_, found + cache.drops_last):
+        cache = self._cache
+        if self._copy is not None:
+            return self._copy.finds(id_, tokens)
+        both = found, unheld = cache.finds(id_, tokens, self._ends)
+        if found and (unheld or cache.drops_last) and self._may_change(id_, found + cache.drops_last):
             self._copy = cache.copied()
             for move in self._moves:
                 self._move(*move)
-            return self.finds(id_, tokens)
-        return found, unheld
+            return self._copy.finds(id_, tokens)
+        return both
 
     def _may_change(self, id_: int, found: int) -> bool:
         """Whether what is planned may change what is found in blocks below *found*, or who holds them."""
-        path = self._cache.path(id_)
-        return not self._touched.isdisjoint(path) or self._cache.may_evict(self._blocks, path, found, self._touched)
+        cache, touched = self._cache, self._touched
+        if not touched and cache.has_blank(self._blocks):
+            return False
+        path = cache.path(id_)
+        return not touched.isdisjoint(path) or cache.may_evict(self._blocks, path, found, touched)
 
     def _move(self, what: int, id_: int, number: int) -> None:
         pool = self._copy

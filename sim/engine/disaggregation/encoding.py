@@ -45,8 +45,10 @@ class Encoding(Course[Encoder]):
         self._encoder = state.column("i", -1)
         self._passages = state.column("i")
         """Times that a request was given up before it was encoded, or begun anew."""
+        self._encoded, self._found = (state.column("i"), state.column("i")) if spec.caches else (None, None)
+        """Images that were encoded for each request, and those that were found encoded; None where no machine keeps them."""
         for encoder in encoders:
-            encoder.begun = self._at["encode_begin_ns"].__setitem__
+            encoder.begun = self._on_begun
             encoder.done = self._on_done
         self._encoders = {encoder.index: encoder for encoder in encoders}
 
@@ -67,6 +69,12 @@ class Encoding(Course[Encoder]):
     def _took(self, id_: int, machine: Encoder, stage: str) -> None:
         self._encoder[id_] = machine.index
         super()._took(id_, machine, stage)
+
+    def _on_begun(self, id_: int, now_ns: int, n_encoded: int, n_found: int) -> None:
+        self._at["encode_begin_ns"][id_] = now_ns
+        if self._encoded is not None and self._found is not None:
+            self._encoded[id_] += n_encoded
+            self._found[id_] += n_found
 
     def _on_done(self, encoder: Encoder, batch: list[int], now_ns: int) -> None:
         for id_ in batch:
@@ -158,5 +166,9 @@ class Encoding(Course[Encoder]):
         return {"encoders": found, **self._after.facts()}
 
     def columns(self) -> dict[str, Any]:
-        times = {name: np.frombuffer(values, np.int64) for name, values in self._at.items()}
-        return {"encoder": np.frombuffer(self._encoder, np.int32), **times, **self._after.columns()}
+        found: dict[str, Any] = {"encoder": np.frombuffer(self._encoder, np.int32)}
+        found |= {name: np.frombuffer(values, np.int64) for name, values in self._at.items()}
+        if self._encoded is not None and self._found is not None:
+            found["encoded_images"] = np.frombuffer(self._encoded, np.int32)
+            found["image_hits"] = np.frombuffer(self._found, np.int32)
+        return found | self._after.columns()

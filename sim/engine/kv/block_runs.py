@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from sim.engine.kv.caching_pool import CachingPool, Held
 from sim.engine.kv.content import Contents
 from sim.engine.kv.pool import WHOLE_PROMPTS, OutOfBlocks, Slots
+
+NO_LOOK: Final = (-1, 0, 0, 0)
 
 
 class Chain:
@@ -108,6 +110,7 @@ class RunPool(CachingPool[HeldRuns]):
         "_behind",
         "_chains",
         "_head",
+        "_looked",
         "_n_placed",
         "_n_uses",
         "_owed",
@@ -129,6 +132,9 @@ class RunPool(CachingPool[HeldRuns]):
         self._owed = 0
         """Blocks that have been taken while the least recently used ones whose content is evicted for them are still queued."""
         self._n_uses: int = 0
+        self._looked = NO_LOOK
+        """The latest look-up, while nothing that it found can have changed: the request, its tokens, the blocks found, and how many
+        may be evicted of those that it went by."""
         self._ranked: list[tuple[Any, int, Run]] = []
         """A heap of unheld runs by the rank that the eviction policy gives them; outdated entries stay until they are met."""
         self._behind: defaultdict[Chain, dict[Chain, None]] = defaultdict(dict)
@@ -161,6 +167,8 @@ class RunPool(CachingPool[HeldRuns]):
             self._blank = 0
             self.evicted += blocks - blank
             self._owed += blocks - blank
+            if self._looked[3]:
+                self._looked = NO_LOOK
             if self.eviction is not None or self.gives_up is not None or self._owed > self.total:
                 self._settle()
 
@@ -175,33 +183,31 @@ class RunPool(CachingPool[HeldRuns]):
             assert run is not None
             assert run.chain is not None
             chain, lo, hi = run.chain, run.lo, run.hi
-            alone = not chain.overlaps
-            gone = hi - lo <= blocks
-            if chain is self._unfound:
-                run.hi -= min(blocks, hi - lo)
-                blocks -= hi - run.hi
-                if gone:
-                    self._unlink(run)
-                continue
-            if gone:
-                blocks -= hi - lo
+            top = hi - blocks
+            if top > lo:
+                run.hi = top
+            else:
                 top = lo
                 self._unlink(run)
+            blocks -= hi - top
+            if chain is self._unfound:
+                continue
+            alone = not chain.overlaps
+            if top == lo:
                 self._remove(chain, run)
-                chain.overlaps -= run.again
-                if chain.owner >= 0 and not chain.runs:
-                    del self._own[chain.owner]
-            else:
-                run.hi = top = hi - blocks
-                blocks = 0
             if gives_up is not None and (chain.number >= 0 or chain.owner >= 0):
                 gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
 
     def _remove(self, chain: Chain, run: Run) -> None:
+        """Forgets a run that has been evicted."""
         chain.runs.remove(run)
-        if self.eviction is not None and chain.parent is not None and not chain.runs:
-            del self._behind[chain.parent][chain]
+        chain.overlaps -= run.again
+        if not chain.runs:
+            if chain.owner >= 0:
+                del self._own[chain.owner]
+            if self.eviction is not None and chain.parent is not None:
+                del self._behind[chain.parent][chain]
 
     # An eviction policy's order.
 
@@ -251,6 +257,10 @@ class RunPool(CachingPool[HeldRuns]):
             if behind is None or behind.refs:
                 return run if cut <= run.lo else self._split(run, cut)
             run = behind
+
+    def has_blank(self, blocks: int) -> bool:
+        """Whether *blocks* blocks can be taken that have no content."""
+        return blocks <= self._blank
 
     def may_evict(self, blocks: int, path: Sequence[Chain], upto: int, kept: Container[Chain]) -> bool:
         """Whether *blocks* more might be taken by evicting blocks below *upto* of the chains of *path*; those of *kept* stay."""

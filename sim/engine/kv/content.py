@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,11 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 _EARLY = 4
 """Items that are compared one by one before halves are."""
+_LATEST = 4
+"""Places at which others have left a chain that are looked at before halves of it are."""
+
+Digests: TypeAlias = "array[int] | memoryview[int]"
+"""Names of a request's tokens, or a part of them: numbers of one size."""
 
 Piece = tuple[int, int, int]
 """A chain (-1 - id: a request's own), and which of its blocks: the first, and the one after the last."""
@@ -88,7 +93,7 @@ class GrowingContents:
     A chain keeps the digests of its ids, eight bytes each; forks alone are looked up in a table.
     """
 
-    __slots__ = ("_begin", "_digests", "_forks", "_of", "_parent", "_rows", "id_tokens")
+    __slots__ = ("_begin", "_digests", "_forks", "_left_at", "_of", "_parent", "_rows", "id_tokens")
 
     def __init__(self, id_tokens: int) -> None:
         self.id_tokens = id_tokens
@@ -97,7 +102,9 @@ class GrowingContents:
         """The first id of each chain, counted from the prompt's beginning."""
         self._parent = array("q")
         """The chain that each one leaves; -1: none."""
-        self._digests: list[array[int]] = []
+        self._digests: list[Digests] = []
+        self._left_at: dict[int, list[int]] = {}
+        """Where the latest chains have left each one, in its digests; where one did most requests do."""
         self._forks: dict[tuple[int, int, int], int] = {}
         """The chain that begins at (chain, place, digest)."""
         self._rows: list[tuple[int, int]] = []
@@ -129,25 +136,29 @@ class GrowingContents:
         Where there are more of them than the prompt needs, they name the tokens that the request emits as well, otherwise none of
         these. A block is named when all its tokens are.
         """
-        number, count = self._place(digests if isinstance(digests, array) else array("q", digests)), len(digests)
+        named = digests if isinstance(digests, array | memoryview) else array("q", digests)
+        number, count = self._place(named), len(digests)
         self._rows.append((number, count))
         of_the_prompt = -(-prompt_tokens // self.id_tokens)
         told = min(count * self.id_tokens, prompt_tokens + (output_tokens if count > of_the_prompt else 0))
         for contents in self._of.values():
             contents.add_request(number, told)
 
-    def _place(self, digests: array[int]) -> int:
+    def _place(self, digests: Digests) -> int:
         """The chain on which *digests* end, made or extended where they are new; -1: there are none."""
         count, at = len(digests), 0
         number = self._forks.get((-1, 0, digests[0]), -1) if count else -1
         while number >= 0:
             mine, begin = self._digests[number], self._begin[number]
             end = begin + len(mine)
-            at += _alike(mine, at - begin, digests, at, (end if end < count else count) - at)
+            at += _alike(mine, at - begin, digests, at, (end if end < count else count) - at, self._left_at.get(number))
             if at == count:
                 return number
             if at == end:
-                mine.extend(digests[at:])
+                if isinstance(mine, array):
+                    mine.extend(digests[at:])
+                else:
+                    self._digests[number] = digests[begin:]
                 return number
             following = self._forks.get((number, at, digests[at]), -1)
             if following < 0:
@@ -155,12 +166,18 @@ class GrowingContents:
             number = following
         return number if at == count else self._fork(number, at, digests[at:])
 
-    def _fork(self, before: int, at: int, digests: array[int]) -> int:
+    def _fork(self, before: int, at: int, digests: Digests) -> int:
         """The number of a new chain that leaves *before* at id *at*."""
         new = self._forks[before, at, digests[0]] = len(self._begin)
         self._begin.append(at)
         self._parent.append(before)
         self._digests.append(digests)
+        if before >= 0:
+            left_at, place = self._left_at.get(before), at - self._begin[before]
+            if left_at is None:
+                self._left_at[before] = [place]
+            elif place not in left_at:
+                left_at[:] = [*left_at[1 - _LATEST :], place]
         for contents in self._of.values():
             contents.add_chain(at * self.id_tokens, before)
         return new
@@ -168,7 +185,7 @@ class GrowingContents:
     def digests_of(self, row: int) -> list[int]:
         """The digests of a request's tokens."""
         number, count = self._rows[row]
-        pieces: list[array[int]] = []
+        pieces: list[Digests] = []
         while number >= 0:
             begin = self._begin[number]
             pieces.append(self._digests[number][: count - begin])
@@ -176,19 +193,24 @@ class GrowingContents:
         return [digest for piece in reversed(pieces) for digest in piece]
 
 
-def _alike(one: array[int], first: int, other: array[int], at: int, size: int) -> int:
-    """How many of *size* items from *first* of *one* on, and from *at* of *other* on, are equal before two differ."""
+def _alike(one: Digests, first: int, other: Digests, at: int, size: int, likely: list[int] | None) -> int:
+    """How many of *size* items from *first* of *one* on, and from *at* of *other* on, are equal before two differ; *likely*: items
+    of *one* that may be the first to."""
     # Most differ early or not at all.
-    for i in range(min(size, _EARLY)):
+    for i in range(size if size < _EARLY else _EARLY):
         if one[first + i] != other[at + i]:
             return i
-    one, other = one[first : first + size], other[at : at + size]
-    if one == other:
-        return size
     low, high = 0, size
+    for place in likely or ():
+        if 0 < place - first < high and one[place] != other[at + place - first]:
+            high = place - first
+    one, other = one[first : first + high], other[at : at + high]
+    # Bytes are compared several times as fast as the numbers in them.
+    if one.tobytes() == other.tobytes():
+        return high
     while high - low > 1:
         middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
+        if one[low:middle].tobytes() == other[low:middle].tobytes():
             low = middle
         else:
             high = middle
@@ -210,11 +232,7 @@ def contents_of(
     """
     forks = GrowingContents(id_tokens)
     contents = forks.contents_in(block_tokens, next_tokens)
-    code = "i" if ids.dtype == np.int32 else "q"
-    ends = (offsets * np.dtype(code).itemsize).tolist()
-    view = np.ascontiguousarray(ids, code).view(np.uint8).data
+    ends, named = offsets.tolist(), np.ascontiguousarray(ids).data
     for first, end, prompt, output in zip(ends, ends[1:], prompt_tokens.tolist(), output_tokens.tolist(), strict=False):
-        digests = array(code)
-        digests.frombytes(view[first:end])
-        forks.add(digests, prompt, output)
+        forks.add(named[first:end], prompt, output)
     return contents

@@ -82,11 +82,11 @@ class KvPool:
         """Blocks that a sequence holds between iterations: for *cached* tokens, and, where prompts take all blocks at once, for
         *remaining* ones."""
         if not self.by_chunk:
-            return self.blocks(cached + remaining)
+            return -(-(cached + remaining) // self.block_tokens)
         if not cached:
             return 0
-        slots = cached + self.lookahead_tokens
-        return self.blocks(slots if self._limit is None else min(slots, self._limit))
+        slots, limit = cached + self.lookahead_tokens, self._limit
+        return -(-(slots if limit is None or slots < limit else limit) // self.block_tokens)
 
     def take(self, blocks: int) -> None:
         """Takes all, or raises OutOfBlocks if fewer are free."""
@@ -114,12 +114,9 @@ class KvPool:
         return False
 
     def found_blocks(self, id_: int, tokens: int) -> int:
-        """Blocks that a waiting request with *tokens* tokens would find now: one token at least is computed."""
+        """Blocks that a waiting request with *tokens* tokens would find now, while nothing changes: one token at least is
+        computed."""
         return 0
-
-    def would_find(self, id_: int, tokens: int) -> int:
-        """`found_blocks`, while nothing changes."""
-        return self.found_blocks(id_, tokens)
 
     def use(self, looks: Looks) -> None:
         """Marks a scheduler's own look-ups, for a plan that is carried out, as use, where looking counts as use."""

@@ -20,7 +20,7 @@ from policies.view import ALWAYS_NS
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.machine.groups import Group
 from sim.engine.machine.turns import Turns
-from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED, IntArray, RoundCounts, Standing, Tally
+from sim.engine.record.columns import ABORTED, ADAPTERS, FINISHED, UNFINISHED, IntArray, RoundCounts, Standing, Tally
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.time.errors import PolicyError
@@ -209,7 +209,7 @@ class DrivenTurns(Turns):
             "arrival_s": state.arrival[id_] * 1e-9,
             "names": self._names_of(id_),
             "names_with_next": self._names_of(id_, 1) if self._core.spec.prefix_drops_last else [],
-            "adapter": asked.adapter,
+            "adapter": 0 if state.adapter is None else state.adapter[id_] + 1,
             "grammar": asked.grammar_ns > 0,
         }
 
@@ -306,6 +306,10 @@ class DrivenTurns(Turns):
             )
         sequences, kv = core.sequences, core.sequences.kv
         running.standing = (0, sequences.n_admitted, len(sequences.queue), kv.total - kv.free, self._round)
+        if core.adapters is not None:
+            of = core.adapters.of
+            core.adapters.begin(self._batch, {of[id_] for id_, _, _ in step.run}, running.totals.rows, ticks)
+            core.recorder.add_extra(self._batch.index, ADAPTERS, ticks, core.adapters.extra_ticks)
         running.ticks = core.iterations.prices.iteration(running.totals, work.draft_steps)
         self._batch.view.now_ns = ticks >> TICK_BITS
         self._running = running
@@ -367,7 +371,10 @@ class DrivenTurns(Turns):
 
     def _close(self, running: _Running) -> None:
         """An iteration has ended: it is recorded, and the release is about to hear of it."""
-        self._core.recorder.add_iteration(running.start, running.ticks, running.totals, running.tally, running.standing)
+        core = self._core
+        core.recorder.add_iteration(running.start, running.ticks, running.totals, running.tally, running.standing)
+        if core.adapters is not None:
+            core.adapters.ran(running.start, running.start + running.ticks)
         self._done = running.done
 
     def _take_in(self, running: _Running, emitted: Sequence[Sequence[int]], ended: Sequence[int], now_ns: int) -> None:

@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from sim.engine.machine.any_machine import AnyMachine
+from sim.engine.serve.images import EncoderCache
 from sim.engine.spec.encoding import EncoderSpec, EncodeSpec
+from sim.engine.spec.images import Image
 from sim.engine.tiers.links import Link
 from sim.engine.time.events import MACHINES, Alarm, Clock
 
@@ -14,15 +16,25 @@ from sim.engine.time.events import MACHINES, Alarm, Clock
 class Encoder(AnyMachine):
     """A machine that encodes. It has no engine core and no KV."""
 
-    def __init__(self, index: int, spec: EncoderSpec, sizes: Sequence[int], clock: Clock) -> None:
+    def __init__(
+        self,
+        index: int,
+        spec: EncoderSpec,
+        sizes: Sequence[int],
+        images: Sequence[tuple[Image, ...]] | None,
+        clock: Clock,
+    ) -> None:
         super().__init__(index)
         self.link = Link(spec.link)
-        self.begun: Callable[[int, int], None] | None = None
-        """Called with each request that is being encoded from now on, and the instant."""
+        self.begun: Callable[[int, int, int, int], None] | None = None
+        """Called with each request that is being encoded from now on, the instant, and how many of its images are encoded and found
+        encoded."""
         self.done: Callable[[Encoder, list[int], int], None] | None = None
         """Called with a batch that has been encoded, and the instant."""
         self._spec = spec
         self._sizes = sizes
+        self._images = images
+        self.cache = EncoderCache(spec.cache)
         self._clock = clock
         self._alarm = Alarm(clock, MACHINES, self._on_turn)
         self._queue: deque[int] = deque()
@@ -31,7 +43,6 @@ class Encoder(AnyMachine):
 
     def _on_turn(self, _event: object) -> None:
         now_ns, spec = self._clock.now_ns, self._spec
-        assert self.begun is not None
         assert self.done is not None
         if self._batch:
             batch, self._batch = self._batch, []
@@ -39,16 +50,34 @@ class Encoder(AnyMachine):
             self.done(self, batch, now_ns)
         if self._queue:
             self._batch = [self._queue.popleft() for _ in range(min(spec.max_batch, len(self._queue)))]
-            for id_ in self._batch:
-                self.begun(id_, now_ns)
-            self._alarm.set(now_ns + max(round(self._batch_s() * 1e9), 1))
+            self._alarm.set(now_ns + max(round(self._begin(now_ns) * 1e9), 1))
 
-    def _batch_s(self) -> float:
-        """Seconds of the batch that begins."""
-        spec, seconds = self._spec, self._spec.batch_s
-        if spec.request_s is not None:
-            seconds += sum(spec.request_s(self._sizes[id_]) for id_ in self._batch)
-        return seconds if spec.together_s is None else seconds + spec.together_s(self._batch)
+    def _begin(self, now_ns: int) -> float:
+        """The seconds of the batch that begins."""
+        assert self.begun is not None
+        spec, seconds, sizes = self._spec, self._spec.batch_s, list[int]()
+        for id_ in self._batch:
+            size, n_found = self._sizes[id_], 0
+            new: Sequence[Image] = ()
+            if self._images is not None:
+                images = self._images[id_]
+                new = [image for image in images if not self._finds(id_, image)]
+                n_found = len(images) - len(new)
+                if n_found:
+                    size = sum(image.embeddings for image in new)
+                sizes += [image.size for image in new]
+            self.begun(id_, now_ns, len(new), n_found)
+            if spec.request_s is not None:
+                seconds += spec.request_s(size)
+        return seconds + spec.together_s(tuple(sizes)) if spec.together_s is not None and sizes else seconds
+
+    def _finds(self, id_: int, image: Image) -> bool:
+        """Whether an image is encoded already, or in this batch; it is kept from now on, if it can be."""
+        found = self.cache.uses(id_, image)
+        if not found and self.cache.has_room(image.embeddings):
+            self.cache.put(id_, image)
+        self.cache.leaves(id_, image)
+        return found
 
     def deliver(self, id_: int, kv_tokens: int = 0) -> None:
         """Queue a request."""
@@ -66,6 +95,7 @@ class Encoder(AnyMachine):
         ids = [*self._batch, *self._queue]
         self._batch = []
         self._queue.clear()
+        self.cache = EncoderCache(self._spec.cache)
         self._alarm.cancel()
         return ids
 
@@ -92,4 +122,4 @@ class Encoder(AnyMachine):
 
 def encoders_of(spec: EncodeSpec, first: int, clock: Clock) -> list[Encoder]:
     """The machines of the stage; *first*: the number of the first."""
-    return [Encoder(first + i, each, spec.sizes, clock) for i, each in enumerate(spec.machines)]
+    return [Encoder(first + i, each, spec.sizes, spec.images, clock) for i, each in enumerate(spec.machines)]

@@ -78,12 +78,14 @@ class Group:
             batches = ready.popleft() if ready else self._more_batches()
             if batches is None:
                 return None
-            end = self._begin(batches, ticks, refused)
+            # By what they are before they are asked: one that is emptied by that, as clients have gone, has not been asked as an
+            # empty one.
+            end = self._begin(batches, ticks, [rank for rank in refused if not batches[rank].admitted])
             if end != NOTHING:
                 return end, batches
             ready.append(batches)
             # A policy plans the same for an empty micro-batch as for the one before.
-            refused.update([rank for rank, batch in enumerate(batches) if not batch.admitted])
+            refused = {rank for rank, batch in enumerate(batches) if not batch.admitted}
         return None
 
     def _more_batches(self) -> tuple[MicroBatch, ...] | None:
@@ -92,12 +94,12 @@ class Group:
 
     def _begin(self, batches: Sequence[MicroBatch], ticks: int, refused: Collection[int]) -> int:
         """Send what is planned at *ticks* through the stages; return the tick at which it leaves the last, or NOTHING. *refused*:
-        ranks that plan nothing for an empty micro-batch."""
+        ranks that are known to plan nothing, and are not asked."""
         if self.prices is None:
             # One engine core sends its micro-batch itself.
             batch = batches[0]
             batch.wake_ns = ALWAYS_NS
-            return NOTHING if 0 in refused and not batch.admitted else self.cores[0].begin(batch, ticks)
+            return NOTHING if refused else self.cores[0].begin(batch, ticks)
         taking, totals, draft_steps = self.prepare(batches, ticks, refused)
         if not taking:
             return NOTHING
@@ -160,7 +162,7 @@ class Group:
         for rank, core in enumerate(self.cores):
             batch = batches[rank]
             batch.wake_ns = ALWAYS_NS
-            if refused and rank in refused and not batch.admitted:
+            if rank in refused:
                 continue
             if core.begin(batch, ticks) != NOTHING:
                 taking.append(rank)

@@ -84,7 +84,7 @@ class CoreLoad:
         rounds = self._rounds()
         take_for_rounds(kv, self._batch, rounds)
         prefix_lookup.rounds_since = rounds - 1
-        found = kv.would_find(request.id, request.prompt_tokens + 1)
+        found = kv.found_blocks(request.id, request.prompt_tokens + 1)
         prefix_lookup.rounds_since = 0
         return found * kv.block_tokens
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.totals import Totals
+from sim.engine.record.iterations import IterationRows, IterationTable, joined
 from sim.engine.record.spill import Place, Spill, in_blocks, let_go, together
 from sim.engine.record.streaming import IntArray, Stream, expand, streamed_gaps
 from sim.engine.time.clock import FRACTION, TICK_BITS
@@ -116,6 +117,15 @@ STAGE = Layout(
     ("bubble", "i"),  # its kind, an index into BUBBLES
 )
 
+ADAPTERS, IMAGES, MASKS = 0, 1, 2
+EXTRA = Layout(
+    # From an iteration of a micro-batch on, what each takes beside the model and its drafter; until the next of the same kind.
+    ("lane", "i"),
+    ("what", "i"),  # ADAPTERS: their kernels and loads; IMAGES; MASKS
+    ("start_ticks", "q"),
+    ("amount", "q"),  # ticks; of MASKS their number
+)
+
 LOAD, STORE, MOVE_IN, HAND_OVER = 0, 1, 2, 3
 TRANSFER_NAMES = ("load", "store", "swap_out", "hand_over")
 TierKind = Literal["host", "disk", "remote", "peer"]
@@ -141,6 +151,7 @@ TRANSFER = Layout(
 )
 
 _UNDER_WAY = ("loads_under_way", "stores_under_way")
+_ROUND_FIELDS = ("n", "start_ns", "start_frac", "first_ticks", "growth_ticks")
 
 _DRAWN_AT_ONCE = 4096
 _SPECULATIVE_BYTES = 5 * 8
@@ -264,6 +275,9 @@ class Recorder:
         self.stages = Records(STAGE)
         """Pipelines: micro-batches numbered as they are sent off."""
         self.transfers = Records(TRANSFER)
+        self.extras = Records(EXTRA)
+        self._extra: dict[tuple[int, int], int] = {}
+        """The latest amount by micro-batch and kind."""
         self.queued_ns: list[int] = []
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
@@ -282,6 +296,12 @@ class Recorder:
     ) -> None:  # fmt: skip
         """A transfer from one place of a replica to another. *times*: asked for, begun, sent, arrived."""
         self.transfers.add(tier, what, request, n_bytes, *times, *source, *destination)
+
+    def add_extra(self, lane: int, what: int, start_ticks: int, amount: int) -> None:
+        """The iteration of *lane* that starts at *start_ticks* has so much of *what* beside the model, and those after it, too."""
+        if self._extra.get((lane, what), 0) != amount:
+            self._extra[lane, what] = amount
+            self.extras.add(lane, what, start_ticks, amount)
 
     def newly_evicted(self, evicted: int) -> int:
         """Blocks evicted since the last call, *evicted* being all so far."""
@@ -522,6 +542,8 @@ class ReplicaColumns:
     """Counts of the rounds that drafted tokens, by the number drafted; None without speculation."""
     adapters: AdapterColumns | None = None
     """None without adapters."""
+    extras: NDArray[Any] = field(default_factory=lambda: np.zeros(0, EXTRA.dtype))
+    """Structured by EXTRA, in order; empty where iterations take what the model takes."""
 
     def busy_ns(self) -> int:
         """Time that its stages have spent on micro-batches, all stages together."""
@@ -559,89 +581,47 @@ class Columns:
         it admits to compute the rest of their prompts, from all tiers), loads_under_way and stores_under_way as well, which are
         -1 on replicas without.
         """
-        table = _joined(list(self.iteration_blocks()))
+        table = joined(list(self.iteration_blocks()))
         order = np.lexsort((table["replica"], table["start_ns"]))
         return {name: column[order] for name, column in table.items()}
 
-    def iteration_blocks(self, max_rows: int = 1 << 18) -> Iterator[Table]:
+    def iteration_blocks(self, max_rows: int = 1 << 18) -> Iterator[Mapping[str, NDArray[Any]]]:
         """The same in pieces of about *max_rows* rows, replica after replica, in the order in which they were planned: of one long
-        replica, or of several short ones."""
-        held: list[Table] = []
+        replica, or of several short ones. A column is worked out when it is asked for."""
+        held: list[Mapping[str, NDArray[Any]]] = []
         n, latest = 0, -1
-        for index, piece in self._iteration_pieces(max_rows):
-            n += len(piece["start_ns"])
+        for index, rows, piece in self._iteration_pieces(max_rows):
+            n += rows
             if held and (n > max_rows or index == latest):
-                yield _joined(held)
-                held, n = [], len(piece["start_ns"])
+                yield joined(held)
+                held, n = [], rows
             held.append(piece)
             latest = index
+            let_go(self.replicas[index].spans)
         if held:
-            yield _joined(held)
+            yield joined(held)
 
-    def _iteration_pieces(self, max_rows: int) -> Iterator[tuple[int, Table]]:
+    def _iteration_pieces(self, max_rows: int) -> Iterator[tuple[int, int, IterationTable]]:
+        """(replica, number of rows, rows)."""
         # A table has the same columns for all, whether they have tiers or not.
         tiered = any(replica.tiered for replica in self.replicas)
         for index, replica in enumerate(self.replicas):
             spans = replica.spans
             several = any(int(block["n"].max()) > 1 for block in in_blocks(spans, _SPANS_AT_ONCE))
-            growth = _BlockGrowth(replica.joins, replica.block_tokens) if several else None
+            rows_of = IterationRows(
+                index,
+                replica.queued_ns,
+                _BlockGrowth(replica.joins, replica.block_tokens).between if several else None,
+                "prefix_hit_tokens" in self.requests,
+                _of_tiers(replica) if tiered else {},
+            )
             at = 0
             while at < len(spans) or (at == 0 and not len(spans)):
                 ends = np.cumsum(spans["n"][at : at + max_rows], dtype=np.int64)
                 to = at + max(1, int(np.searchsorted(ends, max_rows, side="right")))
-                block = self._iterations_of(index, spans[at:to], growth, tiered)
-                let_go(spans)
-                yield index, block
+                rows = int(ends[min(to - at, len(ends)) - 1]) if len(ends) else 0
+                yield index, rows, rows_of.table(spans[at:to])
                 at = to
-
-    def _iterations_of(self, index: int, spans: NDArray[Any], growth_of: _BlockGrowth | None, tiered: bool) -> Table:
-        replica = self.replicas[index]
-        row, step = expand(spans["n"].astype(np.int64))
-        first = spans["first_ticks"][row]
-        growth = spans["growth_ticks"][row]
-        start = spans["start_frac"][row] + step * first + growth * (step * (step - 1) // 2)
-        end = start + first + step * growth
-        start_ns = spans["start_ns"][row] + (start >> TICK_BITS)
-        decode = spans["decode_seqs"][row].astype(np.int64)
-        decode_tokens = decode * spans["query_tokens"][row]
-        prefill = spans["prefill_rows"][row].astype(np.int64)
-        used = spans["kv_blocks_used"][row].astype(np.int64)
-        if growth_of is not None:
-            # The recorded value is that of the span's first iteration; the rounds behind that one have added theirs.
-            used += growth_of.between(spans["round"][row] + 1, spans["round"][row] + step + 1)
-        return {
-            "replica": np.full(len(row), index, np.int32),
-            "lane": spans["lane"][row],
-            "start_ns": start_ns,
-            "duration_ns": spans["start_ns"][row] + (end >> TICK_BITS) - start_ns,
-            "rows": prefill + decode_tokens,
-            "prefill_tokens": prefill,
-            "decode_tokens": decode_tokens,
-            "sequences": decode + spans["prefill_chunks"][row],
-            "running": spans["running"][row].astype(np.int64),
-            "waiting": spans["waiting"][row] + self._queued_since(replica, spans["start_ns"][row], start_ns),
-            "kv_tokens": spans["decode_kv_tokens"][row] + decode * step,
-            "kv_blocks_used": used,
-            "emitted_tokens": spans["emitted"][row].astype(np.int64),
-            "bubble_ns": spans["bubble_ns"][row],
-            **(
-                {"prefix_hit_tokens": spans["found"][row], "prefix_evictions": spans["evicted"][row].astype(np.int64)}
-                if "prefix_hit_tokens" in self.requests
-                else {}
-            ),
-            **(self._tier_columns(replica, spans["loaded"][row], start_ns) if tiered else {}),
-        }
-
-    def _tier_columns(self, replica: ReplicaColumns, loaded: IntArray, start_ns: IntArray) -> Table:
-        if not replica.tiered:
-            absent = np.full(len(start_ns), -1, np.int64)
-            return dict.fromkeys(("loaded_tokens", *_UNDER_WAY), absent)
-        return {"loaded_tokens": loaded, **_under_way(replica.transfers, start_ns)}
-
-    def _queued_since(self, replica: ReplicaColumns, span_ns: IntArray, start_ns: IntArray) -> IntArray:
-        """Requests that have joined the queue between a span's start and an iteration of it."""
-        queued = replica.queued_ns
-        return np.searchsorted(queued, start_ns, side="right") - np.searchsorted(queued, span_ns, side="right")
 
     def transfers(self) -> Table | None:
         """One row a transfer of KV between a device and a tier or from one machine to another, in the order in which they were
@@ -691,12 +671,6 @@ class Columns:
                 yield from _replica_gaps(replica, max_rounds)
 
 
-def _joined(tables: list[Table]) -> Table:
-    if len(tables) == 1:
-        return tables[0]
-    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-
-
 def batches_of(spans: NDArray[Any]) -> list[int]:
     """The micro-batches that have any."""
     found: set[int] = set()
@@ -705,20 +679,24 @@ def batches_of(spans: NDArray[Any]) -> list[int]:
     return sorted(found)
 
 
-def _rounds_in_blocks(spans: NDArray[Any], batch: int, max_rounds: int) -> Iterator[NDArray[Any]]:
-    """The spans of a micro-batch that have decodes, in pieces of at most *max_rounds* rounds or of one span."""
-    held = spans[:0]
+def _rounds_in_blocks(spans: NDArray[Any], batch: int, max_rounds: int) -> Iterator[IntArray]:
+    """The spans of a micro-batch that have decodes, in pieces of at most *max_rounds* rounds or of one span: rows of
+    `_ROUND_FIELDS`, and one of the sequences that had not ended."""
+    held = np.empty((len(_ROUND_FIELDS) + 1, 0), np.int64)
     for block in in_blocks(spans, _SPANS_AT_ONCE):
-        mine = block[(block["lane"] == batch) & (block["decode_seqs"] > block["in_vain"])]
-        held = np.concatenate((held, mine)) if len(held) else mine
-        rounds = np.cumsum(held["n"], dtype=np.int64)
+        seqs = block["decode_seqs"] - block["in_vain"]
+        mine = (block["lane"] == batch) & (seqs > 0)
+        # Field by field: a record is several times as long as these are together.
+        fields = np.stack([*(block[name][mine] for name in _ROUND_FIELDS), seqs[mine]], dtype=np.int64)
+        held = np.concatenate((held, fields), axis=1) if held.shape[1] else fields
+        rounds = np.cumsum(held[0])
         at, before = 0, 0
         # The last piece may have more in the next block.
-        while (to := max(at + 1, int(np.searchsorted(rounds, before + max_rounds, side="right")))) < len(held):
-            yield held[at:to]
+        while (to := max(at + 1, int(np.searchsorted(rounds, before + max_rounds, side="right")))) < held.shape[1]:
+            yield held[:, at:to]
             at, before = to, int(rounds[to - 1])
-        held = held[at:]
-    if len(held):
+        held = held[:, at:]
+    if held.shape[1]:
         yield held
 
 
@@ -729,7 +707,7 @@ def _replica_gaps(replica: ReplicaColumns, max_rounds: int) -> Iterator[tuple[In
         yield from _batch_gaps(_rounds_in_blocks(spans, batch, max_rounds), joins[joins["lane"] == batch])
 
 
-def _batch_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+def _batch_gaps(rounds: Iterable[IntArray], joins: NDArray[Any]) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
     """Gaps, weights and ends of one micro-batch from its *rounds*, spans with decodes."""
     joins = joins[joins["until"] > joins["since"]]
     joins = joins[np.argsort(joins["since"], kind="stable")]
@@ -742,7 +720,7 @@ def _batch_gaps(rounds: Iterable[NDArray[Any]], joins: NDArray[Any]) -> Iterator
         gaps = np.diff(ends, prepend=last_end_ns)
         # A sequence that joined since the round before has a gap of its own; in a micro-batch's first round these are all.
         weights = seqs - np.bincount(joined, minlength=len(ends))
-        kept = weights > 0
+        kept = np.flatnonzero(weights > 0)
         yield (
             np.concatenate((gaps[kept], ends[joined] - token_ns[low:high])),
             np.concatenate((weights[kept], np.ones(high - low, np.int64))),
@@ -775,14 +753,14 @@ def transfer_facts(rows: NDArray[Any]) -> dict[str, int]:
     }
 
 
-def _under_way(transfers: NDArray[Any], start_ns: IntArray) -> Table:
-    """Requested loads and stores of tiers that have not arrived at the start of each iteration."""
-    found: Table = {}
+def _of_tiers(replica: ReplicaColumns) -> dict[str, NDArray[Any] | None]:
+    """Loads and stores of a replica's tiers, by the column that counts those under way; None where it has no tiers."""
+    if not replica.tiered:
+        return dict.fromkeys(_UNDER_WAY)
+    transfers = replica.transfers
     loads = transfers["what"] == LOAD
-    for name, mine in zip(_UNDER_WAY, (loads, (transfers["tier"] >= 0) & ~loads), strict=True):
-        asked, arrived = np.sort(transfers["asked_ns"][mine]), np.sort(transfers["arrived_ns"][mine])
-        found[name] = np.searchsorted(asked, start_ns, side="right") - np.searchsorted(arrived, start_ns, side="right")
-    return found
+    parts = transfers[loads], transfers[(transfers["tier"] >= 0) & ~loads]
+    return dict(zip(_UNDER_WAY, parts, strict=True))
 
 
 class _BlockGrowth:
@@ -808,10 +786,12 @@ class _BlockGrowth:
         return total[last - low] - total[first - low]
 
 
-def _round_ends(spans: NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """End time in ns, and number of sequences that had not ended, of every round of *spans*."""
-    row, step = expand(spans["n"].astype(np.int64))
-    done = step + 1
-    elapsed = done * spans["first_ticks"][row] + spans["growth_ticks"][row] * (done * step // 2)
-    ends = spans["start_ns"][row] + ((spans["start_frac"][row] + elapsed) >> TICK_BITS)
-    return ends, (spans["decode_seqs"] - spans["in_vain"])[row].astype(np.int64)
+def _round_ends(spans: IntArray) -> tuple[IntArray, IntArray]:
+    """End time in ns, and number of sequences that had not ended, of every round of *spans*, rows as in `_rounds_in_blocks`."""
+    n, start_ns, start_frac, first, growth, seqs = spans
+    cumulated = np.cumsum(n)
+    done = np.arange(1, int(cumulated[-1]) + 1) - np.repeat(cumulated - n, n)
+    elapsed = np.repeat(start_frac, n) + done * np.repeat(first, n)
+    if growth.any():
+        elapsed += np.repeat(growth, n) * (done * (done - 1) // 2)
+    return np.repeat(start_ns, n) + (elapsed >> TICK_BITS), np.repeat(seqs, n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from typing import Any
 
@@ -12,6 +12,10 @@ from policies.view import WaitingSeq
 
 _LEAST_STALE = 64
 """Places that may be left over from requests that have gone before all are numbered anew."""
+
+
+def _unheard() -> None:
+    return
 
 
 class AdapterQueue(deque[WaitingSeq]):
@@ -31,6 +35,8 @@ class AdapterQueue(deque[WaitingSeq]):
         """(place, id), first to last."""
         self._by_adapter: dict[int, deque[tuple[int, int]]] = {}
         self._first = self._last = 0
+        self.changing: Callable[[], None] = _unheard
+        """Called before requests come or go."""
 
     # What has come and gone.
 
@@ -65,6 +71,7 @@ class AdapterQueue(deque[WaitingSeq]):
 
     def take(self, id_: int) -> WaitingSeq:
         """Take a request out; KeyError where it is not here."""
+        self.changing()
         _, seq = self._seqs.pop(id_)
         adapter = self.of[id_]
         n = self.counts.pop(adapter) - 1
@@ -81,6 +88,7 @@ class AdapterQueue(deque[WaitingSeq]):
 
     def _put(self, seq: WaitingSeq, place: int) -> deque[tuple[int, int]]:
         """The places of its adapter, after *seq* has got one."""
+        self.changing()
         adapter = self.of[seq.id]
         self._seqs[seq.id] = (place, seq)
         self.counts[adapter] = self.counts.get(adapter, 0) + 1
@@ -88,6 +96,7 @@ class AdapterQueue(deque[WaitingSeq]):
 
     def _anew(self, seqs: list[WaitingSeq]) -> None:
         """Have *seqs*, and no places left over."""
+        self.changing()
         self._seqs.clear()
         self._all.clear()
         self._by_adapter.clear()

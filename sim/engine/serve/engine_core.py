@@ -103,7 +103,7 @@ class EngineCore:
         self.adapters: Adapters | None = None
         if spec.adapters is not None and sequences.waiting_by_adapter is not None:
             prices = AdapterPrices(prices)
-            self.adapters = Adapters(spec.adapters, sequences.waiting_by_adapter, prices)
+            self.adapters = Adapters(spec.adapters, sequences.waiting_by_adapter, prices, common.clock)
         self.state = state
         self.stages = stages
         self.alone = alone
@@ -548,6 +548,7 @@ class EngineCore:
             transfers=recorder.transfers.array(),
             tiered=self.loading is not None,
             adapters=None if self.adapters is None else self.adapters.columns(),
+            extras=recorder.extras.array(),
             emitted=self.driven.emitted()
             if self.driven is not None
             else _emitted(self.batches)

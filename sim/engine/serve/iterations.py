@@ -15,7 +15,7 @@ from sim.engine.batch.prices import Prices
 from sim.engine.batch.span import Step
 from sim.engine.batch.stages import Stages
 from sim.engine.kv.pool import OutOfBlocks
-from sim.engine.record.columns import Recorder, Standing, Tally
+from sim.engine.record.columns import ADAPTERS, IMAGES, MASKS, Recorder, Standing, Tally
 from sim.engine.serve.adapters import Adapters
 from sim.engine.serve.images import Images
 from sim.engine.serve.sequences import Sequences
@@ -131,28 +131,30 @@ class Iterations:
         if ended or work.wasted:
             totals = self._with_wasted(totals, decoding.query_tokens, ended)
         if self.adapters is not None:
-            self.adapters.begin(batch, run, n, totals.rows, ticks)
+            self.adapters.begin(batch, self.adapters.wanted(batch, run, n > 0), totals.rows, ticks)
+            self._recorder.add_extra(batch.index, ADAPTERS, ticks, self.adapters.extra_ticks)
         batch.run = run
         batch.completing = completing
         batch.decodes = n > 0
         batch.through_arrivals = True
         if self.images is not None:
             work.encode_ticks = self.images.encode(batch, run)
+            self._recorder.add_extra(batch.index, IMAGES, ticks, work.encode_ticks)
         if self._price is not None:
             return self._price(batch, totals, growth, ticks)
         kv = self._kv
-        duration = self._duration_ticks(batch, totals)
+        duration = self._duration_ticks(batch, totals, ticks)
         batch.span = Step(ticks, ticks + duration, growth)
         standing = (batch.index, self._sequences.n_admitted, len(self._queue), kv.total - kv.free, decoding.round)
         self._recorder.add_iteration(ticks, duration, totals, work, standing)
         return ticks + duration
 
-    def _duration_ticks(self, batch: MicroBatch, totals: Totals) -> int:
+    def _duration_ticks(self, batch: MicroBatch, totals: Totals, start_ticks: int) -> int:
         """The time of an iteration on one stage, encoding and masks included."""
         ticks = self.prices.iteration(self._padded(batch, totals) if self.pads_to else totals, self._work.draft_steps)
         ticks += self._work.encode_ticks
         if self._masks is not None:
-            ticks += self._masks.added(ticks, self._mask_rows(self._masks, batch))
+            ticks += self._masks.added(ticks, self._mask_rows(self._masks, batch, start_ticks))
         return ticks
 
     def _draft_steps(self, batch: MicroBatch, n: int) -> int:
@@ -197,7 +199,7 @@ class Iterations:
         durations[0] += self._work.encode_ticks
         if self._masks is not None:
             # Tokens are sampled on the last stage, and their masks are filled while the others compute.
-            durations[-1] += self._masks.added(sum(durations), self._mask_rows(self._masks, batch))
+            durations[-1] += self._masks.added(sum(durations), self._mask_rows(self._masks, batch, ticks))
         end, bubbles = self._stages.send(
             ticks, durations, handover, bool(batch.run), self._n_sent, self._recorder.stages.add
         )
@@ -221,10 +223,12 @@ class Iterations:
         batch.span = Step(ticks, end, growth)
         self._recorder.add_iteration(ticks, end - ticks, totals, self._work, self.standing(batch))
 
-    def _mask_rows(self, masks: Masks, batch: MicroBatch) -> int:
+    def _mask_rows(self, masks: Masks, batch: MicroBatch, ticks: int) -> int:
         """Masks of the iteration that *batch* is about to start."""
         decoding = batch.decoding if batch.decodes else ()
-        return masks.rows(decoding, batch.decoding.query_tokens, batch.completing)
+        rows = masks.rows(decoding, batch.decoding.query_tokens, batch.completing)
+        self._recorder.add_extra(batch.index, MASKS, ticks, rows)
+        return rows
 
     def _price_later(self, batch: MicroBatch, totals: Totals, growth: int, ticks: int) -> int:
         """Leave it to `launch`: how long a rank takes is known when all ranks have planned."""
@@ -371,12 +375,15 @@ class Iterations:
         batch.through_arrivals = plan.through_arrivals
         hold = plan.hold if self._fast_forward else 1
         if self.adapters is not None:
-            n = decoding.n
+            wanted = self.adapters.wanted(batch, NO_PROMPTS, True)
             # A load is part of one iteration.
-            hold = 1 if self.adapters.begin(batch, NO_PROMPTS, n, n * decoding.query_tokens, ticks) else hold
+            hold = 1 if self.adapters.begin(batch, wanted, decoding.n * decoding.query_tokens, ticks) else hold
+            self._recorder.add_extra(batch.index, ADAPTERS, ticks, self.adapters.extra_ticks)
+        if self.images is not None:
+            self._recorder.add_extra(batch.index, IMAGES, ticks, 0)
         prices = self.prices
         if self._masks is not None:
-            prices = self._masks.prices(self._mask_rows(self._masks, batch))
+            prices = self._masks.prices(self._mask_rows(self._masks, batch, ticks))
         span = batch.span = decoding.span(ticks, hold, plan.until_ns, free, growth, prices)
         span.open(self._recorder, self.standing(batch))
         return span.end(span.n)

@@ -11,6 +11,7 @@ from sim.engine.disaggregation.course import Course
 from sim.engine.disaggregation.handovers import Handovers
 from sim.engine.fleet.fleet import Fleet
 from sim.engine.machine.any_machine import AnyMachine
+from sim.engine.machine.encoder import Encoder
 from sim.engine.machine.groups import Group
 from sim.engine.record.columns import FINISHED, UNFINISHED
 from sim.engine.requests.state import RequestState
@@ -104,11 +105,18 @@ class Watch:
                 self._check_hosted(machine, core, seen)
             for group in machine.groups:
                 self._check_steps(machine, group)
+            self._check_encodings(machine)
         if self._fleet is not None:
             self._check_fleet(self._fleet, seen)
         self._check_ends(seen, now_ns)
         if self._handovers is not None:
             self._check_handovers(self._handovers)
+
+    def _check_encodings(self, machine: AnyMachine) -> None:
+        caches = [core.images.cache for core in machine.cores if core.images is not None]
+        for cache in [*caches, machine.cache] if isinstance(machine, Encoder) else caches:
+            if cache.held > cache.size:
+                self._fail("INV-15", f"machine {machine.index} keeps {cache.held} embeddings")
 
     def _check_steps(self, machine: AnyMachine, group: Group) -> None:
         for batches in zip(*(core.batches for core in group.cores), strict=True):
@@ -180,8 +188,6 @@ class Watch:
             for id_ in core.batches[0].admitted:
                 self._once(id_, seen)
             return
-        if core.images is not None and core.images.cache.held > core.images.cache.size:
-            self._fail("INV-15", f"machine {machine.index} keeps {core.images.cache.held} embeddings")
         held = sum(self._check_batch(machine, core, batch, seen) for batch in core.batches)
         held += self._check_connector(machine, core, seen)
         kv = sequences.kv

@@ -113,13 +113,24 @@ class ReplicaSpec:
             )
         if self.swaps and "host" not in kinds:
             raise ValueError("sequences that give way are swapped to a tier of kind host, and there is none")
-        if self.images is not None and not encodes(self.scheduler):
-            raise ValueError(
-                "this scheduler does not know of images that are encoded in steps; take vllm, or encode "
-                "them on machines of their own"
-            )
+        if self.images is not None:
+            self._check_images(self.images)
         if isinstance(self.cost, StageTable) and self.decoding is not None:
             raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
+
+    def _check_images(self, images: ImagesSpec) -> None:
+        how = encodes(self.scheduler)
+        if how is None:
+            raise ValueError(
+                "this scheduler does not know of images that are encoded in steps; take vllm or sglang, or encode them on machines "
+                "of their own"
+            )
+        if (images.budget is None) != (how == "as needed"):
+            raise ValueError(
+                "this scheduler has images encoded as its chunks need them, without a budget; leave budget_tokens out"
+                if how == "as needed"
+                else "this scheduler plans which images are encoded, and needs a budget"
+            )
 
     @property
     def prompt_balance(self) -> Balance | None:
@@ -180,7 +191,6 @@ class MachineSpec:
             batches = self.ranks > 1 or spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1
             for what, there in (
                 ("ranks, a pipeline or several micro-batches", batches),
-                ("an installed scheduler", driving(spec.scheduler)),
                 ("a table of single-pass latencies", isinstance(spec.cost, StageTable)),
             ):
                 if there:

@@ -28,8 +28,9 @@ class ImagesSpec:
 
     of: Sequence[tuple[Image, ...]] = field(hash=False)
     """The images of each request, in their order in the prompt."""
-    budget: int
-    """Embeddings that an iteration encodes at most."""
+    budget: int | None
+    """Embeddings that an iteration encodes at most, of which the scheduler knows; None: as many as its chunks need, whether or not
+    they can be kept."""
     cache: int
     """Embeddings that are kept."""
     seconds: Callable[[tuple[int, ...]], float] = field(hash=False)
@@ -37,7 +38,7 @@ class ImagesSpec:
 
     def __post_init__(self) -> None:
         largest = max((image.embeddings for images in self.of for image in images), default=0)
-        if min(self.budget, self.cache) < max(largest, 1):
+        if self.budget is not None and min(self.budget, self.cache) < max(largest, 1):
             raise ValueError(
                 f"budget and cache hold at least one image, of {largest} embeddings here; got {self.budget} and {self.cache}"
             )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hwmodels.adapters import AdapterCost, times_of
+from hwmodels.adapters import AdapterCost, slot_rules, times_of
 from hwmodels.deployment import Deployment
 from policies.adapters import MaxLoras
 from policies.classes import Preempt
-from policies.driving import driving
 from policies.routers import AdapterAffinity
-from policies.view import orders_queue, rule_of
+from policies.view import orders_queue
 from sim.engine.spec.adapters import AdapterSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -45,18 +44,23 @@ def with_adapters(scenario: Scenario, workload: Workload) -> Workload:
 
 
 def adapter_cost_of(scenario: Scenario, deployment: Deployment) -> AdapterCost | None:
-    """The memory and times of the slots of *scenario*'s servers; None without adapters. ValueError for what is not modelled."""
+    """The memory and times of the slots of *scenario*'s servers; None without adapters. ScenarioError for what is not modelled."""
     settings = scenario.adapters
     if settings is None:
         return None
-    return AdapterCost(
-        spec=deployment.model,
-        parallel=deployment.parallel,
-        max_loras=settings.max_loras,
-        max_lora_rank=settings.slot_rank,
-        times=times_of(scenario.stack_name, scenario.serving_release),
-        host_bytes_per_s=None if deployment.device.host is None else deployment.device.host.bytes_per_s,
-    )
+    rules = slot_rules(scenario.stack_name)
+    with told_by(scenario, "adapters"):
+        slots = settings.slots(rules)
+        return AdapterCost(
+            spec=deployment.model,
+            parallel=deployment.parallel,
+            max_loras=slots.max_loras,
+            max_lora_rank=slots.rank,
+            target_modules=slots.modules,
+            times=times_of(scenario.stack_name, scenario.serving_release),
+            rules=rules,
+            host_bytes_per_s=None if deployment.device.host is None else deployment.device.host.bytes_per_s,
+        )
 
 
 def adapters_of(scenario: Scenario, deployment: Deployment, workload: Workload, *, shared: bool) -> AdapterSpec | None:
@@ -74,12 +78,14 @@ def adapters_of(scenario: Scenario, deployment: Deployment, workload: Workload, 
         assert cost is not None
         return AdapterSpec(
             ranks=settings.ranks,
-            max_loras=settings.max_loras,
-            max_cpu_loras=settings.slots_on_host,
+            max_loras=cost.max_loras,
+            max_cpu_loras=settings.slots(cost.rules).max_cpu_loras,
             step_s=cost.step_s,
             disk_s=cost.disk_s,
             slot_s=cost.slot_s,
             loaded=settings.loaded_at_start,
+            base_has_slot=cost.rules.base_has_slot,
+            eviction=settings.eviction or "lru",
         )
 
 
@@ -89,10 +95,11 @@ def within_slots(scenario: Scenario, scheduler: Any) -> Any:
     if settings is None:
         return scheduler
     *outer, inner = named.layers(scheduler)
-    why = None
-    if driving(inner):
-        why = "an installed scheduler is not told of adapters; take one of the simulator's own"
-    elif orders_queue(inner):
+    rules, why = slot_rules(scenario.stack_name), None
+    with told_by(scenario, "adapters"):
+        max_loras = settings.slots(rules).max_loras
+    has_rule = hasattr(inner, "with_max_loras")
+    if orders_queue(inner) and not has_rule:
         why = (
             f"slots are modelled for schedulers that admit in the order of arrival, and {scenario.scheduler.policy} has "
             "another; take one that does, or wrap it in policy order"
@@ -101,28 +108,65 @@ def within_slots(scenario: Scenario, scheduler: Any) -> Any:
         why = "policy preempt makes room for the first of the queue, which may wait for a slot; take policy order"
     if why is not None:
         raise ScenarioError(f"{scenario.source}: adapters: {why}")
-    leaving = bool(rule_of(inner, "goes_on"))
-    limited: Any = MaxLoras(inner, max_loras=settings.max_loras, counts_leaving=leaving)
+    limited: Any = (
+        inner.with_max_loras(max_loras)
+        if has_rule
+        else MaxLoras(inner, max_loras=max_loras, counts_base=rules.base_has_slot)
+    )
     for each in reversed(outer):
         limited = replace(each, inner=limited)
     return limited
 
 
-def at_home(scenario: Scenario, router: Any) -> Any:
-    """*router*, or what sends each adapter to its own machine, around it."""
+def asks_for_adapters(router: Any) -> bool:
+    """Whether *router*, or one that it wraps, goes by the adapters that machines have."""
+    return any(getattr(each, "by_adapter", False) for each in named.layers(router))
+
+
+def at_home(scenario: Scenario, router: Any, machines: int) -> Any:
+    """*router* of *machines*, or what sends each adapter to its own machine, around it. ScenarioError for one that goes by adapters
+    where there are none, and for machines that adapters cannot have."""
     settings = scenario.adapters
-    if settings is None or settings.placement == "everywhere":
+    if settings is None:
+        if asks_for_adapters(router):
+            raise ScenarioError(
+                f"{scenario.source}: router: {scenario.router.policy} goes by the LoRA adapters that machines have, and the "
+                "scenario has none; give adapters, or a router that does not ask for them"
+            )
         return router
+    placed, own = settings.placement == "apart", _most_own(router)
+    if not placed and not own:
+        return router
+    setting = "adapters.placement apart" if placed else "router: apart"
+    if placed and own:
+        raise ScenarioError(
+            f"{scenario.source}: adapters.placement apart and apart of the router both say which machines an adapter has; leave "
+            "out one of the two"
+        )
     if scenario.autoscale is not None or any(pool.autoscale for pool in (scenario.pools or {}).values()):
         raise ScenarioError(
-            f"{scenario.source}: adapters.placement apart has a machine for each adapter, and autoscale has them come and go; "
-            "leave out one of the two"
+            f"{scenario.source}: {setting} has machines for each adapter, and autoscale has them come and go; leave out one of the "
+            "two"
         )
-    return AdapterAffinity(router, apart=True)
+    if own > machines:
+        raise ScenarioError(
+            f"{scenario.source}: router: each adapter has {own} machines, and there are {machines}; give each at most {machines}, "
+            "or more replicas"
+        )
+    return AdapterAffinity(router, apart=True) if placed else router
 
 
-def about_adapters(scenario: Scenario, workload: Workload) -> Iterator[str]:
-    """Notes where the trace has adapters that nothing serves, and on what times of adapters were measured with."""
+def _most_own(router: Any) -> int:
+    """The most machines that an adapter has to itself by *router*, or by one that it wraps; 0 where it has none."""
+    apart = (each for each in named.layers(router) if isinstance(each, AdapterAffinity) and each.apart)
+    return max((each.each for each in apart), default=0)
+
+
+def about_adapters(
+    scenario: Scenario, hosted: Sequence[tuple[Scenario, Deployment]], workload: Workload
+) -> Iterator[str]:
+    """Notes where the trace has adapters that nothing serves, on what times of adapters were measured with, and on the host memory
+    that they take."""
     if scenario.adapters is None:
         if workload.adapter is not None:
             yield "The trace has adapters and the scenario has no section adapters: the model itself serves all requests."
@@ -133,4 +177,19 @@ def about_adapters(scenario: Scenario, workload: Workload) -> Iterator[str]:
         "follows the shapes of the model's layers."
     )
     if stack != times.stack:
-        yield f"Slots and times of adapters are those of {times.stack}, and serving_stack is {stack}."
+        yield f"Times of adapters are those of {times.stack}, and serving_stack is {stack}."
+    for each, deployment in hosted:
+        yield from _in_host_memory(each, deployment)
+
+
+def _in_host_memory(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
+    """A note on the memory of the largest adapters that a host keeps."""
+    settings, cost = scenario.adapters, adapter_cost_of(scenario, deployment)
+    if settings is None or cost is None:
+        return
+    kept = sorted(settings.ranks)[-settings.slots(cost.rules).max_cpu_loras :]
+    gib = sum(map(cost.host_bytes, kept)) / (1 << 30)
+    yield (
+        f"Up to {len(kept):,} adapter{'s' * (len(kept) > 1)} take{'s' * (len(kept) == 1)} {gib:.3g} GiB of host memory for each "
+        "device (adapters.max_cpu_loras); whether the host has as much is not checked."
+    )

@@ -16,8 +16,8 @@ from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.encoding import encode_of
 from sim.scenario.assembly.fleet import fleet_of, with_slow
 from sim.scenario.assembly.handover import check_models, handover_of
-from sim.scenario.assembly.images import imaged
 from sim.scenario.assembly.manifest import manifest_of
+from sim.scenario.assembly.media import with_media
 from sim.scenario.assembly.pools import PoolOf, pools_of
 from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.ranks import check_asked, machine_of
@@ -65,15 +65,15 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
     check_asked(scenario, pools)
     workload = classed(scenario, workload_of(scenario)) if workload is None else workload
     workload = with_adapters(scenario, workload)
-    workload, images = imaged(scenario, pools, workload)
+    workload, media = with_media(scenario, pools, workload)
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)
     else:
         rows = {}
     workload, cut = within_context(workload, limits, rows)
-    router = at_home(scenario, policy_of(scenario, "router"))
+    router = at_home(scenario, policy_of(scenario, "router"), sum(pool.replicas for pool in pools))
     check_stores(scenario, pools)
-    built = [build_pool(pool, workload, rows, Encodes(scenario.encode, images)) for pool in pools]
+    built = [build_pool(pool, workload, rows, Encodes(scenario.encode, media)) for pool in pools]
     check_router(scenario, router, workload, (hosted.spec.block_tokens for pool in built for hosted in pool))
     check_classes(scenario, [hosted.spec.scheduler for pool in built for hosted in pool], workload)
     check_stops(scenario, pools, [hosted.spec for pool in built for hosted in pool])
@@ -83,7 +83,7 @@ def resolve(scenario: Scenario, workload: Workload | None = None) -> Built:
         for pool, hosted in zip(pools, built, strict=True)
         for machine in (machine_of(pool.scenarios[0], [each.spec for each in hosted]),) * pool.replicas
     ]
-    encode = encode_of(scenario, pools, workload, images)
+    encode = encode_of(scenario, pools, workload, media)
     with told_by(scenario):
         experiment = Experiment(
             workload=workload,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -234,9 +235,12 @@ def _measured_steps(deployment: Deployment, times: StepTimes) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Versions of Python, Rooftrace and the libraries whose numbers a result depends on, and the engine's build."""
     found = {"python": platform.python_version(), "engine": engine_build()}
-    for name in ("rooftrace", "numpy", "simpy", "pyarrow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return found | {name: _installed(name) for name in ("rooftrace", "numpy", "simpy", "pyarrow")}
+
+
+@functools.cache
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

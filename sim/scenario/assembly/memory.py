@@ -17,6 +17,7 @@ from hwmodels.memory import (
     share_machine,
     stack_memories,
     stack_memory,
+    with_encoder,
     with_slots,
 )
 from hwmodels.overheads import at_or_before, is_before
@@ -26,7 +27,7 @@ from sim.scenario import named
 from sim.scenario.assembly.adapters import adapter_cost_of
 from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
 from sim.scenario.assembly.deployment import deployment_of
-from sim.scenario.assembly.images import encoder_bytes as of_encoder
+from sim.scenario.assembly.media import encoder_bytes as of_encoder
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.scheduler import scheduler_of
 from sim.scenario.explain import told_by
@@ -97,11 +98,12 @@ def account_of(
             defaults.max_num_seqs if sequences is None else sequences,
         ),
         share=memory.shares.get(setting),
-        reserve_bytes=memory.reserve_bytes + encoder_bytes,
+        reserve_bytes=memory.reserve_bytes,
         block_tokens=memory.block_tokens,
         draft=draft,
         context_tokens=None if workload is None else mean_context(workload),
     )
+    plan = with_encoder(plan, encoder_bytes)
     slots = adapter_cost_of(scenario, deployment)
     plan = plan if slots is None else with_slots(plan, slots)
     notes = (*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules))

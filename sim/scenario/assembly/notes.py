@@ -17,7 +17,7 @@ from policies.classes import Preempt
 from policies.routers import Knowledge, knowledge_of
 from policies.view import reserves
 from sim.scenario import named
-from sim.scenario.assembly.adapters import about_adapters
+from sim.scenario.assembly.adapters import about_adapters, asks_for_adapters
 from sim.scenario.assembly.encoding import about_encoding
 from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
@@ -55,8 +55,8 @@ def notes_of(
         *(sorts_by_nothing(each) for each in scenarios),
         *(about_tiers(each, workload, machines) for each in scenarios),
         about_fleet(pools),
-        about_encoding(scenario, workload),
-        about_adapters(scenario, workload),
+        about_encoding(scenario, [each.model for each in deployments], workload),
+        about_adapters(scenario, hosted, workload),
         about_grammars(scenario, pools),
         _scheduler_left_out(scenario.source, scenarios),
         _router(scenario, router, pools, workload),
@@ -111,7 +111,8 @@ def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: 
     if sum(pool.replicas for pool in pools) == 1:
         return
     if knows.prefixes:
-        nothing = "it finds nothing anywhere, and goes by loads alone"
+        rest = "loads and adapters" if asks_for_adapters(router) else "loads"
+        nothing = f"it finds nothing anywhere, and goes by {rest} alone"
         if workload.prefix_blocks is None:
             yield (
                 f"{router_asking('prefixes')} asks what machines have of a prompt, and the workload does not say which prompts "

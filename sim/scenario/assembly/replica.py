@@ -17,7 +17,7 @@ from sim.scenario.assembly.auto import chosen_by_auto
 from sim.scenario.assembly.context import check_longest
 from sim.scenario.assembly.decoding import BuiltDecoding, build_decoding, drafting_for, slots_of_drafts
 from sim.scenario.assembly.draft import Drafting
-from sim.scenario.assembly.images import SeenImages, encoder_bytes, images_in_steps
+from sim.scenario.assembly.media import SeenMedia, encoder_bytes, images_in_steps
 from sim.scenario.assembly.memory import account_of, memory_of, shared_plans
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import cache_of
@@ -42,10 +42,10 @@ class Hosted:
 
 
 class Encodes(NamedTuple):
-    """The images that machines encode in their steps."""
+    """Images and clips that machines encode in their steps."""
 
     settings: EncodeSettings | None = None
-    images: SeenImages | None = None
+    media: SeenMedia | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ def _build_hosted(part: _Part, plan: MemoryPlan, asked: Workload, *, row: int | 
         adapters=adapters_of(scenario, deployment, workload, shared=models > 1),
     )
     with told_by(scenario, "encode"):
-        spec = replace(spec, images=images_in_steps(part.encodes.settings, deployment, scheduler, part.encodes.images))
+        spec = replace(spec, images=images_in_steps(part.encodes.settings, deployment, scheduler, part.encodes.media))
     if decoding is not None:
         spec = replace(
             spec,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.launch.drafters import assumed
+from sim.launch.encoders import by_hand, put_encode, refuse_encoder
+from sim.launch.engines.sglang import adapters
 from sim.launch.forced import put_mean_length
 from sim.launch.reading import Reading, formats
 from sim.launch.tiers import GIB, SAY, devices, evicts, host, lmcache_file, lmcache_tiers, lmcache_variables
@@ -87,6 +89,17 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("scheduler.schedule_conservativeness", reading.number("schedule-conservativeness"))
     reading.put("stream_interval", reading.integer("stream-interval"))
     _speculation(reading)
+    _adapters_and_encoders(reading)
+
+
+def _adapters_and_encoders(reading: Reading) -> None:
+    adapters.read(reading)
+    refuse_encoder(reading, "encoder-only")
+    if not reading.switch("language-only"):
+        put_encode(reading)
+        return
+    machines = len(reading.words("encoder-urls")) or "N"
+    reading.notes.append(f"--language-only leaves encoding to other machines: {by_hand(machines)}")
 
 
 def _delayer(reading: Reading) -> None:

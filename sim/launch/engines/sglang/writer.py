@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.launch.engines.sglang import adapters
 from sim.launch.engines.sglang.reader import FORCED_LENGTH, POLICIES
 from sim.launch.forced import forced_rates, mean_length
 from sim.launch.tiers import GIB, LRU, host_tiers_to_write
@@ -46,7 +47,7 @@ def write(command: Writing) -> None:
             command.not_carried("cuda_graphs.decode_only: true; SGLang is not told so")
         command.flag("--disable-cuda-graph", graphs.eager)
         command.flag("--cuda-graph-max-bs-decode", graphs.largest)
-        command.numbers("--cuda-graph-bs-decode", graphs.sizes)
+        command.several("--cuda-graph-bs-decode", graphs.sizes)
     for key in (
         *("chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "max_running_requests"),
         *("schedule_policy", "schedule_conservativeness", "scheduler_recv_interval", "enable_mixed_chunk"),
@@ -65,6 +66,7 @@ def write(command: Writing) -> None:
     if scenario.stream_interval > 1:
         command.flag("--stream-interval", scenario.stream_interval)
     _speculation(command)
+    adapters.write(command)
 
 
 def _speculation(command: Writing) -> None:

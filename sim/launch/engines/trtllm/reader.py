@@ -8,6 +8,7 @@ from typing import Any
 from sim.errors import RooftraceError
 from sim.launch.arguments import yaml_file
 from sim.launch.drafters import assumed
+from sim.launch.encoders import by_hand
 from sim.launch.reading import CACHES, Reading
 from sim.launch.tiers import GIB, devices
 
@@ -61,6 +62,11 @@ def settings(reading: Reading, *, experts: bool) -> None:
             reading.give_back("kv-cache-dtype", cache)
     reading.put("stream_interval", reading.integer("stream-interval") or given.integer("stream_interval"))
     _speculation(reading, given)
+    if reading.encoders:
+        reading.notes.append(
+            f"the model has an encoder of {' and of '.join(reading.encoders)}, and encoding in steps of TensorRT-LLM is not "
+            f"modelled; for machines that only encode, {by_hand()}"
+        )
     reading.notes.extend(f"{file}: {key} is not modelled" for key in given.left())
 
 

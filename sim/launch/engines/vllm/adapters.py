@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hwmodels.adapters import slot_rules
+from sim.errors import RooftraceError
+from sim.launch.adapters import at_least_one, put_adapters, say_adapters
 from sim.launch.reading import Reading
 from sim.launch.writing import Writing
 
@@ -13,18 +16,17 @@ def read(reading: Reading) -> None:
     """Put the slots that the command says, and as many adapters as it names, of the rank of the slots."""
     if not reading.switch("enable-lora"):
         return
-    slots, rank = reading.integer("max-loras") or 1, reading.integer("max-lora-rank") or _RANK
-    modules = reading.words("lora-modules")
-    reading.put("adapters.count", len(modules) or slots)
-    reading.put("adapters.rank", rank)
-    reading.put("adapters.max_loras", slots)
-    reading.put("adapters.max_lora_rank", rank)
-    reading.put("adapters.max_cpu_loras", reading.integer("max-cpu-loras"))
-    named = "the command names" if modules else "the command names none, so as many as there are slots"
-    reading.notes.append(
-        f"adapters.count, adapters.rank and adapters.popularity are the traffic's: {named}, of the rank of the slots, and all are "
-        "asked for equally often; say otherwise where that is known"
-    )
+    rules = slot_rules("vllm")
+    slots, rank = at_least_one(reading, "max-loras") or rules.max_loras, at_least_one(reading, "max-lora-rank") or _RANK
+    if rank not in rules.ranks:
+        raise RooftraceError(f"--max-lora-rank is one of {', '.join(map(str, rules.ranks))} in vLLM; got {rank}")
+    server = {
+        "max_loras": slots,
+        "max_lora_rank": rank,
+        "max_cpu_loras": at_least_one(reading, "max-cpu-loras"),
+        "target_modules": reading.words("lora-target-modules") or None,
+    }
+    put_adapters(reading, named=len(reading.words("lora-modules")), rank=rank, server=server)
 
 
 def write(command: Writing) -> None:
@@ -32,10 +34,10 @@ def write(command: Writing) -> None:
     command.carries("adapters")
     if adapters is None:
         return
+    slots = adapters.slots(slot_rules("vllm"))
     command.flag("--enable-lora", True)
-    command.flag("--max-loras", adapters.max_loras)
-    command.flag("--max-lora-rank", adapters.slot_rank)
+    command.flag("--max-loras", slots.max_loras)
+    command.flag("--max-lora-rank", slots.rank)
     command.flag("--max-cpu-loras", adapters.max_cpu_loras)
-    command.not_carried(f"the {adapters.count} adapters: name each and its folder with --lora-modules NAME=PATH")
-    if adapters.placement != "everywhere":
-        command.not_carried("adapters.placement: start each server with its own adapters, and route by adapter")
+    command.several("--lora-target-modules", adapters.target_modules)
+    say_adapters(command, adapters, "--lora-modules")

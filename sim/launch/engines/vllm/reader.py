@@ -10,6 +10,7 @@ from policies.vllm import Vllm
 from policies.vllm_settings import RELEASES
 from sim.errors import RooftraceError
 from sim.launch.drafters import assumed
+from sim.launch.encoders import put_encode, refuse_encoder
 from sim.launch.engines.vllm import adapters
 from sim.launch.engines.vllm.tiers import tiers
 from sim.launch.forced import put_mean_length, put_rates
@@ -70,6 +71,8 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("stream_interval", reading.integer("stream-interval"))
     _speculation(reading)
     adapters.read(reading)
+    refuse_encoder(reading, "mm-encoder-only")
+    put_encode(reading)
 
 
 _EXCHANGES = ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")

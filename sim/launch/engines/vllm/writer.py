@@ -69,7 +69,7 @@ def _graphs_and_tiers(command: Writing) -> None:
         if graphs.decode_only:
             command.flag("--compilation-config", json.dumps({"cudagraph_mode": "FULL_DECODE_ONLY"}))
         command.flag("--max-cudagraph-capture-size", graphs.largest)
-        command.numbers("--cudagraph-capture-sizes", graphs.sizes)
+        command.several("--cudagraph-capture-sizes", graphs.sizes)
     _connector(command, host_tiers_to_write(command))
     experts = command.scenario.experts
     if experts is None:
