@@ -273,11 +273,17 @@ def _ids(path: Any, file: Any) -> list[NDArray[np.integer]]:
     return found
 
 
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""numpy's names of Arrow's floating-point types; those of whole numbers are the same."""
+
+
 def _in_numpy(column: Any) -> NDArray[Any]:
-    """Numbers of an Arrow array, what is missing as NaN. Its own `to_numpy` would import pandas, 0.3 s that nothing else needs."""
+    """Numbers of an Arrow array, what is missing as NaN. Its own `to_numpy` would import pandas, 0.3 s that nothing else needs, and so
+    would `to_pandas_dtype` before pyarrow 15."""
     if column.null_count:
         return np.array(column.to_pylist(), dtype=float)
-    kind = np.dtype(column.type.to_pandas_dtype())
+    name = str(column.type)
+    kind = np.dtype(_FLOATS.get(name, name))
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize)
 
 

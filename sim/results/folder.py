@@ -37,7 +37,13 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise OutputError(f"{path} is missing; run again what wrote its folder") from None
-    except (OSError, ValueError, KeyError, RecursionError) as error:  # pyarrow's errors are some of these
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        NotImplementedError,
+        RecursionError,
+    ) as error:  # all of pyarrow's are some of these
         reason = str(error).strip().rstrip(".").partition("\n")[0]
         raise OutputError(f"{path} is damaged ({reason}); run again what wrote it") from None
 

@@ -190,6 +190,19 @@ def test_sessions_are_read_from_parquet_without_data_frames(tmp_path):
     )
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint16", "int32", "uint64", "float16", "float32", "float64"])
+def test_numbers_of_any_width_are_read_from_parquet(tmp_path, kind):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(TWO_TURNS)
+    lengths = pa.array(np.array([10, 20, 30], kind))
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("output_length"), "output_length", lengths), tmp_path / "s"
+    )
+    assert read_sessions(tmp_path / "s", starts=STARTS).output_tokens.tolist() == [10, 30, 20]  # by their times
+
+
 def test_ids_that_do_not_cover_the_prompt_are_refused_and_none_at_all_are_not(tmp_path):
     short = json_lines(tmp_path / "short", [row(1, 130, [0, 1]), row(1, 1000, [0, 1, 2])])
     with pytest.raises(ValueError, match="row 2, column hash_ids: 3 ids of 64 tokens do not cover the prompt of 1000"):
