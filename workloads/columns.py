@@ -43,7 +43,7 @@ def int_column(
     elif len(column) == 0:
         whole = np.empty(0, dtype=np.int64)
     elif column.dtype.kind == "f":
-        bad = ~np.isfinite(column) | (column != np.trunc(column)) | (np.abs(column) >= INT64_MAX)
+        bad = ~np.isfinite(column) | (column != np.trunc(column)) | (np.abs(column) >= np.float64(INT64_MAX))
         if (row := first_row(bad)) is not None:
             raise ValueError(f"row {row + rows_from}: {name} is a whole number; got {column[row]}")
         whole = column.astype(np.int64)

@@ -278,8 +278,8 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def _in_numpy(column: Any) -> NDArray[Any]:
-    """Numbers of an Arrow array, what is missing as NaN. Its own `to_numpy` would import pandas, 0.3 s that nothing else needs, and so
-    would `to_pandas_dtype` before pyarrow 15."""
+    """Numbers of an Arrow array, what is missing as NaN. Its own `to_numpy` would import pandas, 0.3 s that nothing else needs, and
+    so would `to_pandas_dtype` before pyarrow 15."""
     if column.null_count:
         return np.array(column.to_pylist(), dtype=float)
     name = str(column.type)
