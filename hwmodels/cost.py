@@ -13,6 +13,8 @@ class Work(NamedTuple):
 
     flops: Any
     hbm_bytes: Any
+    tile_flops: Any = 0.0
+    """Arithmetic beside `flops` of rows that only fill the tiles of kernels: it takes power, and is no work."""
 
 
 class CostModel(Protocol):

@@ -34,6 +34,8 @@ from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_n
 from hwmodels.stacks import kernels_of, latent_alone, narrow_heads
 
 _CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format already
+_BLOCK_ROWS = 128
+"""Rows of a tile of DeepGEMM's grouped products."""
 _ROUTING = "power_law_1.01"
 """The skew by which tokens choose experts: the mildest skew that the measured tables hold."""
 # Formats of dense products whose fitted efficiencies may serve one, the best first, by arithmetic and by format where
@@ -90,6 +92,24 @@ class GpuKernels(StackKernels):
                 np.asarray(rows) > experts.n_experts / experts.expert, 1.0 + own.untuned_experts, 1.0
             )
         return seconds
+
+    def multiplied_pairs(self, rows: Any, experts: ExpertMlp) -> Any:
+        """Pairs of token and expert that a device multiplies in one layer, those among them that only fill tiles; None: no such.
+
+        vLLM's releases with a time of experts in FP8 blocks (`Overheads.block_experts_s`) run DeepGEMM, for which the rows of each
+        expert begin at a multiple of 128 and there is room for those of every expert of the device (0.11.1,
+        model_executor/layers/fused_moe/deep_gemm_utils.py, `compute_aligned_M`). Hopper's kernels skip tiles without a token;
+        Blackwell's multiply all: neither the steps nor the power of B200 grow with the experts that are awake.
+        """
+        blocks = experts.precision == "fp8_block" and self.stack.overheads.block_experts_s > 0
+        if not blocks or experts.backend not in (None, "deep_gemm"):
+            return None
+        pairs = rows * (experts.per_token / experts.expert)
+        if "fp4" in self.profile.datasheet.peak_flops_per_s:
+            return pairs + (experts.n_experts + experts.redundant) / experts.expert * (_BLOCK_ROWS - 1)
+        awake = experts.active_experts(rows) / experts.expert
+        # An expert's last tile is filled by half in the mean, and its only one as far as it has tokens.
+        return np.maximum(awake * _BLOCK_ROWS, pairs + awake * (0.5 * (_BLOCK_ROWS - 1)))
 
     def _backend(self, experts: ExpertMlp) -> str | None:
         """The parameter set of the backend that was asked for; None: none was, or its tables do not tell it apart."""

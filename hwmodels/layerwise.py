@@ -19,7 +19,7 @@ from hwmodels.graphs import padded
 from hwmodels.kernels.ops import ARRAYS, SCALARS, DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import Kernels
 from hwmodels.model import ModelSpec
-from hwmodels.operations import AttentionShape, Collective, SharedKv, StageWork
+from hwmodels.operations import QUERY_TILE, AttentionShape, Collective, SharedKv, StageWork
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 from hwmodels.reach import Chunk
@@ -464,7 +464,10 @@ class LayerwiseCost:
             lambda rows: np.asarray(kernels.send_s(rows * self._handover_bytes, self._between_nodes))
         )
         self._expert_bytes = RowTable(self._expert_bytes_of)
+        fills_tiles = any(self._pairs(stage.work, 1.0) is not None for stage in self._stages)
+        self._expert_tiles = RowTable(self._multiplied_by_experts) if fills_tiles else None
         self._work_terms = self._linear_work()
+        self._tiles = self._query_tiles()
 
     @property
     def work_by_stage(self) -> tuple[StageWork, ...]:
@@ -572,13 +575,41 @@ class LayerwiseCost:
                 total = total + experts.active_experts(rows) * (experts.expert_bytes * experts.layers * split)
         return total
 
+    def _pairs(self, work: StageWork, rows: Any) -> Any:
+        """The kernels' `multiplied_pairs`; None where they multiply no others than there are."""
+        multiplied = getattr(self.kernels, "multiplied_pairs", None)
+        return None if multiplied is None or work.experts is None else multiplied(rows, work.experts)
+
+    def _multiplied_by_experts(self, rows: FloatArray) -> FloatArray:
+        """FLOPs of the experts over all devices, rows that only fill tiles among them."""
+        total = np.zeros_like(rows)
+        for stage in self._stages:
+            pairs, experts = self._pairs(stage.work, rows), stage.work.experts
+            if pairs is not None and experts is not None:
+                tokens = pairs * (experts.expert / experts.per_token)
+                total = total + experts.flops_of_all(tokens) * self.parallel.expert_tensor
+        return total
+
+    def _query_tiles(self) -> tuple[tuple[bool, float, float], ...]:
+        """By shapes of softmax attention of decodes: whether their layers are windowed, query tokens that fill a tile, and FLOPs of
+        one query token and one KV token over all devices."""
+        found: dict[tuple[bool, float], float] = {}
+        for stage in self._stages:
+            for shape in stage.work.attention:
+                if shape.kind not in ("gqa", "mla"):
+                    continue
+                heads = shape.n_heads * self.parallel.decode_context / (shape.n_kv_heads if shape.kind == "gqa" else 1)
+                key = shape.windowed, QUERY_TILE / heads
+                found[key] = found.get(key, 0.0) + shape.decode_flops_per_pair * shape.layers * self.parallel.tensor
+        return tuple((windowed, tokens, flops) for (windowed, tokens), flops in found.items() if tokens > 1)
+
     def _linear_work(self) -> dict[str, float]:
         """Coefficients of FLOPs and bytes over all devices, so that `work` is a dozen multiplications."""
         t, d = self.parallel.tensor, self.parallel.groups
         terms: dict[str, float] = dict.fromkeys(
             (
                 "row_flops", "logit_flops", "row_bytes", "logit_bytes", "pair_flops", "window_pair_flops", "past_flops",
-                "query_flops", "window_query_flops", "kv_bytes", "window_kv_bytes", "sequence_bytes",
+                "query_flops", "window_query_flops", "kv_bytes", "window_kv_bytes", "sequence_bytes", "expert_flops",
             ),
             0.0,
         )  # fmt: skip
@@ -588,7 +619,9 @@ class LayerwiseCost:
                 terms[f"{kind}_flops"] += op.flops(1) * t
                 terms[f"{kind}_bytes"] += op.weight_bytes * t * d
             if stage.work.experts is not None:
-                terms["row_flops"] += stage.work.experts.flops_of_all(1) * self.parallel.expert_tensor
+                each = stage.work.experts.flops_of_all(1) * self.parallel.expert_tensor
+                terms["row_flops"] += each
+                terms["expert_flops"] += each
             for shape in stage.work.attention:
                 prefix, n = ("window_" if shape.windowed else ""), shape.layers * t
                 terms[f"{prefix}pair_flops"] += shape.prefill_flops_per_pair * n
@@ -613,6 +646,7 @@ class LayerwiseCost:
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
             some = columns[0] > 0
             experts = self._expert_bytes.array(columns[0])
+            multiplied = None if self._expert_tiles is None else self._expert_tiles.array(columns[0])
             ops: Ops = ARRAYS
             some_logits = columns[7] > 0
             seqs_1 = np.maximum(columns[5], 1)
@@ -620,6 +654,7 @@ class LayerwiseCost:
             columns = tuple(int(c) for c in totals)
             some, some_logits = columns[0] > 0, columns[7] > 0
             experts = self._expert_bytes.scalar(columns[0])
+            multiplied = None if self._expert_tiles is None else self._expert_tiles.scalar(columns[0])
             ops = SCALARS
             seqs_1 = max(columns[5], 1)
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = columns
@@ -645,4 +680,7 @@ class LayerwiseCost:
             + (prompt_kv_window + kv_window) * w["window_kv_bytes"]
             + (seqs + chunks) * w["sequence_bytes"]
         )
-        return Work(flops, hbm_bytes)
+        tile_flops = 0.0 if multiplied is None else ops.maximum(multiplied - rows * w["expert_flops"], 0.0)
+        for windowed, tokens, each in self._tiles:
+            tile_flops = tile_flops + ops.maximum(tokens - queries, 0) * (kv_window if windowed else kv) * each
+        return Work(flops, hbm_bytes, tile_flops)

@@ -25,6 +25,9 @@ from hwmodels.precision import precision
 
 HEAD_TILE = 64
 """Query heads that kernels of latent attention to chosen tokens multiply together, filled or not (FlashMLA's sparse prefill)."""
+QUERY_TILE = 64
+"""Rows of queries, heads of a KV head times tokens, that kernels of decode attention multiply together, filled or not: the block of
+FlashAttention-2's split decodes and of FlashMLA, and the least that a warp group of Hopper multiplies (PTX ISA, wgmma: m64)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,12 @@
 """Power of a device by what it does: nothing, or an iteration that moves so many bytes and computes so much a second.
 
-    share = min(1, idle + memory * bandwidth_share + compute * arithmetic_share^(1/4))   while an iteration runs
+    share = min(1, idle + memory * bandwidth_share + compute * arithmetic_share^(1/3))   while an iteration runs
     share = idle                                                                         otherwise
 
-are shares of a device's power limit (TDP). Arithmetic counts by its fourth root, which fits models held back best of 1/4, 1/3, 1/2
-and 3/4: at the same rate small products draw more than large ones, for tiles are filled with rows that nobody asked for and
-operands travel farther. power.toml has the terms of the devices that were measured (`python -m sim.validation.fit_power` writes
-it), and those of all together, which stand for any other device.
+are shares of a device's power limit (TDP). Arithmetic is that which the kernels do: rows that only fill tiles count
+(`hwmodels.cost.Work.tile_flops`). It counts by its cube root, which fits models held back as well as any of 1/4, 1/3, 2/5 and 1/2:
+at the same rate small products draw more than large ones, for operands travel farther. power.toml has the terms of the devices
+that were measured (`python -m sim.validation.fit_power` writes it), and those of all together, which stand for any other device.
 
 Under a limit below the TDP (`limited`) power ends at that limit. The clock is the one at which arithmetic at full rate draws no
 more: what a device draws beyond idling goes by the cube of its clock, for voltage follows it (`clock_share`). Reading memory keeps
@@ -29,7 +29,7 @@ FILE = ROOM / "power.toml"
 TERMS = ("idle", "memory", "compute")
 ANY = "any"
 """The entry of power.toml for devices that were not measured."""
-ARITHMETIC_EXPONENT = 0.25
+ARITHMETIC_EXPONENT = 1 / 3
 CLOCK_EXPONENT = 3.0
 
 

@@ -178,7 +178,7 @@ def totals_of(span: Mapping[str, np.ndarray], steps: np.ndarray | int) -> Totals
 
 
 class Iterations(NamedTuple):
-    """Spans of iterations of one machine: how long each is, and what it reaches of the peaks."""
+    """Spans of iterations of one machine: how long each is, and what it reaches of the peaks, with rows that only fill tiles."""
 
     seconds: np.ndarray
     bandwidth: np.ndarray
@@ -202,7 +202,7 @@ def iterations_of(cost: CostModel, columns: Columns, *, from_ns: int, to_ns: int
     return Iterations(
         seconds=seconds,
         bandwidth=work.hbm_bytes / (each * cost.peak_bytes_per_s),
-        arithmetic=work.flops / (each * cost.peak_flops_per_s),
+        arithmetic=(work.flops + work.tile_flops) / (each * cost.peak_flops_per_s),
         tokens=tokens,
     )
 
@@ -215,7 +215,8 @@ def _add_power(
     busy = seconds > 0
     each = np.where(busy, seconds / times, 1.0)
     memory = np.broadcast_to(work.hbm_bytes, times.shape) / (each * alike.cost.peak_bytes_per_s)
-    compute = np.broadcast_to(work.flops, times.shape) / (each * alike.cost.peak_flops_per_s)
+    multiplied = np.broadcast_to(work.flops + work.tile_flops, times.shape)
+    compute = multiplied / (each * alike.cost.peak_flops_per_s)
     drawn = alike.power.iteration_share(memory, compute)
     bulk.add("busy_s", done, seconds)
     bulk.add("power_share_s", done, np.where(busy, drawn * seconds, 0.0))

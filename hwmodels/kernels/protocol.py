@@ -42,6 +42,9 @@ class Kernels(Protocol):
     The `*_s` methods take float64 arrays (or scalars) and need not be fast: they are tabulated. Attention depends on
     more than the rows, so it comes as a form: a function of totals written with + - * / and the given `Ops`, which is
     what makes scalars and arrays agree bit for bit. Times must not fall when an argument grows.
+
+    One may also have `multiplied_pairs(rows, experts)`: the pairs of token and expert that a device multiplies in one layer, those
+    among them that only fill tiles, or None, as without it: those that there are.
     """
 
     @property

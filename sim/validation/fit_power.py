@@ -1,7 +1,8 @@
 """Fit the terms of `hwmodels.power` to measured power of servers that are kept full, models held back.
 
-`python -m sim.validation.fit_power MEASURED` replays the tables power_mlenergy*_text.csv of that folder and prints power.toml and
-the comparison for models held back. H100 and B200 are fitted together, memory apart: they have the same models behind one release
+`python -m sim.validation.fit_power MEASURED` replays the tables power_mlenergy*_text.csv of that folder and prints power.toml, the
+host terms of the servers (`HOSTS` of `sim.bench.published.powered`) and the comparison for models held back, from both. H100 and
+B200 are fitted together, memory apart: they have the same models behind one release
 of vLLM. The A100's rows are of an engine of 2024 whose steps were mostly waits for its host; they are fitted by themselves, at the
 speed that was measured.
 
@@ -15,17 +16,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hwmodels.device import load_device
 from hwmodels.measured import Measurement, catalogue_model, read
-from hwmodels.power import ANY, TERMS
+from hwmodels.power import ANY, ARITHMETIC_EXPONENT, TERMS
 from sim.bench.published.machines import Unmodelled
-from sim.bench.published.powered import RELEASES, Drawn, drawn
+from sim.bench.published.powered import HOSTS, RELEASES, Drawn, drawn
 from sim.bench.published.rows import rows_of
 from workloads.write import write_whole
 
@@ -40,8 +41,17 @@ MOST_SEATS = 512
 """Larger servers are not replayed for the fit, for time; validate replays all."""
 TOGETHER = (("h100-sxm", "b200"), ("a100-40gb-sxm",))
 """Devices that share all terms but memory, newest engine first."""
+EVEN_HOSTS = "h100-sxm"
+"""The device whose servers say what hosts take: those of B200 were slower, unevenly over load."""
 _SCATTER = 0.05
 """Log ratios up to this size count by their square, larger ones less and less."""
+
+
+class HostTerms(NamedTuple):
+    """Host time of an iteration, and of each sequence in it, beyond those of the replays."""
+
+    step_s: float
+    sequence_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,8 @@ class Row:
     share: float
     """Measured power over TDP."""
     tokens_per_s: float
+    batch: float
+    """Mean of sequences that ran at once."""
     drawn: Drawn
     plain: bool
     """Whether the model is dense, in 16 bits."""
@@ -72,6 +84,19 @@ class Row:
     def informs(self) -> bool:
         """Whether it is known what its time was filled with."""
         return self.waits or KNOWN[0] <= self.speed <= KNOWN[1]
+
+    def hosted(self, more: HostTerms) -> Row:
+        """The row with a replay each of whose steps takes so much more."""
+        old = self.drawn
+        tokens_per_s = 1.0 / (1.0 / old.tokens_per_s + more.step_s / self.batch + more.sequence_s)
+        faster = tokens_per_s / old.tokens_per_s
+        found = replace(
+            old,
+            tokens_per_s=tokens_per_s,
+            bandwidth=old.bandwidth * faster,
+            arithmetic=old.arithmetic * faster**ARITHMETIC_EXPONENT,
+        )
+        return replace(self, drawn=found)
 
     def state(self, *, measured_speed: bool) -> tuple[float, float]:
         """Bandwidth and arithmetic over its time, as simulated or at the speed that was measured."""
@@ -103,6 +128,27 @@ def least_squares_terms(matrix: FloatArray, share: FloatArray, groups: Sequence[
     bounds = ([0.05] + [0.0] * (n - 1), [max(0.1, share.min())] + [3.0] * (n - 1))
     start = np.minimum(0.2, 0.9 * np.array(bounds[1]))
     return least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=_SCATTER).x
+
+
+def host_terms(rows: Sequence[Row]) -> HostTerms:
+    """What the steps of *rows* take more than their replays, by robust log ratios of those on `EVEN_HOSTS`; models weigh alike."""
+    from scipy.optimize import least_squares
+
+    some = [row for row in rows if row.device == EVEN_HOSTS and KNOWN[0] <= row.speed <= KNOWN[1]]
+    weight = 1.0 / np.sqrt([sum(each.model == row.model for each in some) for row in some])
+    batch = np.array([row.batch for row in some])
+    replayed_s = batch / np.array([row.drawn.tokens_per_s for row in some])
+    measured_s = batch / np.array([row.tokens_per_s for row in some])
+
+    def residuals(terms: FloatArray) -> FloatArray:
+        step_s, sequence_s = terms * _HOST_UNITS
+        return weight * np.log(np.maximum(replayed_s + step_s + sequence_s * batch, 1e-4) / measured_s)
+
+    return HostTerms(*(least_squares(residuals, [0.0, 0.0], loss="soft_l1", f_scale=_SCATTER).x * _HOST_UNITS).tolist())
+
+
+_HOST_UNITS = np.array([1e-3, 1e-5])
+"""Seconds of the terms' order, in which the fit counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +198,12 @@ def without_each(rows: Sequence[Row], devices: tuple[str, ...], by: str, *, meas
     return found
 
 
+def host_without_each(rows: Sequence[Row]) -> list[Row]:
+    """The rows, each with the host terms that rows of other models have."""
+    found = {model: host_terms([row for row in rows if row.model != model]) for model in {row.model for row in rows}}
+    return [row.hosted(found[row.model]) for row in rows]
+
+
 def joule_factors(rows: Sequence[Row], share: FloatArray) -> FloatArray:
     """Measured over predicted energy per output token."""
     return np.array([row.share for row in rows]) / share / np.array([row.speed for row in rows])
@@ -182,6 +234,7 @@ def _replayed(job: tuple[dict[str, Any], str]) -> Row | str:
         set=of,
         share=float(row["power_per_gpu_w"]) / device.tdp_w,
         tokens_per_s=float(row["output_tokens_per_s"]),
+        batch=float(row["avg_batch_size"]),
         drawn=found,
         plain=wide and model.experts is None,
     )
@@ -206,16 +259,22 @@ def replays(folder: Path, *, jobs: int = 2) -> tuple[list[Row], dict[str, int]]:
     return rows, reasons
 
 
-def entries_of(rows: Sequence[Row]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The entries of power.toml, and lines of the comparison: rows whose model no fit had seen."""
+def entries_of(rows: Sequence[Row]) -> tuple[dict[str, dict[str, Any]], list[str], list[str]]:
+    """The entries of power.toml, lines of the comparison (rows whose model no fit had seen), and what else there is to say."""
     entries: dict[str, dict[str, Any]] = {}
-    lines = []
+    lines, notes = [], []
     used: list[Row] = []
     for devices in TOGETHER:
         newer = devices == TOGETHER[0]
         mine = [row for row in rows if row.device in devices and newer == (row.set != OLD)]
         used += mine
         fit = Fit.of(mine, devices)
+        if newer:
+            more, own = host_terms(mine), HOSTS[mine[0].set]
+            notes.append(
+                f"hosts: step_s = {own['step_s'] + more.step_s:.3g}, sequence_s = {own['sequence_s'] + more.sequence_s:.3g}"
+            )
+            mine = host_without_each(mine)
         simulated = without_each(mine, devices, "model", measured_speed=False)
         at_speed = without_each(mine, devices, "model", measured_speed=True)
         share = np.array([row.share for row in mine])
@@ -227,13 +286,20 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[str, dict[str, Any]], list[str
             if newer:
                 entries[device]["joule"] = widths(joule_factors(some, simulated[of_it]))
             lines.append(_line(device, some, simulated[of_it], at_speed[of_it]))
+        if newer:
+            lines.append(_line("both", mine, simulated, at_speed))
+            seen = fit.shares(mine, measured_speed=False)
+            notes += [
+                f"both, J a token as if power were exact: {_median(np.array([row.speed for row in mine]))} %",
+                f"both, W of the rows that the fit saw: {_median(seen / share)} %",
+            ]
         for device in devices:
             entries[device].setdefault("joule", _widest(entries.values()))
     strange = without_each(used, (), "device", measured_speed=True)
     watt = widths(np.array([row.share for row in used]) / strange)
     entries[ANY] = {**Fit.of(used, ()).entry(""), "watt": _widest([{"watt": watt}, *entries.values()], "watt")}
     entries[ANY]["joule"] = _widest([{"joule": watt}, *entries.values()])
-    return entries, lines
+    return entries, lines, notes
 
 
 def _widest(entries: Iterable[Mapping[str, Any]], what: str = "joule") -> list[float]:
@@ -243,24 +309,26 @@ def _widest(entries: Iterable[Mapping[str, Any]], what: str = "joule") -> list[f
 
 
 def _line(device: str, rows: Sequence[Row], simulated: FloatArray, at_speed: FloatArray) -> str:
-    """A row of the table of the comparison; `TABLE` is its head."""
+    """A row of the table of the comparison; `TABLE` is its head. *device*: its first cell."""
     share = np.array([row.share for row in rows])
     near = np.array([KNOWN[0] <= row.speed <= KNOWN[1] for row in rows])
     joule = 1.0 / joule_factors(rows, simulated)
-    tdp_w = load_device(device).tdp_w
-
-    def median(ratios: FloatArray) -> str:
-        return f"{100 * float(np.median(np.abs(ratios - 1))):.1f}" if len(ratios) else "-"
+    tdp_w = np.array([load_device(row.device).tdp_w for row in rows])
 
     def ends(shares: FloatArray) -> str:
-        return f"{tdp_w * shares.min():.0f} to {tdp_w * shares.max():.0f}"
+        return f"{(tdp_w * shares).min():.0f} to {(tdp_w * shares).max():.0f}"
 
     cells = (
         *(device, f"{len(rows)}", f"{len({row.model for row in rows})}", ends(share), ends(simulated)),
-        *(median(simulated / share), median(joule), median(at_speed / share)),
-        *(f"{int(near.sum())}", median((simulated / share)[near]), median(joule[near])),
+        *(_median(simulated / share), _median(joule), _median(at_speed / share)),
+        *(f"{int(near.sum())}", _median((simulated / share)[near]), _median(joule[near])),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _median(ratios: FloatArray) -> str:
+    """The median error in percent of these ratios to 1."""
+    return f"{100 * float(np.median(np.abs(ratios - 1))):.1f}" if len(ratios) else "-"
 
 
 TABLE = """\
@@ -293,10 +361,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     told = parser.parse_args()
     rows, reasons = replays(told.folder, jobs=told.jobs)
-    entries, lines = entries_of(rows)
+    entries, lines, notes = entries_of(rows)
     text = written(entries)
     print(text)
-    print("\n".join([TABLE, *lines]))
+    print("\n".join([TABLE, *lines, *notes]))
     for reason, count in reasons.items():
         print(f"{count} rows: {reason}")
     if told.out is not None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import FrontEnd, deploy
 from hwmodels.device import load_device
+from hwmodels.experts import ExpertLayout
 from hwmodels.gpu import GpuKernels
 from hwmodels.kernels.attention import attention_decode_s, attention_prefill_s
 from hwmodels.kernels.families import MLA_DECODE, MLA_PREFILL
@@ -269,6 +270,38 @@ def test_experts_in_blocks_take_as_much_more_with_few_tokens_as_with_many(precis
     for tokens in (1, 16, 4096):
         assert found(tokens) == pytest.approx(plain(tokens) + more_s, rel=1e-12)
     assert found(0) == plain(0)
+
+
+def tiles_of_experts(tokens, device="b200", precision="fp8_block", backend=None, **terms):
+    """Pairs of token and expert of Qwen3-30B-A3B on 4 devices that are multiplied only to fill tiles: of a device and layer, and
+    those in the work of an iteration without attention."""
+    stack = dataclasses.replace(serving_stack("vllm"), overheads=Overheads(**terms))
+    parallel = ParallelConfig(tensor=4, expert=4, layout=ExpertLayout(backend=backend))
+    cost = Calibrated(stack=stack)(load_model("qwen3-30b-a3b").with_precision(precision), load_device(device), parallel)
+    work = cost.work(Totals(tokens, 0, 0, 0, 0, tokens, 0, tokens))
+    return work.tile_flops / (4 * 48 * 2 * 3 * 2048 * 768)
+
+
+def test_experts_in_blocks_fill_tiles_of_128_rows():
+    """8 of 128 experts a token: 32 experts a device. Blackwell multiplies a tile but a row for each of them, Hopper those awake."""
+    for tokens in (1, 64, 4096):
+        assert tiles_of_experts(tokens, block_experts_s=1e-4) == pytest.approx(32 * 127)
+    few, many = (tiles_of_experts(tokens, "h100-sxm", block_experts_s=1e-4) for tokens in (1, 4096))
+    assert few == pytest.approx(8 / 4 * 128 - 8 / 4, rel=0.02)
+    assert many == pytest.approx(32 * 63.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"precision": "bf16", "block_experts_s": 1e-4},
+        {"precision": "fp8", "block_experts_s": 1e-4},
+        {"backend": "triton", "block_experts_s": 1e-4},
+    ],
+)
+def test_other_experts_and_releases_fill_no_tiles(asked):
+    assert tiles_of_experts(64, **asked) == 0
 
 
 def test_a_tpu_says_which_products_were_not_timed():

@@ -121,6 +121,33 @@ def test_verification_reads_the_cache_once_and_multiplies_it_for_each_query():
     assert five.hbm_bytes == one.hbm_bytes
 
 
+def test_decodes_fill_tiles_of_64_rows_of_queries():
+    """Llama-3.1-8B has 4 query heads a KV head: one token of them fills 4 rows, 16 tokens fill the tile."""
+    cost = Roofline(load_model("llama-3.1-8b"), load_device("h100-sxm"), ParallelConfig(tensor=2))
+    pair = 4 * 32 * 128 * 32
+    one = cost.work(Totals(8, 0, 0, 0, 0, 8, 8000, 8))
+    five = cost.work(Totals(40, 0, 0, 0, 0, 8, 8000, 40))
+    many = cost.work(Totals(160, 0, 0, 0, 0, 8, 8000, 160))
+    assert [each.tile_flops for each in (one, five, many)] == [15 * 8000 * pair, 11 * 8000 * pair, 0]
+    prompt = cost.work(Totals(300, 300, 1, 300 * 301 // 2, 300, 0, 0, 1))
+    assert prompt.tile_flops == 0
+
+
+def test_latent_decodes_multiply_all_heads_of_a_device_together():
+    decode = Totals(8, 0, 0, 0, 0, 8, 8000, 8)
+    spec, device = load_model("deepseek-v3"), load_device("h200")
+    one, eight = (Roofline(spec, device, ParallelConfig(tensor=tensor)).work(decode).tile_flops for tensor in (1, 8))
+    assert one == 0  # 128 heads
+    assert eight == 3 * 8000 * 61 * 2 * 128 * (2 * 512 + 64)  # 16 of 64 rows
+
+
+def test_windowed_decodes_fill_tiles_of_the_window():
+    cost = Roofline(load_model("gpt-oss-120b"), load_device("h100-sxm"))
+    base = Totals(4, 0, 0, 0, 0, 4, 4000, 4, 0, 512)
+    wider = base._replace(decode_kv_window=612)
+    assert cost.work(wider).tile_flops - cost.work(base).tile_flops == 7 * 100 * 18 * 4 * 64 * 64
+
+
 def test_encoder_attends_to_every_pair():
     cost = Roofline(load_model("bert-base"), load_device("v100-16"))
     work = cost.work(Totals(128, 128, 1, 128 * 129 // 2, 128, 0, 0, 0))
@@ -171,7 +198,7 @@ def test_work_of_arrays_equals_work_of_scalars():
     arrays = cost.work(Totals(*columns))
     for i in range(50):
         one = cost.work(Totals(*(int(c[i]) for c in columns)))
-        assert (one.flops, one.hbm_bytes) == (arrays.flops[i], arrays.hbm_bytes[i])
+        assert tuple(one) == (arrays.flops[i], arrays.hbm_bytes[i], arrays.tile_flops[i])
 
 
 def test_remainder_layers_go_to_the_first_stages():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hwmodels.power import power_model
+from hwmodels.overheads import serving_stack
+from hwmodels.power import ARITHMETIC_EXPONENT, power_model
 from sim.bench.published.machines import Unmodelled
-from sim.bench.published.powered import Drawn, drawn
+from sim.bench.published.powered import HOSTS, RELEASES, Drawn, drawn, server_of, stack_of
 from sim.validation.files import validate
-from sim.validation.fit_power import Fit, Row, joule_factors, without_each
+from sim.validation.fit_power import Fit, Row, host_terms, host_without_each, joule_factors, without_each
 
 ROW = {
     "task": "lm-arena-chat", "model": "Qwen/Qwen3-8B", "gpu": "H100", "num_gpus": 1, "precision": "bfloat16", "tp": 1,
@@ -34,8 +36,8 @@ def made(seed: int, *, idle: float, compute: float, memory: dict[str, float]) ->
             )
             rows.append(
                 Row(
-                    model=f"model-{i % 6}", device=device, set="made", share=share, tokens_per_s=100.0 * speed, drawn=replay,
-                    plain=True,
+                    model=f"model-{i % 6}", device=device, set="made", share=share, tokens_per_s=100.0 * speed, batch=1.0,
+                    drawn=replay, plain=True,
                 )
             )  # fmt: skip
     return rows
@@ -66,6 +68,41 @@ def test_a_device_that_waits_draws_no_more_than_any_was_measured_to_draw() -> No
     waiting = replace(rows[0], share=0.25, tokens_per_s=1.0)
     assert Fit.of(rows, ("b200",)).entry("b200")["idle"] == pytest.approx(0.4, rel=0.02)
     assert Fit.of([*rows, waiting], ("b200",)).entry("b200")["idle"] <= 0.25
+
+
+def test_host_terms_are_what_steps_take_more_than_their_replays() -> None:
+    """A step of 20 ms and 0.1 ms a sequence, of which the replays lack 2 ms and 0.02; one model's rows have nothing to say."""
+    rows = []
+    for row, batch in zip(made(9, idle=0.15, compute=0.7, memory={"h100-sxm": 0.3}), cycle([8.0, 64.0, 256.0])):
+        replayed_s, measured_s = 0.018 + 8e-5 * batch, 0.020 + 1e-4 * batch
+        of_replay = replace(row.drawn, tokens_per_s=batch / replayed_s)
+        rows.append(replace(row, batch=batch, tokens_per_s=batch / measured_s, drawn=of_replay))
+    found = host_terms(rows)
+    assert found == pytest.approx((2e-3, 2e-5), rel=0.01)
+    strange = [replace(row, tokens_per_s=1.3 * row.tokens_per_s) if row.model == "model-0" else row for row in rows]
+    held_back = host_without_each(strange)
+    for row, plain in zip(held_back, rows, strict=True):
+        if row.model == "model-0":
+            assert row.drawn.tokens_per_s == pytest.approx(plain.tokens_per_s, rel=1e-3)
+            faster = row.drawn.tokens_per_s / plain.drawn.tokens_per_s
+            assert row.drawn.bandwidth == pytest.approx(plain.drawn.bandwidth * faster)
+            assert row.drawn.arithmetic == pytest.approx(plain.drawn.arithmetic * faster**ARITHMETIC_EXPONENT)
+    slow = [replace(row, device="b200", tokens_per_s=0.8 * row.tokens_per_s) for row in rows]
+    assert host_terms([*rows, *slow]) == pytest.approx(found)
+
+
+def test_rows_are_replayed_with_the_terms_of_their_hosts() -> None:
+    own = serving_stack("vllm", RELEASES["mlenergy3"]).overheads
+    assert stack_of(RELEASES["mlenergy3"]).overheads == replace(own, **HOSTS["mlenergy3"]) != own
+    assert stack_of(RELEASES["mlenergy2"]) == serving_stack("vllm", RELEASES["mlenergy2"])
+
+
+def test_servers_of_latent_attention_are_replayed_without_the_tiles_of_deepgemm() -> None:
+    fp8 = {**ROW, "gpu": "B200", "num_gpus": 8, "tp": 1, "ep": 8, "precision": "fp8"}
+    for model, backend in (("deepseek-ai/DeepSeek-V3.1", "triton"), ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", None)):
+        served = server_of({**fp8, "model": model}, "0.11.1")
+        assert served.model.expert_precision == "fp8_block"
+        assert served.decode.parallel.layout.backend == backend
 
 
 def test_what_a_full_server_draws_follows_from_what_it_reaches() -> None:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hwmodels.overheads import ServingStack
+from hwmodels.model import LatentAttention
+from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.power import ARITHMETIC_EXPONENT, arithmetic_term, power_model
 from sim.bench.measured import BenchRun, Lengths, Offered
 from sim.bench.published.machines import Unmodelled
@@ -44,8 +45,11 @@ TASKS = {
     "chat": Task(150, 1.0),
     "code": Task(200, 1.5),
 }
-"""Prompts are assumptions: with these, dense models on H100 were measured at 0.93 to 0.98 of the simulated speed in the median.
+"""Prompts are assumptions: with these, dense models on H100 were measured at 0.94 to 1.02 of the simulated speed in the median.
 Spreads of answers are of the histograms that the same benchmark publishes; those of the older set's two tasks are assumed too."""
+HOSTS = {"mlenergy3": {"step_s": 1.2e-3, "sequence_s": 3.1e-5}}
+"""Host terms of a set's servers in place of those of their release, as `sim.validation.fit_power` has them of its rows on H100:
+0.11 has those of 0.12 otherwise, which were fitted to rows of 0.12 alone."""
 _FORMATS = {"bfloat16": "bf16", "fp8": "fp8", "mxfp4": "mxfp4"}
 _ROUNDS = 0.8
 """Requests that are sent after those that fill the server, over its seats."""
@@ -65,7 +69,7 @@ class Drawn:
     """Share of the time in which an iteration runs; the two below are means of that time."""
     bandwidth: float
     arithmetic: float
-    """Not the share of peak arithmetic, but its `arithmetic_term`."""
+    """Not the share of peak arithmetic, rows that only fill tiles among it, but its `arithmetic_term`."""
 
     @property
     def joule_per_token(self) -> float:
@@ -117,15 +121,28 @@ def server_of(row: Mapping[str, Any], release: str) -> Served:
         prompt=Lengths(each_tokens=tuple(prompts.astype(int).tolist())),
         output=Lengths(each_tokens=tuple(answers.astype(int).tolist())),
     )
-    decode = replace(served.decode, settings=replace(served.decode.settings, max_sequences=seats))
+    parallel = served.decode.parallel
+    if isinstance(served.model.attention, LatentAttention) and served.model.expert_precision == "fp8_block":
+        # Told not to use DeepGEMM, as their steps have it: these grow with the experts that are awake, from 18 ms with 7 of a
+        # device's 32 to 41 with 28 (the others' have the same part whatever is awake), as Triton's do.
+        parallel = replace(parallel, layout=replace(parallel.layout, backend="triton"))
+    settings = replace(served.decode.settings, max_sequences=seats)
+    decode = replace(served.decode, parallel=parallel, settings=settings)
     return replace(served, run=BenchRun(name="", file="", format="", offered=load), decode=decode)
 
 
+def stack_of(release: str) -> ServingStack:
+    """The stack of a release as the rows' servers ran it, with the terms of their hosts."""
+    stack = serving_stack(STACK, release)
+    terms = HOSTS.get(next((name for name, each in RELEASES.items() if each == release), ""), {})
+    return replace(stack, overheads=replace(stack.overheads, **terms))
+
+
 def drawn(row: Mapping[str, Any], release: str, stack: ServingStack | None = None) -> Drawn:
-    """The power of the GPUs of a row's server, with the terms of *stack* or those of its release; `Unmodelled` where it cannot be
+    """The power of the GPUs of a row's server, with the terms of *stack* or those of `stack_of`; `Unmodelled` where it cannot be
     priced or does not fit."""
     served = server_of(row, release)
-    experiment, deployment = experiment_of(served, stack=stack)
+    experiment, deployment = experiment_of(served, stack=stack or stack_of(release))
     columns = simulated(experiment)
     finished = np.sort(columns.requests["finish_ns"][columns.requests["finish_ns"] >= 0])
     seats = served.concurrency
