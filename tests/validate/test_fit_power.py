@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hwmodels.layerwise import LayerwiseCost
 from hwmodels.overheads import serving_stack
 from hwmodels.power import ARITHMETIC_EXPONENT, power_model
 from sim.bench.published.machines import Unmodelled
@@ -117,6 +118,18 @@ def test_what_a_full_server_draws_follows_from_what_it_reaches() -> None:
     two = drawn({**ROW, "num_gpus": 2, "tp": 2}, "0.11.1")
     assert two.watt < found.watt
     assert two.joule_per_token == pytest.approx(2 * two.watt / two.tokens_per_s)
+
+
+def test_rows_that_only_fill_tiles_draw_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = {**ROW, "task": "gpqa", "max_num_seqs": 32, "avg_output_len": 4000.0}
+    found = drawn(long, "0.11.1")
+    work = LayerwiseCost.work
+    monkeypatch.setattr(LayerwiseCost, "work", lambda cost, totals: work(cost, totals)._replace(tile_flops=0.0))
+    without = drawn(long, "0.11.1")
+    assert without.tokens_per_s == found.tokens_per_s
+    assert without.bandwidth == found.bandwidth
+    assert without.arithmetic < 0.9 * found.arithmetic
+    assert without.watt < 0.95 * found.watt
 
 
 def test_prompts_with_images_are_not_replayed() -> None:
