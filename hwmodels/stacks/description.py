@@ -136,6 +136,8 @@ class Kernels:
     """Formats whose products were timed as Python launches them, with the software whose tables have the kernels alone."""
     passes_with_scales: tuple[str, ...] = ()
     """Passes in the time of its FP8 products that a checkpoint with static scales does not run."""
+    quantises_by_row: bool = False
+    """One block brings a whole row to 8 bits, and finds the row's own scale in the same kernel where none is given."""
     weight_copies: float = 1.0
     """Weight tensors that a benchmark cycles through; infinite: more than the cache holds."""
     quantises_queries: bool = False
