@@ -43,6 +43,9 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
             if not len(rows):
                 continue
 
+            if kernel == "conv" and prompts and kernels_of(m.source).convolved_keys_alone:
+                columns |= {"key_heads": 0.5 * columns["key_heads"], "value_heads": 0.0 * columns["value_heads"]}
+
             def shape(c: Columns, kernel: str = kernel, prompts: bool = prompts) -> Shape:
                 sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": c["batch"]}
                 return {"kernel": kernel, "resident": True, **sums, **{name: c[name] for name in _SHAPE}}

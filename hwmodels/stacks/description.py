@@ -158,6 +158,8 @@ class Kernels:
     """The software whose convolution and decode of recurrent layers it runs; empty: its own."""
     timed_by_launches: tuple[str, ...] = ()
     """Kernels whose tables hold the launches of Python, so that nothing is fitted to them."""
+    convolved_keys_alone: bool = False
+    """Its table of the convolution of prompts has the channels of the keys alone, whatever the shape says of queries and values."""
     equal_scores_until: float = 8192.0
     """Tokens up to which the kernel that chooses among compressed keys is slow at equal scores, which its benchmarks have."""
     experts_with_fp4: str = ""
