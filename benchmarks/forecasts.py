@@ -176,32 +176,42 @@ def compared(load: Load, names: list[str], days: float, seed: int) -> Iterator[d
             }
 
 
+_LOOKS = {"servegen": ("o", "#0072B2", "ServeGen"), "weekly": ("s", "#D55E00", "weekly")}
+"""Marker, colour (of Okabe and Ito's, told apart without red and green) and name of each load."""
+
+
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Money and missed limits of each policy, a panel a load."""
+    """Money and missed limits of each policy, a line a policy and a panel a figure; on top the cheapest on the first load."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter
 
     loads = list(dict.fromkeys(row["load"] for row in rows))
-    figure = Figure(figsize=(4.8 * len(loads), 4.2), layout="constrained")
-    for axes, which in zip(figure.subplots(1, len(loads), squeeze=False)[0], loads, strict=True):
-        mine = sorted((row for row in rows if row["load"] == which), key=lambda row: row["usd"])
-        bound = next(row["usd"] for row in mine if row["policy"] == "perfect")
-        for i, row in enumerate(mine):
-            forecast = "step_s" in POLICIES[row["policy"]]
-            x, y = row["usd"] / bound, 100 * row["missed"]
-            axes.plot(x, y, "o" if forecast else "s", color="#0072B2" if forecast else "#D55E00", markersize=6)
-            left = i % 2 == 1
-            axes.annotate(
-                row["policy"], (x, y), xytext=(-7 if left else 7, 5), textcoords="offset points", fontsize=8,
-                color="#333333", ha="right" if left else "left",
-            )  # fmt: skip
-        axes.set(
-            title=f"{which}, a week",
-            xlabel="Cost over that of perfect foresight",
-            ylabel="Requests outside the limits (%)",
-        )
-        axes.margins(x=0.28, y=0.15)
+    bound = {row["load"]: row["usd"] for row in rows if row["policy"] == "perfect"}
+    first = sorted((row for row in rows if row["load"] == loads[0]), key=lambda row: -row["usd"])
+    order = {row["policy"]: place for place, row in enumerate(first)}
+    figure = Figure(figsize=(10, 0.34 * len(order) + 1.2), layout="constrained")
+    money, missed = figure.subplots(1, 2, sharey=True)
+    for which in loads:
+        marker, colour, name = _LOOKS[which]
+        mine = [row for row in rows if row["load"] == which]
+        at = [order[row["policy"]] + (0.13 if which == loads[0] else -0.13) for row in mine]
+        look = {"marker": marker, "color": colour, "markersize": 6.5, "linestyle": "none", "label": name}
+        money.plot([row["usd"] / bound[which] for row in mine], at, **look)
+        missed.plot([100 * row["missed"] for row in mine], at, **look)
+    money.set(xscale="log", xlabel="Cost over that of perfect foresight (log scale)")
+    money.xaxis.set_major_locator(FixedLocator([0.9, 1.0, 1.2, 1.5, 2.0, 3.0]))
+    money.axvline(1.0, color="#9aa0a6", linewidth=1, zorder=0)
+    missed.set_xscale("symlog", linthresh=0.01, linscale=0.4)
+    missed.set(xlabel="Requests outside the limits (%, log scale above 0.01)", xlim=(-0.002, 15))
+    missed.xaxis.set_major_locator(FixedLocator([0, 0.01, 0.1, 1, 10]))
+    for axes in (money, missed):
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(FixedLocator([]))
+        axes.set_yticks([*order.values()], [*order])
         axes.grid(color="#e6e9ec")
+        axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
+    money.legend(loc="center right", frameon=False, title="a week of")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 

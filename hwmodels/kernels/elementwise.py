@@ -37,6 +37,13 @@ class ElementwiseParams:
     row_s: float = parameter(1e-8, 0.0, 5e-6, "one row on one SM: a block's start, reduction or index arithmetic")
     cache_gain: float = parameter(1.0, 0.0, 8.0, "extra bandwidth for what stays in L2")
     overlap_loss: float = parameter(1.0, 0.0, 4.0, "0: rows and bytes overlap fully; 4: they add up")
+    number_s: float = parameter(
+        0.0,
+        0.0,
+        1e-9,
+        "a number of a row in the one block that has the whole row, whatever the others do",
+        optional=True,
+    )
 
 
 def elementwise_s(
@@ -60,7 +67,8 @@ def elementwise_s(
     numbers = _PASSES[op] + (np.asarray(gated, float) if op == "act" else 0.0)
     traffic = rows * (width * (numbers * bytes_per_number))
     rows_s = rows * (params.row_s / device.sm_count)
-    seconds = params.launch_s + smooth_max(rows_s, streamed_s(params, device, traffic, footprint), params.overlap_loss)
+    least_s = params.launch_s + width * params.number_s
+    seconds = least_s + smooth_max(rows_s, streamed_s(params, device, traffic, footprint), params.overlap_loss)
     return none_is_free(seconds, rows)
 
 

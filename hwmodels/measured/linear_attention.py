@@ -43,6 +43,9 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
             if not len(rows):
                 continue
 
+            if kernel == "conv" and prompts and kernels_of(m.source).convolved_keys_alone:
+                columns |= {"key_heads": 0.5 * columns["key_heads"], "value_heads": 0.0 * columns["value_heads"]}
+
             def shape(c: Columns, kernel: str = kernel, prompts: bool = prompts) -> Shape:
                 sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": c["batch"]}
                 return {"kernel": kernel, "resident": True, **sums, **{name: c[name] for name in _SHAPE}}
@@ -114,28 +117,34 @@ def mamba2(m: Measurement, device: Datasheet) -> Iterator[Part]:
 _KDA_WIDTH, _KDA_TAPS = 128, 4
 """Numbers of a head and inputs of its convolution, which tables of Kimi delta attention leave out: Kimi Linear's and Kimi-K3's."""
 _KDA_KERNELS = (
-    ("kda-conv", True, ("causal_conv1d_fn_qkv3",)),
-    ("kda-conv", False, ("causal_conv1d_update",)),
-    ("kda", True, ("flashkda_fwd", "chunk_kda")),
-    ("kda", False, ("fused_recurrent_kda_packed_decode",)),
+    ("kda-conv", "prefill", ("causal_conv1d_fn_qkv3",)),
+    ("kda-conv", "decode", ("causal_conv1d_update",)),
+    ("kda-conv", "verify", ("causal_conv1d_update",)),
+    ("kda", "prefill", ("flashkda_fwd", "chunk_kda")),
+    ("kda", "decode", ("fused_recurrent_kda_packed_decode",)),
+    ("kda", "verify", ("fused_recurrent_kda", "fused_sigmoid_gating_delta_rule_update")),
 )
 
 
 def kda(m: Measurement, device: Datasheet) -> Iterator[Part]:
-    """Convolution and update of prompts and decodes; kernels that join both, and verification, are not modelled."""
-    for kernel, prompts, names in _KDA_KERNELS:
-        phase = m.columns["phase"] == ("prefill" if prompts else "decode")
+    """Convolution and update of prompts and decodes; kernels that join both are not modelled.
+
+    Verification is predicted from the fit of decodes, as it is priced: a state is read once and written for each drafted token.
+    """
+    for kernel, phase, names in _KDA_KERNELS:
+        prompts, verify = phase == "prefill", phase == "verify"
         of_kernel = [name for name in names if name not in kernels_of(m.source).timed_by_launches]
         rows, columns = pick(
             m,
-            np.isin(m.columns["kernel"], of_kernel) & phase,
+            np.isin(m.columns["kernel"], of_kernel) & (m.columns["phase"] == phase),
             {"batch": "batch_size", "query": "seq_len", "heads": "num_heads"},
         )
         if not len(rows):
             continue
 
-        def shape(c: Columns, kernel: str = kernel, prompts: bool = prompts) -> Shape:
-            sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": c["batch"]}
+        def shape(c: Columns, kernel: str = kernel, prompts: bool = prompts, verify: bool = verify) -> Shape:
+            decodes = 0.5 * (c["batch"] + c["batch"] * c["query"]) if verify else c["batch"]
+            sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": decodes}
             widths = {"key_dim": _KDA_WIDTH, "value_dim": _KDA_WIDTH, "conv_width": _KDA_TAPS}
             return {
                 "kernel": kernel,
@@ -155,6 +164,7 @@ def kda(m: Measurement, device: Datasheet) -> Iterator[Part]:
         fixed |= {"short_share"} if conv else set()
         yield Part(
             form=LINEAR_PREFILL if prompts else LINEAR_DECODE, sheet=device, variants=(f"{kernel}/{m.source}",), rows=rows,
-            columns=columns, shape=shape, groups=("heads", "batch"), starts=_starts("conv" if conv else "delta", prompts),
+            columns=columns, shape=shape, groups=() if verify else ("heads", "batch"),
+            starts=_starts("conv" if conv else "delta", prompts),
             fixed=tuple(sorted(fixed)),
         )  # fmt: skip

@@ -12,6 +12,7 @@ from hwmodels.measured.experts import unspread
 from hwmodels.measured.files import Measurement, is_kernel_level
 from hwmodels.measured.parts import parts
 from hwmodels.measured.tpus import FUSED
+from hwmodels.stacks import kernels_of
 
 if TYPE_CHECKING:
     from hwmodels.profiles import Profile
@@ -70,6 +71,10 @@ def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
     if m.kind == "attention_paged":
         few = m.columns["kv_cache_size"] < 2 * m.columns["batch_size"]
         yield "less than two cached tokens a sequence", few & ~m.columns["is_prefill"]
+    if m.kind == "kda":
+        launched = np.isin(m.columns["kernel"], kernels_of(m.source).timed_by_launches)
+        yield "timed as Python launches them: the host is in them", launched
+        yield "one kernel for convolution, update and norm: priced as the two that it joins", ~launched
     if m.kind == "attention_mixed":
         yield "an empty batch", (m.columns["prefill_chunk"] <= 0) & (m.columns["n_decode"] <= 0)
     yield from _unknown_kinds(m)

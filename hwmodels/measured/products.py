@@ -97,7 +97,7 @@ def gemm(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
 def elementwise_part(
     device: Datasheet, op: str, variants: tuple[str, ...], rows: np.ndarray, columns: dict[str, np.ndarray],
-    calls: float = 1.0, number_bytes: float = 2.0, fixed: tuple[str, ...] = (),
+    calls: float = 1.0, number_bytes: float = 2.0, fixed: tuple[str, ...] = ("number_s",),
 ) -> Part:  # fmt: skip
     def shape(c: Columns) -> Shape:
         return {"gated": False, **c, "op": op, "bytes_per_number": number_bytes}
@@ -111,16 +111,25 @@ def elementwise_part(
 def quantize(m: Measurement, device: Datasheet) -> Iterator[Part]:
     """16-bit activations to 8 bits with a scale that is given."""
     if m.dtype == "fp8":
-        rows, columns = pick(m, every(m), {"rows": "m", "width": "k"})
-        variants = tuple(f"quantise/{name}" for name in dict.fromkeys((m.source, *servers())))
-        yield elementwise_part(device, "quantise", variants, rows, columns)
+        yield _quantisation(m, device, "quantise", *(f"quantise/{name}" for name in servers() if name != m.source))
 
 
 def compute_scale(m: Measurement, device: Datasheet) -> Iterator[Part]:
-    """The time that finding the scale in the call adds to the quantisation of 16-bit activations with a scale that is given."""
+    """The time that finding the scale in the call adds to the quantisation of 16-bit activations with a scale that is given.
+
+    Where one kernel finds each row's scale and quantises it, that kernel.
+    """
     if m.dtype == "fp8":
-        rows, columns = pick(m, every(m), {"rows": "m", "width": "k"})
-        yield elementwise_part(device, "scale", (f"scale/{m.source}",), rows, columns)
+        yield _quantisation(m, device, "quantise-token" if kernels_of(m.source).quantises_by_row else "scale")
+
+
+def _quantisation(m: Measurement, device: Datasheet, name: str, *others: str) -> Part:
+    rows, columns = pick(m, every(m), {"rows": "m", "width": "k"})
+    part = elementwise_part(
+        device, "scale" if name == "scale" else "quantise", (f"{name}/{m.source}", *others), rows, columns
+    )
+    # A row's time grows with its width where one block has it, so that widths are what has to be held back.
+    return replace(part, fixed=(), groups=("width",)) if kernels_of(m.source).quantises_by_row else part
 
 
 _VIDUR_OPS = {
@@ -136,7 +145,7 @@ def elementwise(m: Measurement, device: Datasheet) -> Iterator[Part]:
                 rows, columns = pick(m, m.columns["op"] == op, {"rows": "m", "width": "width"})
                 yield elementwise_part(
                     device, str(op), (f"{op}/{m.source}",), rows, columns, number_bytes=m.number_bytes,
-                    fixed=("row_s", "overlap_loss"),  # a handful of points for each operation
+                    fixed=("row_s", "overlap_loss", "number_s"),  # a handful of points for each operation
                 )  # fmt: skip
         return
     ops = np.array([_VIDUR_OPS.get(str(op), "") for op in m.columns["op"]])

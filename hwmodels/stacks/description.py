@@ -136,6 +136,8 @@ class Kernels:
     """Formats whose products were timed as Python launches them, with the software whose tables have the kernels alone."""
     passes_with_scales: tuple[str, ...] = ()
     """Passes in the time of its FP8 products that a checkpoint with static scales does not run."""
+    quantises_by_row: bool = False
+    """One block brings a whole row to 8 bits, and finds the row's own scale in the same kernel where none is given."""
     weight_copies: float = 1.0
     """Weight tensors that a benchmark cycles through; infinite: more than the cache holds."""
     quantises_queries: bool = False
@@ -156,6 +158,8 @@ class Kernels:
     """The software whose convolution and decode of recurrent layers it runs; empty: its own."""
     timed_by_launches: tuple[str, ...] = ()
     """Kernels whose tables hold the launches of Python, so that nothing is fitted to them."""
+    convolved_keys_alone: bool = False
+    """Its table of the convolution of prompts has the channels of the keys alone, whatever the shape says of queries and values."""
     equal_scores_until: float = 8192.0
     """Tokens up to which the kernel that chooses among compressed keys is slow at equal scores, which its benchmarks have."""
     experts_with_fp4: str = ""

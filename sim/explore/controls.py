@@ -94,6 +94,9 @@ def _groups() -> Mapping[str, tuple[Control, ...]]:
             Control(key="scheduler.max_num_seqs", label="Sequences at once", minimum=1, maximum=2048, log=True, kind="integer"),
             Control(key="memory.prefix_caching", label="Prefix caching"),
             Control(key="memory.gpu_memory_utilization", label="Memory of the GPU", unit="share", minimum=0.1, maximum=1.0),
+            Control(key="adapters.max_loras", label="Adapter slots", minimum=1, maximum=256, log=True, kind="integer"),
+            Control(key="encode.cache_tokens", label="Encoder cache", unit="tokens", minimum=1024, maximum=1 << 20, log=True,
+                    kind="integer"),
             Control(key="router", label="Router"),
             Control(key="cost_model", label="Prices"),
         ),
@@ -155,8 +158,10 @@ def _called(kinds: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _applies(control: Control, resolved: Mapping[str, Any]) -> bool:
-    """Whether *control* is about the workload and the decoding that there are; of other settings always."""
+    """Whether *control* is about the workload, decoding, adapters and encoder that there are; of other settings always."""
     first, _, rest = control.key.partition(".")
+    if first in ("adapters", "encode"):
+        return at(resolved, first) is not None
     if first == "decoding" and rest:
         # Of what is drafted, what is given.
         return at(resolved, control.key) is not None

@@ -24,6 +24,7 @@ _ABSENT_IS_NULL = (
     "adapter",
     *("encoder", "encode_begin_ns", "encoded_ns", "encode_landed_ns"),
     *("loaded_tokens", "loads_under_way", "stores_under_way"),  # of iterations, on replicas without tiers
+    "adapters",  # of iterations, on replicas without adapters
 )
 _WIDE = ("start_ns", "duration_ns", "kv_tokens")  # iteration columns that need more than 32 bits
 _TEXTS = {"what": metrics.TRANSFER_NAMES, "source": metrics.PLACES, "destination": metrics.PLACES}

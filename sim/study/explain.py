@@ -24,6 +24,7 @@ from hwmodels.totals import Totals
 from sim.engine import Columns, Experiment
 from sim.engine.batch.grammars import GrammarSpec
 from sim.engine.record.columns import ADAPTERS, IMAGES, MASKS, ReplicaColumns
+from sim.engine.record.iterations import latest
 from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
 from sim.errors import RooftraceError
 from sim.work import apart, in_full, seconds_of, together, totals_of
@@ -269,7 +270,7 @@ class _Beside:
     ) -> None:
         self._grammars = grammars
         mine = replica.extras[replica.extras["lane"] == lane]
-        adapters, images, self._masks = (_latest(mine[mine["what"] == what], start_ticks) for what in _BESIDE)
+        adapters, images, self._masks = (latest(mine[mine["what"] == what], start_ticks) for what in _BESIDE)
         self._images_s = images / TICKS_PER_S
         self._loads_s = np.zeros(len(start_ticks))
         if replica.adapters is not None and replica.adapters.loads and len(start_ticks):
@@ -294,12 +295,6 @@ class _Beside:
         host_s = spec.step_s + self._masks * spec.mask_s
         waits_s = np.maximum(host_s - device_s, 0.0) if spec.overlapped else host_s
         return np.where(self._masks > 0, waits_s + self._masks * spec.apply_s, 0.0)
-
-
-def _latest(extras: NDArray[Any], start_ticks: NDArray[np.int64]) -> FloatArray:
-    """The amounts of *extras* for iterations that start at *start_ticks*: for each the latest that begins by then."""
-    at = np.searchsorted(extras["start_ticks"], start_ticks, side="right")
-    return np.concatenate(([0.0], extras["amount"]))[at]
 
 
 class _Steps(NamedTuple):

@@ -118,6 +118,30 @@ def test_the_adapter_that_gives_up_its_slot_is_the_one_that_the_policy_says(
     assert [adapter for _, adapter, to, _ in adapters.loads if to == 1] == loads
 
 
+def test_each_iteration_has_the_number_of_its_different_adapters() -> None:
+    """The base model is none; of a replica that has no adapters there is no number."""
+    trace = Trace(
+        arrival_ns=[0, 0, 0, 0], prompt_tokens=[8] * 4, output_tokens=[2, 4, 6, 8], adapter=[0, 1, 0, -1]
+    )  # fmt: skip
+    slots = spec(8, 8, slots=2)
+    columns = served(trace, slots, inner=Vllm(async_scheduling=False))
+    # Until the adapters' last answers end, after the fourth and the sixth iteration.
+    assert columns.iterations()["adapters"].tolist() == [2, 2, 2, 2, 1, 1, 0, 0]
+    assert "adapters" not in served(replace(trace, adapter=None), None).iterations()
+
+
+@pytest.mark.parametrize("inner", INNER, ids=lambda each: str(each)[:16])
+def test_iterations_have_the_adapters_that_their_sums_have(inner: Inner) -> None:
+    rng = random.Random(5)
+    for _ in range(4):
+        trace = trace_of(*(rng.randrange(-1, 4) for _ in range(40)), every_ns=rng.choice([0, MS, 3_333_333]))
+        columns = served(trace, spec(8, 8, 8, 8, slots=2, step_s=lambda rows, ranks: 1e-4 * len(ranks)), inner=inner)
+        table, adapters = columns.iterations(), columns.replicas[0].adapters
+        assert adapters is not None
+        assert table["adapters"].max() == adapters.most_running
+        assert int((table["adapters"] * table["duration_ns"]).sum()) == adapters.adapter_ns
+
+
 def test_host_memory_keeps_the_adapters_of_a_step_while_it_reads_others_for_it() -> None:
     trace = Trace(
         arrival_ns=[0, 100 * MS, 200 * MS, 300 * MS, 300 * MS], prompt_tokens=[8] * 5, output_tokens=[1] * 5,

@@ -23,6 +23,7 @@ from policies.schedulers import Sarathi
 from policies.view import ReplicaView
 from policies.wrappers import Cap
 from sim.engine import ABORTED, FINISHED, Columns, Experiment, MachineSpec, PolicyError, ReplicaSpec, run
+from sim.engine.record.columns import ADAPTERS
 from sim.engine.spec.adapters import AdapterSpec
 from sim.engine.spec.lifecycle import FleetSpec, Outage
 from sim.engine.time.clock import TICKS_PER_S
@@ -112,6 +113,7 @@ def test_what_adapters_add_to_an_iteration_is_recorded_as_with_a_scheduler_of_ou
         )
         columns = run(Experiment(workload=trace, replicas=(spec,), router=LeastOutstanding()), check_invariants=True)
         ticks = columns.replicas[0].extras
+        ticks = ticks[ticks["what"] == ADAPTERS]
         return [
             (start / TICKS_PER_S * 1e3, amount / TICKS_PER_S * 1e3)
             for start, amount in ticks[["start_ticks", "amount"]].tolist()

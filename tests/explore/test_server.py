@@ -164,6 +164,35 @@ def test_a_deployment_is_refused_in_the_commands_sentence(serving, tmp_path, giv
     assert event == ("refused", {"sentence": str(command.value)})
 
 
+OWN = ("adapters.max_loras", "encode.cache_tokens")
+
+
+@pytest.mark.parametrize(
+    ("example", "key", "value"), [("lora", OWN[0], 8), ("images", OWN[1], None), ("speculative", None, None)]
+)
+def test_slots_of_adapters_and_the_cache_of_an_encoder_slide_where_there_are_any(
+    serving, tmp_path, example, key, value
+):
+    base = Scenario.load(EXAMPLES.parent / f"{example}.yaml")
+    found = serving.session(tmp_path, base).controls({})["groups"]
+    own = {each["key"]: each for group in found for each in group["controls"] if each["key"] in OWN}
+    assert set(own) == ({key} if key else set())
+    for slider in own.values():
+        assert (slider["kind"], slider["scale"], slider["value"]) == ("integer", "log", value)
+        assert slider["minimum"] < slider["maximum"]
+        assert slider["help"]
+
+
+def test_fewer_slots_let_requests_wait_longer(serving, tmp_path):
+    base = Scenario.load(EXAMPLES.parent / "lora.yaml").with_set("workload.requests=150")
+    session = serving.session(tmp_path, base)
+    waits = [
+        value(last(serving.ask(session.run("", {"set": {OWN[0]: slots}})), "exact"), "ttft_p95_s")
+        for slots in (2, 8, 40)
+    ]
+    assert waits[0] > 2 * waits[1] > 2 * waits[2]
+
+
 def test_a_run_of_too_many_requests_is_refused(serving, tmp_path):
     session = serving.session(tmp_path, limits=Limits(requests=100))
     assert "at most 100 requests, and this one 120" in last(serving.ask(session.run("", {})), "refused")["sentence"]

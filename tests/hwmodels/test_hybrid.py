@@ -161,6 +161,21 @@ def test_sparse_attention_keeps_every_token():
     assert deploy(model="glm-5", hardware="b200", parallel={"tensor": 8}).stage_caches()[0].kinds == ("full",) * 78
 
 
+@pytest.mark.parametrize("device", ["h100-sxm", "h200", "b200"])
+def test_a_convolution_that_was_timed_over_keys_alone_is_priced_over_all_channels(device):
+    """TensorRT-LLM's, for a prompt of 32,768 tokens: twice the value heads are half as many channels more, as in vLLM's table."""
+    profile = Calibrated.for_stack("trtllm").load(load_device(device))
+
+    def prompt_s(software, value_heads):
+        shape = {"key_heads": 16, "key_dim": 128, "value_heads": value_heads, "value_dim": 128, "conv_width": 4}
+        params = profile.get("linear_prefill", [f"conv/{software}"])
+        return linear_prefill_s(params, profile.datasheet, kernel="conv", rows=32768, chunks=1, **shape)
+
+    for heads in (32, 64):
+        assert prompt_s("trtllm", heads) == pytest.approx(prompt_s("vllm", heads), rel=0.35)
+    assert prompt_s("trtllm", 64) > 1.3 * prompt_s("trtllm", 32)
+
+
 def test_linear_attention_is_priced_by_the_kernels_of_the_stack():
     """36 layers of Qwen3-Next on four GPUs: a convolution and a delta rule each, of 4 key heads and 8 value heads."""
     cost = Calibrated.for_stack("vllm")

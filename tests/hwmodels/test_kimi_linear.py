@@ -94,8 +94,21 @@ def test_a_table_with_the_launches_of_python_is_not_priced(tmp_path):
     path = tmp_path / "kda_h100_bf16_vllm0.33.csv"
     path.write_text("\n".join((header, *rows)) + "\n")
     found = predict(read(path), load_profile("h100"))
-    assert dict(found.unmodelled) == {"no kernel model covers this kind of row": 1}
+    assert dict(found.unmodelled) == {"timed as Python launches them: the host is in them": 1}
     assert found.seconds[1] == pytest.approx(513e-6, rel=0.15)
+
+
+def test_verification_reads_a_state_once_and_writes_one_for_each_token(tmp_path):
+    """Rows of 128 sequences on one H100, which no fit saw; a decode of each token would read the state as often."""
+    header = "kernel,phase,num_heads,batch_size,seq_len,latency_us"
+    rows = [f"fused_recurrent_kda,verify,96,128,{width},{us}" for width, us in ((2, 845.98), (4, 1436.3), (8, 2656.9))]
+    path = tmp_path / "kda_h100_bf16_vllm0.33.csv"
+    path.write_text("\n".join((header, *rows, "fused_kda_decode,decode,96,128,1,612.9")) + "\n")
+    table = read(path)
+    found = predict(table, load_profile("h100"))
+    assert found.seconds[:3] == pytest.approx(table.measured_s[:3], rel=0.1)
+    (reason,) = found.unmodelled
+    assert reason.startswith("one kernel for convolution, update and norm")
 
 
 @pytest.mark.torch

@@ -10,7 +10,9 @@ from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import deploy
 from hwmodels.device import load_device
 from hwmodels.gpu import gemm_seconds
+from hwmodels.measured import predict, read
 from hwmodels.model import load_model
+from hwmodels.profiles import load_profile
 from hwmodels.totals import Totals
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
@@ -58,6 +60,16 @@ def test_a_stated_scale_saves_the_passes_that_find_one_at_any_size(device):
         # Of 16-bit activations at most three readings and an 8-bit copy are saved, at a quarter of the bandwidth or more.
         most_us = 12.0 + 1e6 * 4 * rows * k * 7.0 / load_device(device).hbm_bytes_per_s
         assert (saved_us < most_us).all()
+
+
+def test_a_block_takes_a_row_in_vllm_and_the_kernel_that_finds_its_scale_is_what_is_priced(tmp_path):
+    path = tmp_path / "computescale_h100_fp8_vllm0.24.csv"
+    path.write_text(
+        "m,k,static_us,dynamic_us,latency_us\n1,1024,1.9,2.6,0.7\n1,65536,7.1,15.1,8.0\n16,65536,7.5,15.4,7.9\n"
+    )
+    table = read(path)
+    assert table.measured_s == pytest.approx([2.6e-6, 15.1e-6, 15.4e-6])
+    assert predict(table, load_profile("h100")).seconds == pytest.approx(table.measured_s, rel=0.15)
 
 
 def test_where_the_quantisation_was_not_timed_apart_both_kinds_of_checkpoints_cost_the_same():

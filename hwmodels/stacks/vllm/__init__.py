@@ -186,6 +186,8 @@ STACK = Stack(
         gemm_timed_as={"fp8_block": ("sglang", "trtllm")},
         # The pass is 0.4 us shorter with a static scale than with one a token at small sizes (computescale_*): priced alike.
         passes_with_scales=(),
+        # csrc/quantization/w8a8/fp8/common.cu: a block a token, `static_scaled_fp8_quant` and `dynamic_per_token_scaled_fp8_quant`.
+        quantises_by_row=True,
         weight_copies=6.0,
         # Its own kernel was measured inside its module alone: it decodes by FlashAttention or TensorRT-LLM's kernel.
         latent_alone=False,

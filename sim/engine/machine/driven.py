@@ -20,7 +20,7 @@ from policies.view import ALWAYS_NS
 from sim.engine.batch.micro_batch import MicroBatch
 from sim.engine.machine.groups import Group
 from sim.engine.machine.turns import Turns
-from sim.engine.record.columns import ABORTED, ADAPTERS, FINISHED, UNFINISHED, IntArray, RoundCounts, Standing, Tally
+from sim.engine.record.columns import ABORTED, FINISHED, UNFINISHED, IntArray, RoundCounts, Standing, Tally
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.time.errors import PolicyError
@@ -309,7 +309,7 @@ class DrivenTurns(Turns):
         if core.adapters is not None:
             of = core.adapters.of
             core.adapters.begin(self._batch, {of[id_] for id_, _, _ in step.run}, running.totals.rows, ticks)
-            core.recorder.add_extra(self._batch.index, ADAPTERS, ticks, core.adapters.extra_ticks)
+            core.recorder.add_adapters(self._batch.index, ticks, core.adapters.extra_ticks, core.adapters.n_running)
         running.ticks = core.iterations.prices.iteration(running.totals, work.draft_steps)
         self._batch.view.now_ns = ticks >> TICK_BITS
         self._running = running

@@ -117,13 +117,13 @@ STAGE = Layout(
     ("bubble", "i"),  # its kind, an index into BUBBLES
 )
 
-ADAPTERS, IMAGES, MASKS = 0, 1, 2
+ADAPTERS, IMAGES, MASKS, RUNNING_ADAPTERS = 0, 1, 2, 3
 EXTRA = Layout(
     # From an iteration of a micro-batch on, what each takes beside the model and its drafter; until the next of the same kind.
     ("lane", "i"),
-    ("what", "i"),  # ADAPTERS: their kernels and loads; IMAGES; MASKS
+    ("what", "i"),  # ADAPTERS: their kernels and loads; IMAGES; MASKS; RUNNING_ADAPTERS: how many different ones
     ("start_ticks", "q"),
-    ("amount", "q"),  # ticks; of MASKS their number
+    ("amount", "q"),  # ticks; of MASKS and RUNNING_ADAPTERS their number
 )
 
 LOAD, STORE, MOVE_IN, HAND_OVER = 0, 1, 2, 3
@@ -302,6 +302,11 @@ class Recorder:
         if self._extra.get((lane, what), 0) != amount:
             self._extra[lane, what] = amount
             self.extras.add(lane, what, start_ticks, amount)
+
+    def add_adapters(self, lane: int, start_ticks: int, extra_ticks: int, running: int) -> None:
+        """The same of LoRA adapters: the ticks that they add, and how many different ones there are."""
+        self.add_extra(lane, ADAPTERS, start_ticks, extra_ticks)
+        self.add_extra(lane, RUNNING_ADAPTERS, start_ticks, running)
 
     def newly_evicted(self, evicted: int) -> int:
         """Blocks evicted since the last call, *evicted* being all so far."""
@@ -579,7 +584,8 @@ class Columns:
         beside what it computes of prompts) and prefix_evictions (blocks evicted since the replica's iteration with prompt tokens
         before, for this one and for decodes between; 0 where an iteration has none); with tiers loaded_tokens (for sequences that
         it admits to compute the rest of their prompts, from all tiers), loads_under_way and stores_under_way as well, which are
-        -1 on replicas without.
+        -1 on replicas without; with LoRA adapters adapters (different ones among its sequences, the base model not counted; -1 on
+        replicas without).
         """
         table = joined(list(self.iteration_blocks()))
         order = np.lexsort((table["replica"], table["start_ns"]))
@@ -603,8 +609,9 @@ class Columns:
 
     def _iteration_pieces(self, max_rows: int) -> Iterator[tuple[int, int, IterationTable]]:
         """(replica, number of rows, rows)."""
-        # A table has the same columns for all, whether they have tiers or not.
-        tiered = any(replica.tiered for replica in self.replicas)
+        # A table has the same columns for all, whether they have tiers and adapters or not.
+        kinds = {(replica.tiered, replica.adapters is not None) for replica in self.replicas}
+        tiered, adapted = any(with_tiers for with_tiers, _ in kinds), any(with_adapters for _, with_adapters in kinds)
         for index, replica in enumerate(self.replicas):
             spans = replica.spans
             several = any(int(block["n"].max()) > 1 for block in in_blocks(spans, _SPANS_AT_ONCE))
@@ -614,6 +621,7 @@ class Columns:
                 _BlockGrowth(replica.joins, replica.block_tokens).between if several else None,
                 "prefix_hit_tokens" in self.requests,
                 _of_tiers(replica) if tiered else {},
+                (_of_adapters(replica),) if adapted else (),
             )
             at = 0
             while at < len(spans) or (at == 0 and not len(spans)):
@@ -751,6 +759,11 @@ def transfer_facts(rows: NDArray[Any]) -> dict[str, int]:
         "store_bytes": int(rows["bytes"][~load].sum()),
         "store_wait_ns": int(waited[~load].sum()),
     }
+
+
+def _of_adapters(replica: ReplicaColumns) -> NDArray[Any] | None:
+    """The replica's records of how many adapters run; None where it has none."""
+    return None if replica.adapters is None else replica.extras[replica.extras["what"] == RUNNING_ADAPTERS]
 
 
 def _of_tiers(replica: ReplicaColumns) -> dict[str, NDArray[Any] | None]:

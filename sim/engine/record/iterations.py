@@ -115,6 +115,8 @@ class IterationRows:
     has_prefix_cache: bool
     of_tiers: Mapping[str, NDArray[Any] | None]
     """Transfers to be counted while they are under way, by the name of their column; None where this replica has no tiers."""
+    of_adapters: tuple[NDArray[Any] | None, ...] = ()
+    """Records of how many adapters run, structured by EXTRA; None where this replica has no adapters, empty where none has."""
 
     def table(self, spans: NDArray[Any]) -> IterationTable:
         of = Expanded(spans)
@@ -143,6 +145,8 @@ class IterationRows:
             makers["loaded_tokens"] = lambda: of.column("loaded") if tiered else of.each(np.full(len(spans), -1))
         for name, transfers in self.of_tiers.items():
             makers[name] = partial(_under_way, transfers, of)
+        for extras in self.of_adapters:
+            makers["adapters"] = partial(_adapters, extras, spans, of)
         return IterationTable(makers)
 
     def _used(self, of: Expanded) -> IntArray:
@@ -169,3 +173,22 @@ def _under_way(transfers: NDArray[Any] | None, of: Expanded) -> IntArray:
         return of.each(np.full(len(of.n), -1))
     asked, arrived = np.sort(transfers["asked_ns"]), np.sort(transfers["arrived_ns"])
     return np.searchsorted(asked, of.start_ns, side="right") - np.searchsorted(arrived, of.start_ns, side="right")
+
+
+def _adapters(extras: NDArray[Any] | None, spans: NDArray[Any], of: Expanded) -> IntArray:
+    """Different adapters in each iteration: as many as when its span started, which ends where they change."""
+    if extras is None:
+        return of.each(np.full(len(spans), -1))
+    found = np.zeros(len(spans), np.int64)
+    start_ticks = (spans["start_ns"] << TICK_BITS) + spans["start_frac"]
+    for lane in np.unique(spans["lane"]).tolist():
+        mine = spans["lane"] == lane
+        found[mine] = latest(extras[extras["lane"] == lane], start_ticks[mine])
+    return of.each(found)
+
+
+def latest(extras: NDArray[Any], start_ticks: IntArray) -> IntArray:
+    """The amounts of *extras*, of one kind and micro-batch, for iterations that start at *start_ticks*: for each the latest that
+    begins by then."""
+    at = np.searchsorted(extras["start_ticks"], start_ticks, side="right")
+    return np.concatenate((np.zeros(1, np.int64), extras["amount"]))[at]

@@ -72,7 +72,8 @@ class Adapters:
         self._slots: dict[int, None] = {}
         """Adapters in slots, the next to go first; the base model is among them where it takes a slot."""
         self._use = _Use()
-        self._n_running = 0
+        self.n_running = 0
+        """Different adapters of the latest iteration begun, without the base model."""
         self._taken: set[int] | None = None
         """Adapters that run in the iterations in flight, where those take all slots."""
         self._since_ns = -1
@@ -144,7 +145,7 @@ class Adapters:
             self._batch = wanted
         ranks = [self._spec.ranks[adapter] for adapter in wanted if adapter != BASE_MODEL]
         self._prices.extra_ticks = load_ticks + to_ticks(self._spec.step_s(rows, ranks))
-        self._n_running = len(ranks)
+        self.n_running = len(ranks)
         running = {self.of[id_] for id_ in batch.admitted} - self._slotless
         self._taken = running | self._slotless if len(running) >= self._spec.max_loras else None
         self._since_ns = ticks >> TICK_BITS
@@ -216,8 +217,8 @@ class Adapters:
         self._since_ns = -1
         use, ns = self._use, end_ns - (start_ticks >> TICK_BITS)
         use.busy_ns += ns
-        use.adapter_ns += ns * self._n_running
-        use.most = max(use.most, self._n_running)
+        use.adapter_ns += ns * self.n_running
+        use.most = max(use.most, self.n_running)
 
     def columns(self) -> AdapterColumns:
         """The record of the run."""

@@ -15,7 +15,7 @@ from sim.engine.batch.prices import Prices
 from sim.engine.batch.span import Step
 from sim.engine.batch.stages import Stages
 from sim.engine.kv.pool import OutOfBlocks
-from sim.engine.record.columns import ADAPTERS, IMAGES, MASKS, Recorder, Standing, Tally
+from sim.engine.record.columns import IMAGES, MASKS, Recorder, Standing, Tally
 from sim.engine.serve.adapters import Adapters
 from sim.engine.serve.images import Images
 from sim.engine.serve.sequences import Sequences
@@ -132,7 +132,7 @@ class Iterations:
             totals = self._with_wasted(totals, decoding.query_tokens, ended)
         if self.adapters is not None:
             self.adapters.begin(batch, self.adapters.wanted(batch, run, n > 0), totals.rows, ticks)
-            self._recorder.add_extra(batch.index, ADAPTERS, ticks, self.adapters.extra_ticks)
+            self._recorder.add_adapters(batch.index, ticks, self.adapters.extra_ticks, self.adapters.n_running)
         batch.run = run
         batch.completing = completing
         batch.decodes = n > 0
@@ -378,7 +378,7 @@ class Iterations:
             wanted = self.adapters.wanted(batch, NO_PROMPTS, True)
             # A load is part of one iteration.
             hold = 1 if self.adapters.begin(batch, wanted, decoding.n * decoding.query_tokens, ticks) else hold
-            self._recorder.add_extra(batch.index, ADAPTERS, ticks, self.adapters.extra_ticks)
+            self._recorder.add_adapters(batch.index, ticks, self.adapters.extra_ticks, self.adapters.n_running)
         if self.images is not None:
             self._recorder.add_extra(batch.index, IMAGES, ticks, 0)
         prices = self.prices
