@@ -272,6 +272,15 @@ def test_experts_in_blocks_take_more_as_far_as_their_tiles_of_64_tokens_are_empt
     assert found(0) == plain(0)
 
 
+def test_spread_experts_take_more_for_each_token_where_no_graph_replays_them():
+    largest = 512
+    for precision, expert, more_s in (("fp8_block", 8, 2e-7), ("fp8_block", 1, 0.0), ("fp8", 8, 0.0)):
+        plain = seconds_of_a_layers_experts(precision, expert)
+        found = seconds_of_a_layers_experts(precision, expert, spread_experts_s=2e-7)
+        assert found(largest) == plain(largest)
+        assert found(largest + 1) == pytest.approx(plain(largest + 1) + more_s * (largest + 1), rel=1e-12)
+
+
 def test_a_tpu_says_which_products_were_not_timed():
     def said(precision):
         found = deploy(model="llama-3.1-8b", hardware="tpu-v6e", precision=precision, cost=Calibrated.for_stack("vllm"))
