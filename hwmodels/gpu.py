@@ -37,8 +37,8 @@ _CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format alre
 _ROUTING = "power_law_1.01"
 """The skew by which tokens choose experts: the mildest skew that the measured tables hold."""
 _BLOCK_TILE_TOKENS = 64
-"""Tokens of a tile of experts in FP8 blocks at any batch where none was tuned (vLLM 0.11.1, fused_moe.get_default_config; its DeepGEMM
-experts pad each expert to 128)."""
+"""Tokens of a tile of experts in FP8 blocks at any batch where none was tuned (vLLM 0.11.1, fused_moe.get_default_config; its
+DeepGEMM experts pad each expert to 128)."""
 # Formats of dense products whose fitted efficiencies may serve one, the best first, by arithmetic and by format where
 # the scales make a difference.
 _FORMATS = {

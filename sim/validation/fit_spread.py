@@ -1,4 +1,4 @@
-"""Fit what prompts take longer behind SGLang where experts in FP8 blocks lie on several devices, and judge it by another model's pools.
+"""Fit what prompts take longer behind SGLang with experts in FP8 blocks on several devices; judge it by another model's pools.
 
 `python -m sim.validation.fit_spread MEASURED` replays the aggregated rows with such experts with several values of the term
 `spread_experts_s`; the term is the one with the least median error of TTFT and TPOT together. The errors that count are the TTFT
