@@ -38,6 +38,9 @@ _BLOCK_ROWS = 128
 """Rows of a tile of DeepGEMM's grouped products."""
 _ROUTING = "power_law_1.01"
 """The skew by which tokens choose experts: the mildest skew that the measured tables hold."""
+_BLOCK_TILE_TOKENS = 64
+"""Tokens of a tile of experts in FP8 blocks at any batch where none was tuned (vLLM 0.11.1, fused_moe.get_default_config; its
+DeepGEMM experts pad each expert to 128)."""
 # Formats of dense products whose fitted efficiencies may serve one, the best first, by arithmetic and by format where
 # the scales make a difference.
 _FORMATS = {
@@ -86,7 +89,12 @@ class GpuKernels(StackKernels):
         seconds = self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
         own = self.stack.overheads
         if experts.precision == "fp8_block":
-            return seconds + np.where(np.asarray(rows) > 0, own.block_experts_s, 0.0)
+            filled = np.asarray(rows) * experts.per_token / (experts.n_experts * _BLOCK_TILE_TOKENS)
+            seconds = seconds + np.where(np.asarray(rows) > 0, own.block_experts_s * np.maximum(0.0, 1.0 - filled), 0.0)
+            if experts.expert > 1 and own.spread_experts_s and not self.handed_over:
+                replayed = max(self.captured or (0,))
+                seconds = seconds + np.where(np.asarray(rows) > replayed, own.spread_experts_s * np.asarray(rows), 0.0)
+            return seconds
         if experts.expert > 1 and number_format(experts.precision).weight_bytes == WIDTH["bf16"]:
             return seconds * np.where(
                 np.asarray(rows) > experts.n_experts / experts.expert, 1.0 + own.untuned_experts, 1.0

@@ -66,7 +66,18 @@ class Overheads:
         "device holds experts: tiles that nobody tuned for so few of them",
     )
     block_experts_s: float = parameter(
-        0.0, 0.0, 2e-3, "time that a layer's experts in FP8 blocks take more, however many tokens and devices there are"
+        0.0,
+        0.0,
+        2e-3,
+        "time that a layer's experts in FP8 blocks take more where each has few tokens, on however many devices; none where their "
+        "tiles of 64 are full",
+    )
+    spread_experts_s: float = parameter(
+        0.0,
+        0.0,
+        2e-6,
+        "time for each token that a layer's experts in FP8 blocks take more where they lie on several devices and no graph replays "
+        "the iteration",
     )
     admission_s: float = parameter(0.0, 0.0, 1.0, "from arrival until the scheduler sees a request: front end, queues")
     admission_s_per_token: float = parameter(0.0, 0.0, 1e-4, "tokenisation, for each prompt token")

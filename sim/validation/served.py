@@ -233,11 +233,17 @@ What is known of the largest errors:
 
 * SGLang 0.5.8 in NVFP4 on B200, prompts of 1024 tokens: measured first tokens take 3 s at 16 requests in flight and 8 s at 512, ten
   times as long as with multi-token prediction on the same layout. No queue explains it.
-* Multi-token prediction on one machine: TPOT is too short in nearly every group, by 27 % behind SGLang at prompts of 8192
-  tokens and by 16 to 23 % with data-parallel attention on H200. The same acceptances leave separate pools without bias, so that
-  the error is in the price of rounds beside prompts. Which part is too cheap is not known.
-* TensorRT-LLM on H100: seats bind at every concurrency, as if each had a recipe of its own; on B200 one recipe serves several. The
-  rule takes one recipe for all, so that first tokens of small loads on H100 come far too soon.
+* SGLang's prefill workers on B200 in FP8, kept full, compute 22,000 to 26,000 tokens a second with experts over eight devices, with
+  and without data-parallel attention, at prompts of 1024 and of 8192 tokens, and 41,000 to 44,000 with every expert on all eight. The
+  first are priced at 40,000 to 50,000 by their kernels. A time for each token and layer, which rows of Qwen3.5 determine
+  (`python -m sim.validation.fit_spread`), takes TTFT of 29 of these rows from 53 to 39 % off, and that of TensorRT-LLM 1.1 with
+  experts over eight devices, to which it was not fitted, from 33 to 4 % at prompts of 8192 tokens. What takes that time is not known.
+  On H200, with every expert on all devices, they compute the 27,000 to 28,000 that are priced.
+* Multi-token prediction on one machine: behind TensorRT-LLM 1.1 TPOT lacks what rows of that release without it lack. SGLang's
+  lacks 17 to 28 us for each token of a prompt, at prompts of 1024 and 8192 alike, on eight devices without expert parallelism.
+* TensorRT-LLM with multi-token prediction on H100 at 60 requests in flight and more, and six requests on five decode workers of one
+  seat each on B200: TTFT is half of what was measured. There requests wait though other workers have seats free, as if workers were
+  not chosen in turn.
 """
 
 _HEAD = """\
@@ -265,8 +271,8 @@ farthest first; [files_served.csv](validation/files_served.csv) has all models a
   sooner than that. With attention data parallelism prompts are held back until every rank has one, by settings that are assumed to
   be the same in all rows ([evidence](validation/servers.md#ranks)).
 * DeepSeek-R1-NVFP4 takes two to four times what its kernels take, as the publishers of the rows say, and informs no fit. Qwen3-235B
-  in FP8 blocks behind vLLM 0.12 takes twice as much, which a time of a layer's experts explains in part: it was fitted to
-  [other servers](validation/power.md#experts-of-vllm-011), and to none of these rows.
+  in FP8 blocks behind vLLM 0.12 takes twice as much, which a time of a layer's experts at few tokens explains in part: it was
+  fitted to [other servers](validation/power.md#experts-of-vllm-011), and to none of these rows.
 * Prompts behind SGLang 0.5.6: those of Qwen3-235B take 0.3 to 0.5 ms a token, several times their kernels.
 * SGLang's admission is one constant, 0.124 s for 0.5.9 and 0.060 s for 0.5.6, fitted to models of 8 billion parameters and more.
   Smaller models were not measured: Llama-3.2-1B on one H100 gets a TTFT of 128 and 68 ms, against 19 ms behind vLLM.
@@ -276,13 +282,10 @@ farthest first; [files_served.csv](validation/files_served.csv) has all models a
 * GLM-5 in FP4 behind SGLang on B200: a decode step of four sequences takes 5 ms more than its kernels, 66 us a layer, and prompts
   of 8,192 tokens take 1.5 times as long. In FP8 on the same device, with the same modules of sparse attention, steps are 9 % off.
 * DeepSeek behind TensorRT-LLM: rows of 2026-01-14 are as fast as those of that day with multi-token prediction, and may have had
-  it. In FP8 on B200 (1.1.0rc2, experts over 8 devices, December 2025) a decode step behind prompts of 1,024 tokens takes 3.4 to
-  5.4 ms more than it is priced at, about as much with 4 clients as with 64, where experts alone grow from 3.7 to 12.8 ms: 56 to
-  89 us a layer, and first tokens take 1.2 to 1.6 times as long. In FP4, with the same attention, collectives and head, tensor
-  parallel steps of other releases are right within 14 % up to 128 clients. So it is what surrounds products or experts in
-  blocks; all tables of those are of 1.3.0rc20. It cannot be told from the experts' layout: FP4 rows over 8 devices have
-  data-parallel attention as well, and their steps are 2.7 ms short. First tokens were 23 % off while admission took 10 us a
-  prompt token of any model, which made up for it; they are 32 % off now.
+  it. In FP8 on B200 (1.1.0rc2, experts over 8 devices, December 2025) a decode step takes 56 to 89 us a layer more than it is priced
+  at, about as much with 4 clients as with 64, and prompts 1.5 times as long. In FP4, with the same attention, collectives and head,
+  steps of other releases are right within 14 % up to 128 clients. Two terms of release 1.1 stand for it: 75 us a layer, fitted to
+  these rows and judged by those with multi-token prediction, and SGLang's time for each token of a prompt.
 * Rows of no known concurrency are replayed at their batch size.
 """
 

@@ -264,11 +264,12 @@ def test_untuned_tiles_lengthen_experts_in_16_bits_from_more_tokens_than_a_devic
 
 @pytest.mark.parametrize(("precision", "more_s"), [("bf16", 0.0), ("fp8", 0.0), ("fp8_block", 1e-4)])
 @pytest.mark.parametrize("expert", [1, 8])
-def test_experts_in_blocks_take_as_much_more_with_few_tokens_as_with_many(precision, more_s, expert):
+def test_experts_in_blocks_take_more_as_far_as_their_tiles_of_64_tokens_are_empty(precision, more_s, expert):
     plain = seconds_of_a_layers_experts(precision, expert)
     found = seconds_of_a_layers_experts(precision, expert, block_experts_s=1e-4)
-    for tokens in (1, 16, 4096):
-        assert found(tokens) == pytest.approx(plain(tokens) + more_s, rel=1e-12)
+    # 8 of 128 experts a token: 1,024 tokens give each 64.
+    for tokens, empty in ((64, 15 / 16), (512, 0.5), (1024, 0.0), (4096, 0.0)):
+        assert found(tokens) == pytest.approx(plain(tokens) + more_s * empty, rel=1e-12)
     assert found(0) == plain(0)
 
 
@@ -302,6 +303,15 @@ def test_experts_in_blocks_fill_tiles_of_128_rows():
 )
 def test_other_experts_and_releases_fill_no_tiles(asked):
     assert tiles_of_experts(64, **asked) == 0
+
+
+def test_spread_experts_take_more_for_each_token_where_no_graph_replays_them():
+    largest = 512
+    for precision, expert, more_s in (("fp8_block", 8, 2e-7), ("fp8_block", 1, 0.0), ("fp8", 8, 0.0)):
+        plain = seconds_of_a_layers_experts(precision, expert)
+        found = seconds_of_a_layers_experts(precision, expert, spread_experts_s=2e-7)
+        assert found(largest) == plain(largest)
+        assert found(largest + 1) == pytest.approx(plain(largest + 1) + more_s * (largest + 1), rel=1e-12)
 
 
 def test_a_tpu_says_which_products_were_not_timed():

@@ -97,6 +97,8 @@ def test_the_fit_moves_all_that_is_called_fitted(name, shared):
         four = [point for point in rows if "gpt-oss" in point.row["model_path"]] or rows
         eight = [point for point in rows if str(point.row["gemm_quant_mode"]).startswith("fp8")]
         some = ((four[0], 2048.0, 1.0), (four[0], 64.0, 1.0), (eight[0], 2048.0, 1.0), (eight[0], 2048.0, 8.0))
+        # Latent attention is DeepSeek's.
+        some = (*some, *[(point, 2048.0, 1.0) for point in rows if "DeepSeek" in point.row["model_path"]][:1])
         points = [replace(point, row={**point.row, "isl": isl, "osl": 4.0, "concurrency": n}) for point, isl, n in some]
     terms = fitted_terms(stack)
     steps = {term: 0.1 * getattr(stack.overheads, term) for term in terms}

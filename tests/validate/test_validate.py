@@ -23,6 +23,7 @@ from sim.bench.published.rows import (
     experiment_of,
     formatted,
     half_of,
+    most_clients,
     rows_of,
     seats_of,
     served_run,
@@ -303,18 +304,40 @@ def test_pools_of_a_row_draft_where_they_decode_and_send_over_a_card_for_each_ra
 
 
 @pytest.mark.parametrize(
-    ("stack", "clients", "ranks", "expected"),
+    ("stack", "clients", "workers", "ranks", "expected"),
     [
-        ("trtllm", 180, 5, 32),
-        ("trtllm", 450, 6, 64),
-        ("trtllm", 1606, 8, 192),
-        ("trtllm", 6, 5, 1),
-        ("trtllm", 128, 3, None),
-        ("sglang", 180, 5, None),
+        ("trtllm", 180, 5, 1, 32),
+        ("trtllm", 450, 6, 1, 64),
+        ("trtllm", 1606, 1, 8, 192),
+        ("trtllm", 6, 5, 1, 1),
+        ("trtllm", 4, 3, 1, 1),
+        ("trtllm", 128, 3, 1, None),
+        ("trtllm", 8, 8, 1, None),
+        ("trtllm", 9, 3, 1, 2),
+        ("trtllm", 615, 1, 16, 32),
+        ("sglang", 180, 5, 1, None),
     ],
 )
-def test_seats_are_what_the_concurrency_fills(stack, clients, ranks, expected):
-    assert seats_of(stack, clients, ranks) == expected
+def test_seats_are_what_the_concurrency_fills(stack, clients, workers, ranks, expected):
+    assert seats_of(stack, clients, workers, ranks) == expected
+
+
+def rows_of_a_recipe(*loads, workers, **columns):
+    same = {"model_path": "deepseek-ai/DeepSeek-V3", "decode_num_workers": workers, "decode_attention_dp_size": 1}
+    return [{**same, "concurrency": load, **columns} for load in loads]
+
+
+def test_loads_that_are_all_made_for_their_seats_have_a_recipe_each():
+    # 3 workers x a fifth more than 1, 2, 8 and 16, rounded up; 45 is no such load for five workers.
+    assert most_clients(rows_of_a_recipe(6, 9, 30, 60, workers=3)) == [6, 9, 30, 60]
+    assert most_clients(rows_of_a_recipe(10, 25, 45, 180, workers=5)) == [180] * 4
+    # Other devices have recipes of their own.
+    mixed = [*rows_of_a_recipe(9, 30, workers=3, system="h100_sxm"), *rows_of_a_recipe(10, 45, workers=5)]
+    assert most_clients(mixed) == [9, 30, 45, 45]
+
+
+def test_a_load_of_fewer_than_two_requests_a_rank_has_a_recipe_of_its_own():
+    assert most_clients(rows_of_a_recipe(6, 10, 180, workers=5)) == [6, 180, 180]
 
 
 def test_a_batch_says_how_many_were_in_flight_where_the_row_does_not(shared):

@@ -74,7 +74,9 @@ ASSUMED = """\
   sends the first token to the client after the KV has crossed one 400 Gbit/s card for each GPU that sends.
 * A prefill rank computes up to 16 prompts and 16,384 tokens an iteration, as the public recipes of TensorRT-LLM have it.
 * The decode seats of TensorRT-LLM (max_batch_size) are the largest of 1, 2, 3, 4, 6, 8, 12, ... that the highest concurrency
-  with the same layout and lengths fills, and have no limit where that is a power of two. SGLang's seats have no limit.
+  with the same layout and lengths fills, and have no limit where that is a power of two. Where every concurrency of a model on
+  a device is a fifth above a power of two of seats (H100: 20 rows of 20, elsewhere 13 of 97), each has a recipe of its own with
+  those seats; so has one of fewer than two requests a rank, with one seat. SGLang's seats have no limit.
 * Clients follow `srt-slurm` above. The stack's own front end of its newest release stands for Dynamo's. Cache formats are those of
   the stack's launch scripts on the same device.
 * Rows with multi-token prediction drafted and accepted as many tokens as the stack's aggregated runs.
@@ -84,6 +86,8 @@ _LAYOUT = ("system", "backend", "precision", "isl", "osl", "measured", "speculat
            *(f"{phase}_{what}" for phase in _PHASES for what in ("num_workers", "tp_size", "pp_size", "attention_dp_size",
              "moe_tp_size", "moe_ep_size")))  # fmt: skip
 """Columns that one recipe has in common."""
+_MACHINES = ("system", "backend", "precision")
+"""Columns of devices whose recipes were written alike."""
 DEPLOYMENT = ("model_path", "system", "backend", "backend_version", "gemm_quant_mode", "moe_quant_mode", "tp_size",
               "attention_dp_size", "moe_tp_size", "moe_ep_size")  # fmt: skip
 """Columns of a deployment of aggregated rows, which is fitted or held back as a whole."""
@@ -165,12 +169,37 @@ def hashed(text: str) -> bytes:
 
 
 def most_clients(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The highest concurrency that rows of the recipe of each have: of the same model, devices, layout and lengths."""
+    """The highest concurrency that rows of the recipe of each have: of the same model, devices, layout and lengths.
+
+    A row has a recipe of its own where all concurrencies of its model on its devices are made for their seats
+    (`_made_for`), and where it has fewer than two requests a rank.
+    """
     most: dict[tuple[str, ...], int] = {}
-    keys = [_facts(row, _LAYOUT) for row in rows]
-    for key, row in zip(keys, rows, strict=True):
-        most[key] = max(most.get(key, 0), concurrency_of(row))
+    swept: dict[tuple[str, ...], bool] = {}
+    kinds = [_facts(row, _MACHINES) for row in rows]
+    for kind, row in zip(kinds, rows, strict=True):
+        swept[kind] = swept.get(kind, False) or _made_for(concurrency_of(row), *_decode_ranks(row)) is None
+    keys: list[tuple[str, ...]] = []
+    for kind, row in zip(kinds, rows, strict=True):
+        workers, ranks = _decode_ranks(row)
+        own = not swept[kind] or concurrency_of(row) < 2 * workers * ranks
+        keys.append((*_facts(row, _LAYOUT), *([str(concurrency_of(row))] if own else [])))
+        most[keys[-1]] = max(most.get(keys[-1], 0), concurrency_of(row))
     return [most[key] for key in keys]
+
+
+def _decode_ranks(row: Mapping[str, Any]) -> tuple[int, int]:
+    """The workers that decode, and the ranks of each."""
+    return whole(row, "decode_num_workers", 1), whole(row, "decode_attention_dp_size", 1)
+
+
+def _made_for(clients: int, workers: int, ranks: int) -> int | None:
+    """The seats of each rank, a power of two, that a recipe's concurrency is a fifth above, rounded up for each of *workers* of
+    so many *ranks*; None: there is no such power."""
+    seats = 1
+    while (load := workers * math.ceil(1.2 * seats * ranks)) < clients:
+        seats *= 2
+    return seats if load == clients else None
 
 
 def model_of(label: str) -> ModelSpec:
@@ -264,7 +293,7 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None, *, clients: i
     if not apart:
         return found
     workers = whole(row, "decode_num_workers", 0)
-    seats = seats_of(stack, max(clients, concurrency), workers * parallel.data)
+    seats = seats_of(stack, max(clients, concurrency), workers, parallel.data)
     each = 1 if speculation is None else speculation.k + 1
     return replace(
         found,
@@ -362,11 +391,13 @@ def recorded_run(measurement: Measurement) -> Served:
     )
 
 
-def seats_of(stack: str, clients: int, ranks: int) -> int | None:
-    """Sequences that each of *ranks* decode ranks runs at once; None: no limit that *clients* would meet."""
-    if not published_by(stack).seats_by_load or clients & (clients - 1) == 0:
+def seats_of(stack: str, clients: int, workers: int, ranks: int) -> int | None:
+    """Sequences that each rank of *workers* of so many *ranks* decodes at once; None: no limit that *clients* would meet."""
+    share = clients / (workers * ranks)
+    if not published_by(stack).seats_by_load or (clients & (clients - 1) == 0 and not 1.0 < share < 2.0):
         return None
-    share = clients / ranks
+    if (made_for := _made_for(clients, workers, ranks)) is not None:
+        return made_for
     power = 1 << max(int(share).bit_length() - 1, 0)
     return power * 3 // 2 if power > 1 and power * 1.5 <= share else power
 
