@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from hwmodels.model.fields import Config, object_of
-from hwmodels.model.tower import Encoded, Tower
+from hwmodels.model.fields import Config
+from hwmodels.model.tower import Encoded, Tower, family_of
 
 Framing = Literal["padded", "windows", "downsampled", "halved_minutes"]
 
@@ -86,11 +86,11 @@ _FRAMINGS: Final[Mapping[Framing, Callable[[int], Encoded]]] = {
 
 def speech_of(config: Mapping[str, Any], *, text_hidden: int, where: str) -> Speech | None:
     """The encoder that a config.json describes; None where it has none, or one of a family that is not modelled."""
-    given = object_of(config.get("audio_config"), f"{where}: audio_config")
-    family = _FAMILIES.get(str(config.get("model_type")))
-    if family is None or not given:
+    found = family_of(_FAMILIES, config, "audio_config", where)
+    if found is None:
         return None
-    return family(Config(given, f"{where}: audio_config"), text_hidden)
+    family, given = found
+    return family(given, text_hidden)
 
 
 def _tower(c: Config) -> dict[str, Any]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from hwmodels.model.fields import Config, object_of
+
+Family = TypeVar("Family")
 
 
 class Encoded(NamedTuple):
@@ -49,3 +54,13 @@ class Tower:
     def weight_bytes(self) -> float:
         """In 16 bits, in which checkpoints of narrower language models keep their encoder."""
         return 2.0 * self.params
+
+
+def family_of(
+    families: Mapping[str, Family], config: Mapping[str, Any], section: str, where: str
+) -> tuple[Family, Config] | None:
+    """The family of a multimodal model, by the `model_type` of its config.json, and the *section* that describes its encoder; None
+    where the section is missing or empty, or the family is not modelled."""
+    given = object_of(config.get(section), f"{where}: {section}")
+    family = families.get(str(config.get("model_type")))
+    return None if family is None or not given else (family, Config(given, f"{where}: {section}"))

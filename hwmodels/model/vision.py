@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from hwmodels.model.fields import Config, object_of
-from hwmodels.model.tower import Encoded, Tower
+from hwmodels.model.fields import Config
+from hwmodels.model.tower import Encoded, Tower, family_of
 
 Sizing = Literal["scaled", "fixed", "llama4_tiles", "internvl_tiles", "longest_side"]
 
@@ -121,13 +121,11 @@ _SIZINGS: Final[Mapping[Sizing, Callable[[Vision, int, int], Encoded]]] = {
 
 def vision_of(config: Mapping[str, Any], *, text_hidden: int, where: str) -> Vision | None:
     """The encoder that a config.json describes; None where it has none, or one of a family that is not modelled."""
-    given = object_of(config.get("vision_config"), f"{where}: vision_config")
-    family = _FAMILIES.get(str(config.get("model_type")))
-    if family is None or not given:
+    found = family_of(_FAMILIES, config, "vision_config", where)
+    if found is None:
         return None
-    if not given.keys() - {"model_type"}:
-        return None
-    return family(Config(given, f"{where}: vision_config"), config, text_hidden)
+    family, given = found
+    return family(given, config, text_hidden) if given.data.keys() - {"model_type"} else None
 
 
 def _qwen2_5(c: Config, _: Mapping[str, Any], text_hidden: int) -> Vision:
