@@ -637,7 +637,7 @@ def with_slots(plan: MemoryPlan, adapters: AdapterCost) -> MemoryPlan:
 
 
 def with_encoder(plan: MemoryPlan, n_bytes: float) -> MemoryPlan:
-    """*plan* with an encoder's weights of *n_bytes* on each device, which the cache lacks."""
+    """*plan* with *n_bytes* of an encoder's weights on each device, which are taken from the cache."""
     return replace(plan, stages=tuple(replace(stage, encoder_bytes=n_bytes) for stage in plan.stages))
 
 

@@ -79,7 +79,7 @@ class VllmSettings:
     release: str = "0.32"
     """The release whose rules hold, one of `RELEASES`."""
     max_loras: int | None = None
-    """Different LoRA adapters of an iteration at most; None: no request asks for any."""
+    """The most different LoRA adapters in an iteration; None: no request asks for an adapter."""
 
     by_chunk: ClassVar[bool] = True
     evicts: ClassVar[bool] = True

@@ -672,7 +672,7 @@ def _numbers(parts: Sequence[_Part]) -> dict[str, Any]:
 
 
 def _media(parts: Sequence[_Part], order: IntArray) -> dict[str, Any]:
-    """Images and clips of speech, which cells say as those of the plain format do."""
+    """Images and clips of speech, in cells as in the plain format."""
     found: dict[str, Any] = {}
     for column, medium in _MEDIA.items():
         if (each := _values(parts, column)) is None:

@@ -1,4 +1,4 @@
-"""The encoder of speech that a multimodal model has before its language model, and what becomes of a clip there.
+"""The encoder of speech ahead of a language model, and the positions and tokens that a clip takes in it.
 
 The towers are Whisper's: mel frames, a hundred a second, two convolutions of which one has a stride of two (Qwen3-Omni: three in
 two dimensions), and a transformer. Lengths follow the processors and classes of transformers 5.23.
@@ -28,11 +28,11 @@ class Speech(Tower):
 
     framing: Framing
     most_frames: int | None = None
-    """Frames that are heard of a clip; None: all. Processors cut longer ones off."""
+    """Frames of a clip that are encoded; None: all. Processors cut off the rest."""
 
     @property
     def longest_ms(self) -> int | None:
-        """Milliseconds that are heard of a clip; None: all."""
+        """Milliseconds of a clip that are encoded; None: all."""
         return None if self.most_frames is None else self.most_frames * _FRAME_MS
 
     def clip(self, ms: int) -> Encoded:

@@ -1,4 +1,4 @@
-"""The transformer of an encoder that stands before a language model, and what becomes of an image or of speech in it."""
+"""The encoder of images or of speech ahead of a language model: a transformer, and what an image or a clip is in it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Tower:
 
     @property
     def weight_bytes(self) -> float:
-        """In 16 bits, in which checkpoints of narrower language models keep their encoder."""
+        """In 16 bits, which checkpoints keep for the encoder where the language model has fewer."""
         return 2.0 * self.params
 
 

@@ -1,4 +1,4 @@
-"""The encoder of images that a multimodal model has before its language model, and what becomes of an image there.
+"""The encoder of images ahead of a language model, and the patches and tokens that an image takes in it.
 
 Sizes follow the image processors of transformers 5.23: Qwen2-VL and its successors scale an image to whole patches between a
 least and a most number of pixels (`smart_resize`), Gemma 3 to one size, Llama 4 and InternVL cut it into tiles and add one of
@@ -47,7 +47,7 @@ def _scaled(v: Vision, width: int, height: int) -> Encoded:
     unit = v.patch * v.merge
     if max(width, height) / min(width, height) > 200:
         raise ValueError(f"an image is at most 200 times as long as wide; got {width} x {height}")
-    # A side that rounds to nothing has the image grow, as one of few pixels does.
+    # An image with a side that rounds to 0 is scaled up, as one of too few pixels is.
     rows, columns = round(height / unit), round(width / unit)
     if rows * columns * unit * unit > v.most_pixels:
         shrink = math.sqrt(height * width / v.most_pixels)

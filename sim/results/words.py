@@ -241,7 +241,7 @@ def _counted(images: Mapping[str, Any]) -> str:
 
 
 _MANY_WAIT = 1.0
-"""Requests that wait for a slot on average, from which on the command that chooses the slots is named."""
+"""From so many requests that wait for a slot on average, the command that chooses the number of slots is named."""
 
 
 def _adapters(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:

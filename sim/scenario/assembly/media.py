@@ -62,7 +62,8 @@ def with_media(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) 
     with told_by(scenario, "workload"):
         if drawn and (beside := set(media_in(workload)) - {each.medium for _, each in drawn}):
             raise ValueError(
-                f"the trace has {beside.pop()} in its prompts, and what is drawn comes on top of them; have all drawn, or nothing"
+                f"the trace has {'images' if 'image' in beside else 'speech'} in its prompts, and what is drawn comes on top of "
+                "them; have all drawn, or nothing"
             )
         for _, each in drawn:
             workload = each.on(workload, scenario.seed)
@@ -139,7 +140,7 @@ _NO_ENCODER: Mapping[Medium, str] = {
 
 
 def _seen(model: ModelSpec, workload: Workload, behind: Mapping[Medium, int]) -> SeenMedia:
-    """*behind*: tokens of text ahead of what is drawn."""
+    """*behind*: by medium, the tokens of text ahead of what is drawn."""
     towers: dict[Medium, Tower] = {}
     encoded: dict[Medium, Callable[..., Encoded]] = {}
     for medium in media_in(workload):
@@ -175,13 +176,13 @@ def _with_tokens(workload: Workload, seen: SeenMedia, *, more: bool) -> Workload
             row = int(short[0])
             raise ValueError(
                 f"{workload.called(row)} has a prompt of {workload.prompt_tokens[row]} tokens, and its images and clips alone take "
-                f"{tokens[row]} in this model; prompts of a trace hold their tokens"
+                f"{tokens[row]} in this model; the prompt_tokens of a trace include theirs"
             )
         return workload
     if workload.session is not None and workload.prefix_blocks is not None:
         raise ValueError(
-            "workload.images and workload.audio are drawn for each request apart, and the prompts of a conversation hold those of "
-            "its earlier turns; give a trace with a column images or audio_s, whose blocks name them too"
+            "workload.images and workload.audio are drawn for each request by itself, and the prompts of a conversation hold those "
+            "of its earlier turns; give a trace with a column images or audio_s, whose blocks name them too"
         )
     return replace(workload, prompt_tokens=workload.prompt_tokens + tokens)
 

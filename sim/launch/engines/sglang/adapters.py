@@ -8,7 +8,7 @@ from sim.launch.reading import Reading
 from sim.launch.writing import Writing
 
 _RANK = 16
-"""The rank of adapters where the command does not say that of the slots, which is then the highest of theirs."""
+"""The rank of adapters where the command does not give --max-lora-rank; slots then have the highest rank of the adapters."""
 
 
 def read(reading: Reading) -> None:
