@@ -82,7 +82,7 @@ def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: i
     if unknown := sorted(set(rules.columns) - set(FIELDS)):
         near = difflib.get_close_matches(unknown[0], FIELDS, n=1)
         meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(FIELDS)}"
-        raise ValueError(f"{unknown[0]!r} is nothing that a column can say; {meant}")
+        raise ValueError(f"{unknown[0]!r} is no column of a trace; {meant}")
     if rules.window and not rules.timed:
         raise ValueError("since and until are about arrivals, which are not read here; leave them out")
     tokens = tokens_of(rules.tokenizer)

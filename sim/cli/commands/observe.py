@@ -144,7 +144,8 @@ def _write_traffic(
     seen: Observed, traffic: ObservedTraffic, out: Path, given: Sequence[Path], *, as_json: bool
 ) -> None:
     """Write and print the traffic alone, where there is no deployment to replay it on."""
-    traffic.workload(0).to_csv(out / "requests.csv")
+    trace = traffic.workload(0)
+    trace.to_csv(out / "requests.csv")
     _remove(out, ("observed.yaml", "stack.toml", "rerouted.csv"), given)
     if as_json:
         print_json({"traffic": _traffic_facts(traffic), "missing": seen.missing, "notes": [*seen.notes, *traffic.how]})
