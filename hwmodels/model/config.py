@@ -427,7 +427,7 @@ def spec_from_config(
 ) -> ModelSpec:
     """The model that a HuggingFace *config* describes; *where* names the file in errors.
 
-    *quant_config*: a hf_quant_config.json beside it. *given*: formats that whoever asks sets in place of the files', which are
+    *quant_config*: a hf_quant_config.json beside it. *given*: formats that the caller sets in place of the files', which are
     not read (`precision`: of the weights, `kv_precision`). ValueError for a missing or impossible field, and for an
     architecture or a number format that is not modelled, by name.
     """
