@@ -28,7 +28,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import sim.engine.serve.iterations
+from sim.build import is_compiled
 from sim.engine import Columns, run
 from sim.engine.spec.experiment import Experiment
 from sim.plots import save_run
@@ -223,9 +223,8 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", choices=[*ROWS, []], metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--repeats", type=int, default=3, help="runs of each, of which the fastest counts")
     options = parser.parse_args()
-    is_compiled = not str(sim.engine.serve.iterations.__file__).endswith(".py")
     print(
-        f"{'compiled' if is_compiled else 'plain'} engine, Python {platform.python_version()}, "
+        f"{'compiled' if is_compiled() else 'plain'} engine, Python {platform.python_version()}, "
         f"{platform.machine()}, {sys.platform}; processor seconds of one process"
     )
     for name in options.rows or ROWS:

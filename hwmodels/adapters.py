@@ -22,13 +22,13 @@ from hwmodels.stacks import default_stack, file_of
 from hwmodels.tables import read_toml
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-"""The linear layers of a layer, those that engines join as one."""
+"""The linear layers of a layer of the model, those that engines merge as one."""
 ENDS = ("embed_tokens", "lm_head")
 JOINED = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), LINEAR[0]),
     **dict.fromkeys(("gate_proj", "up_proj"), LINEAR[2]),
 }
-"""The joined layers of those that checkpoints have apart."""
+"""The merged layer of each that checkpoints have apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class SlotRules:
     keeps_all: bool
     """Host memory keeps every adapter where the command says no number; False: as many as there are slots."""
     ends_twice: bool
-    """Where embedding and head both have slots, each has them twice."""
+    """Where embedding and head both have slots, each has two sets of them."""
 
     def least_rank(self, rank: int) -> int:
         """The least `max_lora_rank` that has room for adapters of *rank*; ValueError where there is none."""
@@ -115,15 +115,15 @@ def _read(stack: str) -> dict[str, Any]:
 
 @functools.cache
 def slot_rules(stack: str) -> SlotRules:
-    """The slots of *stack*; those of the default stack for one of which none are known."""
+    """The slots of *stack*, or those of the default stack where none are known."""
     given: dict[str, Any] = _read(stack)["slots"]
     return SlotRules(**{**given, "ranks": tuple(given["ranks"]), "modules": tuple(given["modules"])})
 
 
 @functools.cache
 def adapter_times(stack: str) -> Mapping[str, AdapterTimes]:
-    """The times of *stack* by release, the newest first; a release has what it does not say itself from the one that says
-    everything, or from that of the default stack."""
+    """The times of *stack* by release, the newest first. What a release does not state is taken from the one that states all of
+    them, of this stack or of the default one."""
     table, usual = _read(stack), _read(default_stack().name)
     documents = {**usual.pop("documents"), **table.pop("documents")}
     measured, stack = usual.pop("stack"), table.pop("stack")
@@ -167,9 +167,9 @@ def modules_of(named: Sequence[str]) -> tuple[str, ...]:
 
 
 def targets_of(spec: ModelSpec, tensor: int = 1, modules: Collection[str] = LINEAR) -> list[list[Target]]:
-    """The linear layers of each layer that adapters change, those of *modules*, on one of *tensor* devices: A of a layer that is
-    split by columns is whole on each, and so is B of one that is split by rows. ValueError for models whose layers are of other
-    kinds."""
+    """The linear layers that adapters of *modules* change in each layer of the model, on one of *tensor* devices. Each device has
+    the whole of A where a linear layer is split by columns, and the whole of B where it is split by rows. ValueError for models
+    whose layers are of other kinds."""
     plain = isinstance(spec.attention, Attention) and spec.local_attention is None and spec.linear_attention is None
     if not plain or spec.experts is not None or not spec.gated_mlp:
         raise ValueError(

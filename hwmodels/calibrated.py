@@ -35,7 +35,7 @@ class Calibrated:
     profile: str | None = None
     graphs: GraphSettings = DEFAULT_GRAPHS
     handed_over: bool = False
-    """Whether prompts have been computed by another machine: one of which a token is left is a decode, whatever the stack."""
+    """Whether another machine computes the prompts: one with a single token left is then a decode, whatever the stack."""
 
     @classmethod
     def for_stack(

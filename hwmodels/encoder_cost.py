@@ -1,4 +1,4 @@
-"""The time of an encoder of images or of speech: products, attention and streams, priced as those of the model behind it."""
+"""The time of an encoder of images or of speech: its products, attention and streams, priced as those of the language model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EncoderCost:
     """
 
     def __init__(self, tower: Tower, kernels: Kernels, *, tensor: int = 1, launched: bool = True) -> None:
-        """*launched*: launches take the host's time; not where a datasheet alone prices."""
+        """*launched*: launches take time on the host; False where a datasheet alone gives the times."""
         if tower.heads % tensor:
             raise ValueError(f"an encoder of {tower.heads} heads cannot be shared by {tensor} devices")
         self._tower, self._kernels, self._tensor = tower, kernels, tensor

@@ -292,8 +292,8 @@ class _Stage:
         return np.where(some_prompt, np.maximum(self.rows.array(rows), alone), alone) if some_prompt.any() else alone
 
     def _floor_s(self, decodes: NDArray[np.int64], prompts: NDArray[np.bool_]) -> FloatArray:
-        """Least seconds of the kernels of iterations with so many query tokens of *decodes* over all groups, and *prompts* that are
-        no decodes."""
+        """Least seconds of the kernels of each iteration: *decodes* are its query tokens of decodes over all groups, *prompts* says
+        whether it has prompts that do not run as decodes."""
         of_graphs = np.where(prompts, self.prompt_floor_s, self.decode_floor_s)
         return np.where(decodes > self.replayed, self.launch_floor_s, of_graphs)
 

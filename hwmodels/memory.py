@@ -326,7 +326,7 @@ def stack_memory(stack: str, release: str | None = None) -> StackMemory | None:
     if releases is None:
         if release is not None:
             raise ValueError(
-                f"release is for {', '.join(stack_memories())}; {stack} has no account of memory; leave it out"
+                f"memory.release is for {', '.join(stack_memories())}; {stack} has no account of memory; leave it out"
             )
         return None
     if release is None:
@@ -592,9 +592,14 @@ def _share(deployment: Deployed, rules: StackMemory | None, asked: float | None)
     return share
 
 
+def usual_block_tokens(rules: StackMemory | None) -> int:
+    """Tokens of a KV block on one device where nothing else is said; without *rules* those of vLLM."""
+    return 16 if rules is None else int(rules.block_tokens)
+
+
 def _block_tokens(parallel: ParallelConfig, rules: StackMemory | None, asked: int | None) -> int:
     """Tokens of a block on one device; ValueError where devices cannot share it as they are to."""
-    tokens = asked if asked is not None else 16 if rules is None else int(rules.block_tokens)
+    tokens = usual_block_tokens(rules) if asked is None else asked
     if tokens % parallel.kv_interleave:
         raise ValueError(
             f"parallel.kv_interleave {parallel.kv_interleave} does not divide the {tokens} tokens of a KV block"
@@ -632,7 +637,7 @@ def with_slots(plan: MemoryPlan, adapters: AdapterCost) -> MemoryPlan:
 
 
 def with_encoder(plan: MemoryPlan, n_bytes: float) -> MemoryPlan:
-    """*plan* with an encoder's weights of *n_bytes* on each device, which the cache lacks."""
+    """*plan* with *n_bytes* of an encoder's weights on each device, which are taken from the cache."""
     return replace(plan, stages=tuple(replace(stage, encoder_bytes=n_bytes) for stage in plan.stages))
 
 

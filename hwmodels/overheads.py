@@ -62,8 +62,8 @@ class Overheads:
         0.0,
         0.0,
         4.0,
-        "by what share of itself a layer's experts in 16 bits take longer under expert parallelism, from as many tokens on as a "
-        "device holds experts: tiles that nobody tuned for so few of them",
+        "share by which a layer's experts in 16 bits take longer under expert parallelism, once an iteration has as many tokens as "
+        "a device has experts: their tiles are not tuned for so few experts",
     )
     block_experts_s: float = parameter(
         0.0,

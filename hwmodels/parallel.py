@@ -132,9 +132,9 @@ class ParallelConfig:
         kv, heads = attention.n_kv_heads, attention.n_heads
         if self.tensor < kv * self.decode_context:
             raise ValueError(
-                f"parallel.decode_context {self.decode_context} takes as many devices for each of the {kv} key-value heads of "
-                f"{spec.name}, and parallel.tensor is {self.tensor}; give tensor {kv * self.decode_context} or more, or leave "
-                "decode_context at 1"
+                f"parallel.decode_context {self.decode_context} takes {self.decode_context} devices for each of the {kv} "
+                f"key-value heads of {spec.name}, and parallel.tensor is {self.tensor}; give tensor {kv * self.decode_context} or "
+                "more, or leave decode_context at 1"
             )
         if heads // kv % self.decode_context:
             raise ValueError(

@@ -78,7 +78,7 @@ class StackKernels:
     decode_only: bool = False
     """Whether it was told to have graphs for decode steps alone."""
     handed_over: bool = False
-    """Whether prompts have been computed by another machine: one of which a token is left is a decode, whatever the stack."""
+    """Whether another machine computes the prompts: one with a single token left is then a decode, whatever the stack."""
 
     @property
     def _own(self) -> Overheads:

@@ -26,11 +26,6 @@ def _catalogue() -> Mapping[str, Mapping[str, Any]]:
     return read_toml(ROOM / "transfers.toml")
 
 
-def connectors() -> tuple[str, ...]:
-    """Connectors whose transfers were measured."""
-    return tuple(_catalogue())
-
-
 def transfer_terms(connector: str) -> TransferTerms:
     """The terms that *connector* reached; KeyError for one that was not measured."""
     found = _catalogue()[connector]

@@ -1,8 +1,8 @@
-"""The limit of LoRA adapters in a batch: who is passed over, and a wrapper for schedulers that have no rule of their own.
+"""The limit of LoRA adapters in a batch: which requests it passes over, and a wrapper for schedulers without a rule of their own.
 
 vLLM (v1/core/sched/scheduler.py, `Scheduler.schedule`, 0.24.0 to 0.33.0): a waiting request whose adapter would be one more than
 `max_loras` different ones is passed over, and those behind it are looked at; it may wait for as long as others keep the slots.
-Before 0.32 one that was passed over once goes ahead of preempted ones, which is left out.
+Releases before 0.32 put a request that was passed over ahead of preempted ones, which is not modelled.
 SGLang (managers/scheduler.py of 0.5.23, `can_schedule_lora_req`): the same with `max_loras_per_batch`, where the base model is one
 of them.
 """
@@ -18,7 +18,7 @@ from policies.schedulers import checked_as_given, setting_at_least
 from policies.view import BASE_MODEL, AdaptersSeen, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
 
 ADAPTERS_SAY = "a scenario says it as adapters.max_loras"
-"""In place of a setting of schedulers that hold to a limit themselves."""
+"""The reason in `not_settings` of schedulers whose limit of adapters the scenario sets."""
 
 
 class Admissible(Sequence[WaitingSeq]):

@@ -677,11 +677,12 @@ class Reserve:
 
 @dataclass(frozen=True)
 class AdapterAffinity:
-    """The inner router chooses among the machines that are the best for the request's LoRA adapter, by `AdapterLoad.score`; with
-    *apart* among *each* machines that the adapter has, dealt out in turn. It chooses among all of them for the base model.
+    """The inner router chooses among the machines whose `AdapterLoad.score` for the request's LoRA adapter is the highest; with
+    *apart*, among the *each* machines that the adapter has, which adapters are given in turn. It chooses among all machines for the
+    base model.
 
     Dynamo (ai-dynamo 1.6.1, lib/llm/src/lora) lets its KV router choose among the machines that a controller has given the
-    adapter: so does *apart* with `Dynamo` inside, for as many machines each as the controller would have come to.
+    adapter. *apart* with `Dynamo` inside does so too, with *each* machines for every adapter.
     """
 
     inner: Router | RouteFunction = LeastOutstanding()
@@ -693,7 +694,9 @@ class AdapterAffinity:
     def __post_init__(self) -> None:
         route_of(self.inner)
         if self.each < 1 or (self.each > 1 and not self.apart):
-            raise ValueError(f"each is the machines of an adapter where they are apart, at least 1; got {self.each}")
+            raise ValueError(
+                f"each is the machines of an adapter: at least 1, and more only with apart; got {self.each}"
+            )
 
     @property
     def knows(self) -> Knowledge | None:

@@ -216,7 +216,7 @@ class TrtLlm:
 
     def _name(self, view: ReplicaView, id_: int, cached: int, tokens: int) -> object:
         """The name of the block behind *cached* tokens of a prompt, of which *tokens* are to be computed; None where they fill
-        none, and where nobody waits for it."""
+        none, and where no request waits for it."""
         if view.cache is None or not self.enable_prefix_aware_scheduling or self._capacity == "STATIC_BATCH":
             return None
         upto = (cached // view.block_tokens + 1) * view.block_tokens

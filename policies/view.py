@@ -505,11 +505,11 @@ def reserves(scheduler: object) -> bool:
 
 
 Encodes = Literal["as planned", "as needed"]
-"""How images are encoded in iterations: as the scheduler plans it by `ReplicaView.images`, or whatever its chunks have of them."""
+"""Which images an iteration encodes: those that the scheduler plans by `ReplicaView.images`, or all that its chunks reach."""
 
 
 def encodes(scheduler: object) -> Encodes | None:
-    """How *scheduler*, or the one that it wraps, has images encoded: by an attribute `encodes`. None: it does not know of any."""
+    """How *scheduler*, or one that it wraps, has images encoded, by an attribute `encodes`; None where it has none encoded."""
     return cast(Encodes | None, asked(scheduler, "encodes"))
 
 

@@ -5,10 +5,10 @@ The rules are those of `vllm/v1/core/sched/scheduler.py` (`Scheduler.schedule`) 
 defaults are in `vllm/config/scheduler.py` and `vllm/engine/arg_utils.py` (`EngineArgs.get_batch_defaults`). `tests/oracle` lays
 these decisions beside those of the releases.
 
-Images in prompts are encoded as `ReplicaView.images` says; one that does not fit ends admission, where 0.33 tries those behind.
-Left out, and not needed for text: Mamba alignment, structured output, and the cadence of
-prompts that 0.33 has without ranks. A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
-verifies some of them; prompts of one token are not padded to a round of speculation.
+Images in prompts are encoded as `ReplicaView.images` says; an image that does not fit ends admission, where 0.33 goes on with the
+next sequence. The limit of LoRA adapters in a batch is `policies.adapters.admissible`. Left out, and not needed for text: Mamba
+alignment, structured output, and the cadence of prompts that 0.33 has without ranks. A budget that ends within a sequence's drafted
+tokens leaves the sequence out, where vLLM verifies some of them; prompts of one token are not padded to a round of speculation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from policies.view import (
 )
 from policies.vllm_settings import VllmSettings
 
-_DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+_DECODES_THROUGH_ARRIVALS: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
 @checked_as_given
@@ -87,7 +87,7 @@ class Vllm(VllmSettings):
         prefilling = () if puts_off else view.prefilling
         if not prefilling:
             if not view.waiting and n_decoding:
-                return _DECODES_WHOEVER_COMES if seats <= 0 and self.scheduling_policy == "fcfs" else DECODES
+                return _DECODES_THROUGH_ARRIVALS if seats <= 0 and self.scheduling_policy == "fcfs" else DECODES
             chunks: list[tuple[int, int]] = []
         else:
             limit = self._longest_chunk(view)
@@ -345,7 +345,7 @@ class VllmV0:
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if not view.waiting and not view.prefilling and view.n_decoding:
-            return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_num_seqs else DECODES
+            return _DECODES_THROUGH_ARRIVALS if view.n_decoding >= self.max_num_seqs else DECODES
         chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
         seats = self.max_num_seqs - view.n_running
         free = admissible_blocks(view, self.watermark)

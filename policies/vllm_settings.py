@@ -34,8 +34,8 @@ class Rules(NamedTuple):
     names_next_token: bool = False
     """The name of a block has the token behind it, where a drafter reads that one: its hits lose no block."""
     drafts_if_used: bool = False
-    """An iteration whose drafts nobody can use leaves out all passes but the first of a drafter that reads the target's states; of
-    others it takes all (`v1/worker/gpu/spec_decode`: `propose` of target_dependent_ar and of standalone_ar)."""
+    """An iteration whose drafts no sequence can use leaves out all passes but the first of a drafter that reads the target's
+    states; of others it takes all (`v1/worker/gpu/spec_decode`: `propose` of target_dependent_ar and of standalone_ar)."""
 
 
 _LATE_SETTINGS: Final = ("max_num_active_seqs", "long_prefill_token_threshold_adaptive")
@@ -74,12 +74,12 @@ class VllmSettings:
     async_scheduling: bool = True
     """Each iteration is planned while the one before it runs; see `policies.view.plans_ahead`."""
     prefill_schedule_interval: int = 1
-    """Ranks compute prompts in every so many of their common steps, unless the last such step left some waiting or nobody decodes.
+    """Ranks compute prompts in every so many of their common steps, unless the last such step left some waiting or none decodes.
     Without ranks it has no effect."""
     release: str = "0.32"
     """The release whose rules hold, one of `RELEASES`."""
     max_loras: int | None = None
-    """Different LoRA adapters of an iteration at most; None: no request asks for any."""
+    """The most different LoRA adapters in an iteration; None: no request asks for an adapter."""
 
     by_chunk: ClassVar[bool] = True
     evicts: ClassVar[bool] = True

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from importlib import metadata
+from types import ModuleType
 from typing import Any
 
 from sim.engine.machine import machine
 
 
-def is_compiled() -> bool:
-    return not str(machine.__file__).endswith(".py")
+def is_compiled(module: ModuleType = machine) -> bool:
+    """Whether *module* was compiled where Rooftrace was installed."""
+    return not str(module.__file__).endswith(".py")
 
 
 def engine_build() -> str:

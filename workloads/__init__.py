@@ -2,8 +2,8 @@
 
 A `Workload` is columns of integers and when they are sent; a `Trace` has arrivals, a `ClosedLoop` waits for answers.
 `readers` recognises the formats of published traces, `exports` those of tools; `sessions`, `shared_prefix`, `conversations`,
-`rollout` and `servegen` make requests that depend on each other or begin alike. The room must not know what serves the
-requests. Read `workload` first, then `readers`.
+`rollout` and `servegen` make requests that depend on each other or begin alike; `media` draws images and speech, and `prompt_parts`
+names the blocks of prompts that hold them. The room must not know what serves the requests. Read `workload` first, then `readers`.
 """
 
 from workloads.adapters import check_adapters, draw_adapters, keyed_by_adapter

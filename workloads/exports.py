@@ -82,7 +82,7 @@ def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: i
     if unknown := sorted(set(rules.columns) - set(FIELDS)):
         near = difflib.get_close_matches(unknown[0], FIELDS, n=1)
         meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(FIELDS)}"
-        raise ValueError(f"{unknown[0]!r} is nothing that a column can say; {meant}")
+        raise ValueError(f"{unknown[0]!r} is no column of a trace; {meant}")
     if rules.window and not rules.timed:
         raise ValueError("since and until are about arrivals, which are not read here; leave them out")
     tokens = tokens_of(rules.tokenizer)
@@ -672,7 +672,7 @@ def _numbers(parts: Sequence[_Part]) -> dict[str, Any]:
 
 
 def _media(parts: Sequence[_Part], order: IntArray) -> dict[str, Any]:
-    """Images and clips of speech, which cells say as those of the plain format do."""
+    """Images and clips of speech, in cells as in the plain format."""
     found: dict[str, Any] = {}
     for column, medium in _MEDIA.items():
         if (each := _values(parts, column)) is None:

@@ -18,7 +18,7 @@ W = TypeVar("W", bound=Workload)
 Medium = Literal["image", "audio"]
 
 NUMBERED_FROM: Final = 1 << 40
-"""Numbers from here on are of images or clips that a trace does not number; each has another."""
+"""From here on are numbers of images and clips that a trace does not number, a different one for each."""
 
 
 class Cells(NamedTuple):
@@ -37,19 +37,19 @@ CELLS: Final[Mapping[Medium, Cells]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Images or clips for each request, drawn apart from all else; samples of a rollout's prompt have the same."""
+    """Images or clips for each request, drawn from a stream of their own; all samples of a rollout's prompt have the same."""
 
     medium: Medium
     per_request: LengthDistribution
     size: Mapping[str, LengthDistribution]
     """The distribution of each number that is a size: `width` and `height` in pixels, or `ms`."""
     distinct: int | None = None
-    """Different ones that there are, each of one size; None: every one is another."""
+    """The number of different ones, each of one size; None: all are different."""
     zipf: float = 0.0
     """The i-th of them, from 1, is asked for in proportion to i to the power of minus this; 0: all equally often."""
 
     def on(self, workload: W, seed: int) -> W:
-        """The same requests with images or clips; ValueError where they have some."""
+        """The same requests with images or clips; ValueError where they have some already."""
         *sizes, contents = MEDIA[self.medium]
         offsets, key = f"{self.medium}_offsets", _KEYS[self.medium]
         if getattr(workload, offsets) is not None:
@@ -155,7 +155,7 @@ def _joined(parts: Sequence[Workload], medium: str, shared: bool) -> dict[str, A
 
 
 def cells_of(workload: Workload, medium: Medium) -> list[str] | None:
-    """The images or clips of each request as `parse_cell` reads them; None where nobody says."""
+    """The images or clips of each request as `parse_cell` reads them; None where no request has any."""
     if getattr(workload, f"{medium}_offsets") is None:
         return None
     return [

@@ -63,18 +63,20 @@ def _row_of_class(trace: Workload, classes: Sequence[ServiceClass]) -> IntArray:
     position = {each.name: row for row, each in enumerate(classes)}
     strangers = [name for name in trace.classes if name not in position]
     if strangers:
-        raise ValueError(f"the trace has requests of class {strangers[0]!r}, which nobody declares")
+        raise ValueError(f"the trace has requests of class {strangers[0]!r}, which is not declared")
     return np.array([position[name] for name in trace.classes], np.int64)[trace.class_index]
 
 
 def _check_said_once(trace: Workload, classes: Sequence[ServiceClass]) -> None:
-    """ValueError where the trace has a column of what a class says too."""
+    """ValueError where the trace has a column for something that a class sets as well."""
     for column, said in (("priority", "priority"), ("deadline_ns", "deadline_s"), ("tenant_index", "tenant")):
         if getattr(trace, column) is None:
             continue
         both = next((each for each in classes if getattr(each, said) is not None), None)
         if both is not None:
-            raise ValueError(f"the trace has a column {said} and class {both.name} says it too")
+            raise ValueError(
+                f"the trace has a column {said} and class {both.name} sets it as well; leave one of them out"
+            )
 
 
 def predict_outputs(trace: W, error: float, seed: int) -> W:

@@ -35,8 +35,8 @@ _TEXT = -1
 def named_by_content(workload: W, parts: Sequence[Sequence[Part]], block_tokens: int) -> W:
     """The same requests, whose prompts hold *parts*, with block ids that name them.
 
-    The workload's own ids, where it has any, name its text, as if there were nothing among it; text without ids is like no other.
-    A block is as large as divides *block_tokens* and the blocks of the text.
+    The workload's own ids, where it has any, name its text without the parts; text without ids equals no other. A block has the
+    greatest size that divides both *block_tokens* and the blocks of the text.
     """
     size = (
         block_tokens if workload.prefix_block_tokens is None else math.gcd(block_tokens, workload.prefix_block_tokens)
@@ -60,7 +60,7 @@ def named_by_content(workload: W, parts: Sequence[Sequence[Part]], block_tokens:
 
 
 class _Names:
-    """The numbers of blocks of *size* tokens, equal where they hold the same behind equal ones."""
+    """Numbers of blocks of *size* tokens: equal for blocks that hold the same and stand behind equal blocks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -83,7 +83,7 @@ class _Names:
         return self._mixed[held]
 
     def text(self, *columns: IntArray) -> int:
-        """Blocks within text, by numbers that say what they hold; they get theirs at the end."""
+        """Notes blocks that hold text alone, by numbers that say which; `of_text` numbers them at the end."""
         self._text.append(np.column_stack(columns))
         return _TEXT
 
@@ -104,8 +104,8 @@ class _Prompt:
     def __init__(self, parts: Sequence[Part], text: IntArray, text_block: int) -> None:
         self._text, self._text_block = text, text_block
         self._pieces: list[tuple[int, int, int, int]] = []
-        """Begin and end in the prompt, content (of text: `_TEXT`), and the token of the prompt at which the content begins: that of
-        text if it stood together, as many tokens later as parts are ahead of it."""
+        """Begin and end in the prompt, content (`_TEXT` for text), and an offset: a place in the prompt less the offset is the
+        place in the part, or in the text without the parts."""
         at = spoken = 0
         for part in parts:
             if not self._take_text(at, part.first, spoken):
@@ -115,7 +115,7 @@ class _Prompt:
         self._take_text(at, spoken + len(text) * text_block, spoken)
 
     def _take_text(self, begin: int, end: int, spoken: int) -> bool:
-        """Adds the text up to a place, as far as it is named; whether it is."""
+        """Adds the text from *begin* to *end* as far as it has ids; whether it has them to the end."""
         named = min(end, spoken + len(self._text) * self._text_block)
         if named > begin:
             self._pieces.append((begin, named, _TEXT, spoken))
@@ -133,7 +133,7 @@ class _Prompt:
             elif first < last:
                 number = names.within((adapter, content, first * size - begin), end - first * size)
                 ids[first:last] = np.arange(number, number + last - first)
-            # The block in which a piece ends and another begins; that in which it begins is another's.
+            # The block in which the piece ends and another begins; the block in which it begins is that of the piece before.
             block = (end - 1) // size
             if block < blocks and not first <= block < last:
                 ids[block] = names.mixed((adapter, *self._mixture(block * size, size)))
@@ -141,7 +141,7 @@ class _Prompt:
 
     def _within(self, starts: IntArray, size: int) -> tuple[IntArray, IntArray, IntArray]:
         at, within = starts // self._text_block, starts % self._text_block
-        # As wide as a block of the text at most, a block holds the end of one and the beginning of the next.
+        # A block is no larger than one of the text, so that it holds parts of two of these at most.
         over = np.where(within + size > self._text_block, self._text[np.minimum(at + 1, len(self._text) - 1)], -1)
         return self._text[at], over, within
 

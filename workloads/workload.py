@@ -63,7 +63,7 @@ MEDIA: Mapping[str, tuple[str, ...]] = {
     "image": ("image_width", "image_height", "image_content"),
     "audio": ("audio_ms", "audio_content"),
 }
-"""The columns of what is encoded of a prompt: numbers that are a size, and a number for the content."""
+"""The columns of each medium: the numbers that are the size of an image or a clip, and one for its content."""
 
 
 def taken_runs(offsets: IntArray, index: IntArray) -> tuple[IntArray, IntArray]:
@@ -240,7 +240,7 @@ class Workload(ABC):
         return replace(self, models=names, model_index=index)
 
     def called(self, row: int) -> str:
-        """A request as people find it again in the file that it was read from, whose rows may be others."""
+        """A request in words by which it is found in the file that it was read from, whose rows may be in another order."""
         return f"request {row + 1} of the trace"
 
     # Checks.
@@ -336,7 +336,9 @@ class Workload(ABC):
         order = np.lexsort((*sizes, content))
         same = np.diff(content[order]) == 0
         if (same & np.any([np.diff(size[order]) != 0 for size in sizes], axis=0)).any():
-            raise ValueError(f"entries of one {names[-1]} are the same, and have one size; give others another number")
+            raise ValueError(
+                f"entries with the same {names[-1]} are equal and have one size; give others another number"
+            )
 
     # Single requests.
 

@@ -60,12 +60,12 @@ class CompressedLayer:
 
     heads: Any
     head_dim: Any
-    """Numbers in which each head meets a key."""
+    """Numbers of a query, and of a key, that each head multiplies."""
     hidden: Any
     compress: float
     """Tokens that a key stands for; 0: there are no keys but those of the window."""
     window: float
-    """Tokens that are attended to as they are; infinite where pairs are of what a query attends to."""
+    """Latest tokens that are attended to uncompressed; infinite where the pairs count only what a query attends to."""
     chosen: Any = None
     """Keys that a query attends to; None: all."""
     index_flops: Any = 0.0
@@ -108,8 +108,8 @@ def prefill_form(
 ) -> PrefillForm:
     """A layer's work for prompts beside its products; *layer* as in `CompressedLayer`.
 
-    *flat_until*: equal scores as of a benchmark with dummy weights, which the kernel that chooses among up to so many tokens is
-    slow at; None: scores as in use.
+    *flat_until*: all scores are equal, as in a benchmark with dummy weights, and the kernel that chooses among up to so many tokens
+    is slow; None: scores differ, as in use.
     """
     shape = CompressedLayer(**layer)
     by_pair, by_row, by_score, by_kv = _rates(params, sheet, shape)

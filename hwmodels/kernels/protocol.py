@@ -21,7 +21,7 @@ class HostTimes:
     row_s: float = 0.0
     """The time of each token of the iteration."""
     prompt_floor_s: float = 0.0
-    """Least time of an iteration with prompts that are no decodes by `decode_tokens`: they are launched kernel by kernel."""
+    """Least time of an iteration with a prompt that has more than `decode_tokens` left: it is launched kernel by kernel."""
     decode_floor_s: float = 0.0
     """Least time of any other."""
     launch_floor_s: float = 0.0

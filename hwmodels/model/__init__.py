@@ -1,4 +1,5 @@
-"""Transformers as the cost models see them: shapes, parameters, cache and number formats, read from config.json."""
+"""Transformers as the cost models see them: shapes, parameters, cache and number formats, read from config.json (`config`), and the
+encoders of images and speech ahead of them (`vision`, `speech`, both a `tower`)."""
 
 from hwmodels.model.catalogue import (
     CATALOGUE,

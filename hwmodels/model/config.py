@@ -147,7 +147,7 @@ _KINDS_OF: Mapping[str, Callable[[Config, int], tuple[AttentionKind, ...]]] = {
     "llama4_text": _rotary_kinds,
     "gpt_oss": _kinds_not_stated,
 }
-"""Families whose configs say it in a way of their own."""
+"""Families whose config.json states the kinds of layers in a way of its own."""
 
 
 def _reach(c: Config, kinds: tuple[AttentionKind, ...]) -> tuple[int | None, tuple[AttentionKind, ...]]:
@@ -427,7 +427,7 @@ def spec_from_config(
 ) -> ModelSpec:
     """The model that a HuggingFace *config* describes; *where* names the file in errors.
 
-    *quant_config*: a hf_quant_config.json beside it. *given*: formats that whoever asks sets in place of the files', which are
+    *quant_config*: a hf_quant_config.json beside it. *given*: formats that the caller sets in place of the files', which are
     not read (`precision`: of the weights, `kv_precision`). ValueError for a missing or impossible field, and for an
     architecture or a number format that is not modelled, by name.
     """
@@ -435,7 +435,7 @@ def spec_from_config(
     notes: list[str] = [*(Config(own, f"{where}: rooftrace").listed("notes", str) or ())]
     if thinker := object_of(config.get("thinker_config"), f"{where}: thinker_config"):
         config = thinker
-        notes.append("The thinker: what makes speech of its answers, the talker, counts nowhere.")
+        notes.append("The thinker alone: the talker, which speaks its answers, is not modelled and left out.")
     data: dict[str, Any] = dict(config)
     named_text = "llm_config" if "llm_config" in config else "text_config"
     if text := object_of(config.get(named_text), f"{where}: {named_text}"):
@@ -467,11 +467,13 @@ def _about_encoders(config: Mapping[str, Any], encoders: Mapping[str, Tower | No
     counted = [name for name, tower in encoders.items() if tower is not None]
     left_out = [name for name, tower in encoders.items() if tower is None and stated[name]]
     if counted:
-        yield f"Its encoder of {' and that of '.join(counted)} {'count' if counted[1:] else 'counts'} where encode is given."
+        several = len(counted) > 1
+        yield f"Its encoder{'s' * several} of {' and '.join(counted)} {'count' if several else 'counts'} where encode is given."
     if left_out:
-        yield f"Its encoder of {' and that of '.join(left_out)} {'are' if left_out[1:] else 'is'} not modelled and left out."
+        several = len(left_out) > 1
+        yield f"Its encoder{'s' * several} of {' and '.join(left_out)} {'are' if several else 'is'} not modelled and left out."
     elif not counted and {"text_config", "llm_config"} & config.keys():
-        yield "The text model alone: encoders of what else it reads are not modelled and left out."
+        yield "The text model alone: the encoders of its other inputs are not modelled and left out."
 
 
 _DENSE_FIELDS = {"llama4_text": "intermediate_size_mlp", "minimax_m3": "dense_intermediate_size"}

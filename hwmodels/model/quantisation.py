@@ -108,7 +108,7 @@ def quantised(
     """*spec*, whose weights are in its base format, in the formats that its files state, with a note where layers differ.
 
     *data* is the config.json, *side* a hf_quant_config.json beside it, whose words count first. ValueError, naming *where*, for
-    a format that is not modelled; *given*: what whoever asks sets in place of the files' words, which are not read
+    a format that is not modelled; *given*: what the caller sets in place of the files' words, which are not read
     (`precision`: of the weights, `kv_precision`).
     """
     quantised = object_of(data.get("quantization_config"), f"{where}: quantization_config")

@@ -1,4 +1,4 @@
-"""The encoder of speech that a multimodal model has before its language model, and what becomes of a clip there.
+"""The encoder of speech ahead of a language model, and the positions and tokens that a clip takes in it.
 
 The towers are Whisper's: mel frames, a hundred a second, two convolutions of which one has a stride of two (Qwen3-Omni: three in
 two dimensions), and a transformer. Lengths follow the processors and classes of transformers 5.23.
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from hwmodels.model.fields import Config, object_of
-from hwmodels.model.tower import Encoded, Tower
+from hwmodels.model.fields import Config
+from hwmodels.model.tower import Encoded, Tower, family_of
 
 Framing = Literal["padded", "windows", "downsampled", "halved_minutes"]
 
@@ -28,11 +28,11 @@ class Speech(Tower):
 
     framing: Framing
     most_frames: int | None = None
-    """Frames that are heard of a clip; None: all. Processors cut longer ones off."""
+    """Frames of a clip that are encoded; None: all. Processors cut off the rest."""
 
     @property
     def longest_ms(self) -> int | None:
-        """Milliseconds that are heard of a clip; None: all."""
+        """Milliseconds of a clip that are encoded; None: all."""
         return None if self.most_frames is None else self.most_frames * _FRAME_MS
 
     def clip(self, ms: int) -> Encoded:
@@ -86,11 +86,11 @@ _FRAMINGS: Final[Mapping[Framing, Callable[[int], Encoded]]] = {
 
 def speech_of(config: Mapping[str, Any], *, text_hidden: int, where: str) -> Speech | None:
     """The encoder that a config.json describes; None where it has none, or one of a family that is not modelled."""
-    given = object_of(config.get("audio_config"), f"{where}: audio_config")
-    family = _FAMILIES.get(str(config.get("model_type")))
-    if family is None or not given:
+    found = family_of(_FAMILIES, config, "audio_config", where)
+    if found is None:
         return None
-    return family(Config(given, f"{where}: audio_config"), text_hidden)
+    family, given = found
+    return family(given, text_hidden)
 
 
 def _tower(c: Config) -> dict[str, Any]:

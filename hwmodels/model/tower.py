@@ -1,9 +1,14 @@
-"""The transformer of an encoder that stands before a language model, and what becomes of an image or of speech in it."""
+"""The encoder of images or of speech ahead of a language model: a transformer, and what an image or a clip is in it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from hwmodels.model.fields import Config, object_of
+
+Family = TypeVar("Family")
 
 
 class Encoded(NamedTuple):
@@ -47,5 +52,15 @@ class Tower:
 
     @property
     def weight_bytes(self) -> float:
-        """In 16 bits, in which checkpoints of narrower language models keep their encoder."""
+        """In 16 bits, which checkpoints keep for the encoder where the language model has fewer."""
         return 2.0 * self.params
+
+
+def family_of(
+    families: Mapping[str, Family], config: Mapping[str, Any], section: str, where: str
+) -> tuple[Family, Config] | None:
+    """The family of a multimodal model, by the `model_type` of its config.json, and the *section* that describes its encoder; None
+    where the section is missing or empty, or the family is not modelled."""
+    given = object_of(config.get(section), f"{where}: {section}")
+    family = families.get(str(config.get("model_type")))
+    return None if family is None or not given else (family, Config(given, f"{where}: {section}"))

@@ -1,4 +1,4 @@
-"""The encoder of images that a multimodal model has before its language model, and what becomes of an image there.
+"""The encoder of images ahead of a language model, and the patches and tokens that an image takes in it.
 
 Sizes follow the image processors of transformers 5.23: Qwen2-VL and its successors scale an image to whole patches between a
 least and a most number of pixels (`smart_resize`), Gemma 3 to one size, Llama 4 and InternVL cut it into tiles and add one of
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from hwmodels.model.fields import Config, object_of
-from hwmodels.model.tower import Encoded, Tower
+from hwmodels.model.fields import Config
+from hwmodels.model.tower import Encoded, Tower, family_of
 
 Sizing = Literal["scaled", "fixed", "llama4_tiles", "internvl_tiles", "longest_side"]
 
@@ -47,7 +47,7 @@ def _scaled(v: Vision, width: int, height: int) -> Encoded:
     unit = v.patch * v.merge
     if max(width, height) / min(width, height) > 200:
         raise ValueError(f"an image is at most 200 times as long as wide; got {width} x {height}")
-    # A side that rounds to nothing has the image grow, as one of few pixels does.
+    # An image with a side that rounds to 0 is scaled up, as one of too few pixels is.
     rows, columns = round(height / unit), round(width / unit)
     if rows * columns * unit * unit > v.most_pixels:
         shrink = math.sqrt(height * width / v.most_pixels)
@@ -121,13 +121,11 @@ _SIZINGS: Final[Mapping[Sizing, Callable[[Vision, int, int], Encoded]]] = {
 
 def vision_of(config: Mapping[str, Any], *, text_hidden: int, where: str) -> Vision | None:
     """The encoder that a config.json describes; None where it has none, or one of a family that is not modelled."""
-    given = object_of(config.get("vision_config"), f"{where}: vision_config")
-    family = _FAMILIES.get(str(config.get("model_type")))
-    if family is None or not given:
+    found = family_of(_FAMILIES, config, "vision_config", where)
+    if found is None:
         return None
-    if not given.keys() - {"model_type"}:
-        return None
-    return family(Config(given, f"{where}: vision_config"), config, text_hidden)
+    family, given = found
+    return family(given, config, text_hidden) if given.data.keys() - {"model_type"} else None
 
 
 def _qwen2_5(c: Config, _: Mapping[str, Any], text_hidden: int) -> Vision:

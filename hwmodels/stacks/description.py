@@ -147,7 +147,7 @@ class Kernels:
     widest_group: float = float("inf")
     """Query heads of a group that one block takes; above, each head has its own."""
     one_token_is_decode: bool = True
-    """A prompt of one token runs as a decode without a past: by its kernel, and by the graph of decode steps."""
+    """A prompt of one token runs as a decode does, by the kernel and the CUDA graph of decode steps."""
     head_products: Literal["16 bits", "8 bits before FP4", "8 bits"] = "16 bits"
     """The arithmetic of latent attention's products head by head, for an FP8 checkpoint."""
     latent_alone: bool = True

@@ -65,11 +65,6 @@ class Tree:
         """Levels below the root: the largest k."""
         return len(self._mass)
 
-    @property
-    def n_nodes(self) -> int:
-        """Candidates in the whole tree, without the root."""
-        return sum(self._sizes)
-
     def accepted(self, request_id: int, round_start: int, n_rounds: int, k: int, seed: int) -> IntArray:
         thresholds = survival_thresholds(self._levels(k))
         return count_below(draws(seed, ROUND_STREAM, request_id, round_start, n_rounds), thresholds)

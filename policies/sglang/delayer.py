@@ -37,7 +37,7 @@ class PrefillDelayer:
     seats: int
     """Requests that run at once on a rank."""
     interval: int = 0
-    """Steps after one with prompts in which nobody is asked (`prefill_decode_interval`)."""
+    """Steps after one with prompts in which no rank is asked (`prefill_decode_interval`)."""
     max_delay_passes: int = 30
     low_watermark: float | None = None
     """Nobody waits while a rank that could compute some uses less of its KV memory."""

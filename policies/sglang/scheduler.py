@@ -252,7 +252,7 @@ class Sglang(Settings):
         looks = _new(Looks, (tuple(used), of_queue)) if used or of_queue else None
         chunks = tuple(adder.chunks)
         if not chunks:
-            # By prefixes those who are passed over are put in order at each look, too.
+            # With `by_prefix` the whole queue is sorted in every step, requests without a slot for their adapter included.
             waits = bool(queue if self.by_prefix else may_join)
             return self._decode(view, past._replace(full=full), waits, tuple(reject), looks)
         mixed = (
@@ -263,8 +263,8 @@ class Sglang(Settings):
         return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo, order=listed, looks=looks)
 
     def _with_slots(self, view: ReplicaView, queue: Sequence[WaitingSeq]) -> Sequence[WaitingSeq]:
-        """`can_schedule_lora_req`: the requests of *queue* that are not passed over for want of a slot for their adapter. The base
-        model needs a slot like any adapter, and those who leave keep theirs."""
+        """`can_schedule_lora_req`: *queue* without the requests for whose adapter there is no slot. The base model takes a slot as
+        an adapter does, and a sequence that has emitted its last token keeps the slot until it has left the batch."""
         most = self.max_loras_per_batch
         return queue if most is None else admissible(queue, view.adapters, most, leaving=True, counts_base=True)
 
@@ -378,7 +378,7 @@ class Sglang(Settings):
             ),
         )
         hold = UNTIL_CHANGE if full or not waits else 1
-        # By prefixes the order in which requests came is known at each arrival alone.
+        # With `by_prefix` each arrival has to be put behind the queue that the memo keeps.
         through_arrivals = full and not self.by_prefix
         if self.scheduler_recv_interval > 1:
             hold = min(hold, max(self.scheduler_recv_interval - polled, 1))

@@ -55,7 +55,7 @@ class Settings:
     """A smaller decode batch ends these rounds on its rank."""
 
     max_loras_per_batch: int | None = None
-    """Different LoRA adapters of a batch at most, the base model counted as one; None: no request asks for any."""
+    """The most different LoRA adapters in a batch, the base model counted as one; None: no request asks for an adapter."""
 
     enable_prefill_delayer: bool = False
     """Ranks start prompts together (`policies.sglang.delayer`)."""

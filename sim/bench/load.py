@@ -136,7 +136,7 @@ def shortened(run: BenchRun, most: int) -> BenchRun:
 
 def in_step(run: BenchRun) -> bool:
     """Whether simulated clients go in step as the measured ones did not: each waits for its answer, and answers that differed in
-    length, nobody knows how, are simulated as equal. All prompts then come at once, which is in the first tokens alone."""
+    length, by an unknown spread, are simulated as equal. All prompts then come at once, which is in the first tokens alone."""
     offered = run.offered
     several = offered.concurrency is not None and min(offered.concurrency, offered.requests or offered.concurrency) > 1
     closed = several and not (offered.open or offered.ramped) and offered.shared is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hwmodels.adapters import slot_rules
 from sim.errors import RooftraceError
 from sim.launch.reading import Reading
 from sim.launch.writing import Writing
@@ -38,8 +39,22 @@ def put_adapters(
     )
 
 
-def say_adapters(command: Writing, adapters: AdapterSettings, option: str) -> None:
-    """Say what the command cannot carry of *adapters*, which *option* would name."""
-    command.not_carried(f"the paths of the adapters (count {adapters.count}): name them with {option} NAME=PATH")
+def write_adapters(command: Writing, *, slots: str, in_host_memory: str, paths: str) -> AdapterSettings | None:
+    """Write the slots of the scenario's adapters, and say what the command cannot carry; returns the adapters, None without any.
+
+    *slots*, *in_host_memory* and *paths* are the engine's options for the number of slots, the adapters that host memory keeps and
+    the files of adapters.
+    """
+    adapters, rules = command.scenario.adapters, slot_rules(command.target)
+    command.carries("adapters")
+    if adapters is None:
+        return None
+    server = adapters.slots(rules)
+    command.flag("--enable-lora", True)
+    command.flag(slots, server.max_loras)
+    command.flag("--max-lora-rank", server.rank)
+    command.flag(in_host_memory, adapters.max_cpu_loras)
+    command.not_carried(f"the paths of the adapters (count {adapters.count}): name them with {paths} NAME=PATH")
     if adapters.placement != "everywhere":
         command.not_carried("adapters.placement: start each server with its own adapters, and route by adapter")
+    return adapters

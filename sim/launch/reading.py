@@ -17,7 +17,7 @@ class Reading:
         self.command = command
         self.settings: dict[str, Any] = {}
         self.assumed: dict[str, tuple[Any, str]] = {}
-        """Settings that hold where nobody says others, each with the sentence that says so."""
+        """Settings that hold where the command says no others, each with the sentence that says so."""
         self.notes: list[str] = []
         self.release: str | None = None
         """The server's release, where it is not the one that is taken without a name."""
@@ -111,7 +111,7 @@ class Reading:
         return json_object(value, f"--{name}")
 
     def took_role(self, role: str | None, why: str) -> None:
-        """The server does prompts or answers alone, or (None) both sides of a handover that nobody names."""
+        """The server does prompts or answers alone, or (None) both sides of a handover that is not named."""
         self.role = role or self.role
         if self.role is None:
             self.notes.append(

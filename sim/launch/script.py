@@ -28,7 +28,7 @@ class Server:
     hardware: str | None = None
     autoscale: Mapping[str, Any] | None = None
     release: str | None = None
-    """The engine's release, by the tag of its image; None where nobody says it."""
+    """The engine's release, by the tag of its image; None where there is none."""
 
 
 @dataclass(slots=True)

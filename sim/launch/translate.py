@@ -65,7 +65,7 @@ def scenario_from(
     scenario = _scenario(settings, readings, assignments, notes)
     if scenario.workload.trace in BUILT_IN_TRACES:
         notes.append(
-            "a command says nothing of the traffic: workload is the built-in conversation; replace it by yours"
+            "a command says nothing of the traffic: workload is the built-in conversation; replace it with yours"
         )
     others = [text for reading in readings for text in reading.command.others]
     timing, front = zip(*(reading.left() for reading in readings), strict=True)

@@ -19,7 +19,7 @@ def limits_of(
     requests: Mapping[str, NDArray[Any]], slo: Mapping[str, float | None] | None, classes: Sequence[Mapping[str, Any]]
 ) -> Limits:
     """The limits of *requests*: those of *slo* that are given, or with *classes* one a request, its class's, infinite where it has
-    none. Empty where nobody has any."""
+    none. Empty where no request has any."""
     if not classes:
         return {key: value for key in LIMITS if (value := (slo or {}).get(key)) is not None}
     found: dict[str, FloatArray] = {}

@@ -26,7 +26,7 @@ def rollout_figures(
     machines stand still or give answers back, `recomputed_tokens` are those whose KV was given up. `idle_s` is the time that
     replicas, together, had no request before it ended, `idle_share` the same over all their time. Of all answers `kept` were
     for groups that ended a step, `dropped` for others that had finished, `aborted` when a step ended. Where some were rejected,
-    lost or never ended, `answers` says how many, and there are no steps: nobody knows when those who waited for them gave up.
+    lost or never ended, `answers` counts them, and there are no steps: a trainer has no rule for when it stops waiting for them.
     """
     done = finished(requests)
     counts = {name: int((requests["status"] == code).sum()) for code, name in enumerate(STATUS_NAMES)}

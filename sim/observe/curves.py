@@ -116,12 +116,12 @@ class Observed:
         return tuple(sorted({name for table in tables for name in table}))
 
     def grown(self, quantity: str, edges_s: FloatArray) -> FloatArray | None:
-        """The growth of a counter over all instances by interval; None where nobody counts it."""
+        """The growth of a counter over all instances by interval; None where no metric counts it."""
         curves = self.counters.get(quantity)
         return None if not curves else np.sum([np.diff(each.at(edges_s)) for each in curves.values()], axis=0)
 
     def level(self, quantity: str, instants_s: FloatArray) -> FloatArray | None:
-        """A gauge at instants, added up over the instances that were there then; None where nobody has it."""
+        """A gauge at instants, added up over the instances that were there then; None where no metric has it."""
         curves = self.gauges.get(quantity)
         if not curves:
             return None
@@ -132,7 +132,7 @@ class Observed:
         )
 
     def in_flight(self, instants_s: FloatArray) -> FloatArray | None:
-        """Requests that run or wait at instants; None where nobody says either."""
+        """Requests that run or wait at instants; None where no metric says either."""
         names = ("in_flight",) if "in_flight" in self.gauges else ("running", "waiting")
         known = [level for name in names if (level := self.level(name, instants_s)) is not None]
         return np.sum(known, axis=0) if known else None
@@ -149,7 +149,7 @@ class Observed:
         return np.where(known.any(axis=0), total / np.maximum(of, 1), np.nan)
 
     def mean(self, quantity: str, edges_s: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-        """How many values of a histogram each interval has over all instances, and their mean; None where nobody has it."""
+        """How many values of a histogram each interval has over all instances, and their mean; None where no metric has it."""
         found = self.histograms.get(quantity)
         if not found:
             return None

@@ -47,7 +47,7 @@ class Stretch:
     rate_per_s: float
     measured_s: Mapping[str, float]
     by_running: bool = False
-    """Whether time per token is how long requests run over their output tokens, for nobody measures the gaps."""
+    """Whether time per token is how long requests run over their output tokens, since no metric has the gaps."""
 
 
 def stretches(
@@ -196,7 +196,7 @@ class KvBlocks:
 
 
 def kv_blocks(found: Beside, blocks: int, said: Sequence[float] = ()) -> KvBlocks | None:
-    """The KV blocks of a machine whose simulation has *blocks*; *said*: what machines say themselves. None where nobody says how
+    """The KV blocks of a machine whose simulation has *blocks*; *said*: what machines say themselves. None where no metric says how
     full the cache was, or hardly anything was in it."""
     if said:
         own = float(np.median(said))

@@ -71,7 +71,7 @@ def hours(begin_s: float, end_s: float, scrape_s: float, every_s: float | None =
 
 
 def observed_rows(seen: Observed, edges_s: FloatArray) -> dict[str, FloatArray]:
-    """The observed quantities, by the intervals between *edges_s* (Unix time); what nobody counts is left out."""
+    """The observed quantities, by the intervals between *edges_s* (Unix time); what no metric counts is left out."""
     widths_s = np.diff(edges_s)
     found: dict[str, FloatArray] = {}
     for name, quantity in (("requests_per_s", "finished"), ("output_tokens_per_s", "output_tokens")):

@@ -138,8 +138,8 @@ def observed_traffic(
 ) -> ObservedTraffic:  # fmt: skip
     """The traffic of *seen* between two instants, by intervals of *every_s* (by default as far apart as scrapes were).
 
-    Requests that came are those that finished and those more that are in flight; where nobody counts the finished, first tokens,
-    and where nobody counts requests, tokens over the mean lengths that are given. *prompt_tokens*, *output_tokens*: means, where
+    Requests that came are those that finished and those more that are in flight; where no metric counts the finished, first tokens,
+    and where none counts requests, tokens over the mean lengths that are given. *prompt_tokens*, *output_tokens*: means, where
     the deployment counts none. RooftraceError names what is missing.
     """
     begin_s = seen.begin_s if since_s is None else max(since_s, seen.begin_s)
@@ -166,7 +166,7 @@ def observed_traffic(
             "--prompt-tokens and --output-tokens are for metrics alone: a log says the lengths of each request"
         )
     how: list[str] = []
-    # A log says the lengths of its requests, so that nobody need know how the metrics have them.
+    # A log says the lengths of its requests, so that those of the metrics are not needed.
     of_lengths = how if logged is None else []
     prompt = _lengths(seen, "prompt_length", "prompt_tokens", edges_s, prompt_tokens, of_lengths)
     output = _lengths(seen, "output_length", "output_tokens", edges_s, output_tokens, of_lengths)
@@ -251,7 +251,7 @@ def _by_tokens(
             )
             return tokens / np.nanmean(lengths.mean_tokens)
     raise RooftraceError(
-        "nobody counts requests (finished, first tokens), and without mean lengths tokens do not say how many there were; give "
+        "no metric counts requests (finished, first tokens), and without mean lengths tokens do not say how many there were; give "
         "--prompt-tokens and --output-tokens, or a log of requests"
     )
 
@@ -404,7 +404,7 @@ def _tokens(lengths: LengthsOverTime, interval: IntArray, rng: np.random.Generat
     their buckets by the same share, towards one end.
     """
     if not np.isfinite(lengths.mean_tokens).any():
-        raise RooftraceError(f"nobody counts how long {what} are; give their mean with {option}, or a log of requests")
+        raise RooftraceError(f"no metric says how long {what} are; give their mean with {option}, or a log of requests")
     edges = lengths.edges_tokens
     pool, counts, means = _pools(lengths)
     mine_of = pool[interval]

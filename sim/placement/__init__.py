@@ -1,4 +1,8 @@
-"""Placing many models on one cluster by simulation: `find` a placement, `serve` traffic with it, save and load it."""
+"""Placing many models on one cluster by simulation: `find` a placement, `serve` traffic with it, save and load it.
+
+`serving` turns a placement into groups of devices, `groups` serves requests with them by events, and `screening` without, as
+searches (`planning`) ask for it thousands of times; `generative` places models that emit tokens. Read `groups` first.
+"""
 
 from sim.placement.planning import Plan, Scoring, find, serve
 from sim.placement.serving import (

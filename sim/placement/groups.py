@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.single_pass import DeadlineBatches, InOrder, LeastBacklog
+from sim.build import is_compiled
 from sim.engine import FINISHED, REJECTED, Experiment, MachineSpec, ReplicaSpec, StageTable, run
 from sim.placement import screening
 from sim.placement.screening import NEVER_NS, Host, Hosted, Line, Times, serve
@@ -108,7 +109,7 @@ class GroupColumns:
 
 def loop_is_compiled() -> bool:
     """Whether the loop without events was compiled where Rooftrace was installed."""
-    return not str(screening.__file__).endswith(".py")
+    return is_compiled(screening)
 
 
 Engine = Literal["auto", "events", "loop"]

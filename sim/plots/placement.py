@@ -27,8 +27,6 @@ GOAL = 0.99
 
 def placement_figure(placement: Placement, names: Sequence[str], cluster: Cluster) -> Figure:
     """Devices in nodes, groups as boxes around them with their shape, stages as columns, and the models they host."""
-    from matplotlib.patches import FancyBboxPatch, Rectangle
-
     per_row = min(cluster.devices_per_node, cluster.n_devices)
     rows = math.ceil(cluster.n_devices / per_row)
     texts = [
@@ -39,67 +37,31 @@ def placement_figure(placement: Placement, names: Sequence[str], cluster: Cluste
     height = 0.95 + 0.2 * n_lines
     figure = sheet(1.3 * per_row + 1.6, height * rows + 0.9)
     ax = figure.add_subplot()
-    row_height = height
-    kinds = sorted({name.split("#")[0] for name in names})
-    kind_text = ", ".join(kinds[:4]) + (", ..." if len(kinds) > 4 else "")
     device = 0
-    for index, group in enumerate(placement.groups):
+    for index, (group, lines) in enumerate(zip(placement.groups, texts, strict=True)):
         colour = _COLOURS[index % len(_COLOURS)]
         left = group.n_devices
-        first = True
         while left:
             row, column = divmod(device, per_row)
             here = min(left, per_row - column)
-            y = -row * row_height
-            ax.add_patch(
-                FancyBboxPatch(
-                    (column + 0.06, y - row_height + 0.12),
-                    here - 0.12,
-                    row_height - 0.2,
-                    boxstyle="round,pad=0,rounding_size=0.06",
-                    facecolor=colour,
-                    alpha=0.13,
-                    edgecolor="none",
-                )
-            )
-            for k in range(here):
-                number = device + k
-                stage = (group.n_devices - left + k) // group.intra_op
-                ax.add_patch(
-                    Rectangle(
-                        (column + k + 0.14, y - 0.62),
-                        0.72,
-                        0.36,
-                        facecolor=colour,
-                        edgecolor="white",
-                        alpha=0.45 if stage % 2 else 0.8,
-                    )
-                )
-                ax.text(column + k + 0.5, y - 0.44, str(number), ha="center", va="center", color="white", fontsize=9)
-            title = f"({group.inter_op}, {group.intra_op})" if first else "continued"
-            ax.text(column + 0.14, y - 0.12, title, va="top", fontsize=8.5, color=colour, fontweight="bold")
-            if first:
-                ax.text(
-                    column + 0.14,
-                    y - 0.7,
-                    "\n".join(texts[index]) or "hosts nothing",
-                    va="top",
-                    fontsize=7.5,
-                    color="black" if texts[index] else GREY,
-                    linespacing=1.35,
-                )
+            done = group.n_devices - left
+            stages = [(done + k) // group.intra_op for k in range(here)]
+            _draw_box(ax, (column, -row * height), here, height, colour)
+            _draw_devices(ax, (column, -row * height), device, stages, colour)
+            title = "continued" if done else f"({group.inter_op}, {group.intra_op})"
+            _draw_texts(ax, (column, -row * height), title, None if done else lines, colour)
             device += here
             left -= here
-            first = False
     for number in range(device, cluster.n_devices):
         row, column = divmod(number, per_row)
-        ax.add_patch(Rectangle((column + 0.14, -row * row_height - 0.62), 0.72, 0.36, fill=False, edgecolor=GREY))
-        ax.text(column + 0.5, -row * row_height - 0.44, str(number), ha="center", va="center", color=GREY, fontsize=9)
+        _draw_devices(ax, (column, -row * height), number, [None], GREY)
     for row in range(rows):
-        ax.text(-0.1, -row * row_height - 0.44, f"node {row}", ha="right", va="center", fontsize=9, color=GREY)
+        ax.text(-0.1, -row * height - 0.44, f"node {row}", ha="right", va="center", fontsize=9, color=GREY)
     ax.set_xlim(-0.8, per_row + 0.05)
-    ax.set_ylim(-rows * row_height, 0.1)
+    ax.set_ylim(-rows * height, 0.1)
     ax.axis("off")
+    kinds = sorted({name.split("#")[0] for name in names})
+    kind_text = ", ".join(kinds[:4]) + (", ..." if len(kinds) > 4 else "")
     ax.set_title(
         f"{placement.replicas} replicas of {len(names)} models ({kind_text})"
         f" on {placement.n_devices} of {cluster.n_devices} devices; (inter-op, intra-op); shades are stages",
@@ -107,6 +69,62 @@ def placement_figure(placement: Placement, names: Sequence[str], cluster: Cluste
         loc="left",
     )
     return figure
+
+
+def _draw_box(ax: Axes, corner: tuple[float, float], n_devices: int, height: float, colour: str) -> None:
+    """A group's devices of one node, or some of them; *corner*: the upper left."""
+    from matplotlib.patches import FancyBboxPatch
+
+    x, y = corner
+    ax.add_patch(
+        FancyBboxPatch(
+            (x + 0.06, y - height + 0.12),
+            n_devices - 0.12,
+            height - 0.2,
+            boxstyle="round,pad=0,rounding_size=0.06",
+            facecolor=colour,
+            alpha=0.13,
+            edgecolor="none",
+        )
+    )
+
+
+def _draw_devices(ax: Axes, corner: tuple[float, float], first: int, stages: Sequence[int | None], colour: str) -> None:
+    """Devices side by side from the number *first* on, shaded by stage; None: of no group."""
+    from matplotlib.patches import Rectangle
+
+    x, y = corner
+    for k, stage in enumerate(stages):
+        if stage is None:
+            patch = Rectangle((x + k + 0.14, y - 0.62), 0.72, 0.36, fill=False, edgecolor=colour)
+        else:
+            patch = Rectangle(
+                (x + k + 0.14, y - 0.62),
+                0.72,
+                0.36,
+                facecolor=colour,
+                edgecolor="white",
+                alpha=0.45 if stage % 2 else 0.8,
+            )
+        ax.add_patch(patch)
+        number_colour = colour if stage is None else "white"
+        ax.text(x + k + 0.5, y - 0.44, str(first + k), ha="center", va="center", color=number_colour, fontsize=9)
+
+
+def _draw_texts(ax: Axes, corner: tuple[float, float], title: str, lines: list[str] | None, colour: str) -> None:
+    """The title of a group's box, and the *lines* of its models; None: they stand in its first box."""
+    x, y = corner
+    ax.text(x + 0.14, y - 0.12, title, va="top", fontsize=8.5, color=colour, fontweight="bold")
+    if lines is not None:
+        ax.text(
+            x + 0.14,
+            y - 0.7,
+            "\n".join(lines) or "hosts nothing",
+            va="top",
+            fontsize=7.5,
+            color="black" if lines else GREY,
+            linespacing=1.35,
+        )
 
 
 def _width(n_devices: int, per_row: int) -> int:

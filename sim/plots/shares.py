@@ -30,7 +30,7 @@ _LEAST = 0.02
 
 
 def looks_of(causes: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """The colour and the hatch of each of *causes*, those without a colour of their own being yellow, each with another hatch."""
+    """The colour and the hatch of each of *causes*; those without a colour of their own are yellow with a hatch each."""
     hatches = itertools.cycle(_HATCHES)
     return {
         cause: (_COLOURS[cause], "") if cause in _COLOURS else (OKABE_ITO["yellow"], next(hatches))

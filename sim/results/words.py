@@ -241,7 +241,7 @@ def _counted(images: Mapping[str, Any]) -> str:
 
 
 _MANY_WAIT = 1.0
-"""Requests that wait for a slot on average, from which on the command that chooses the slots is named."""
+"""From so many requests that wait for a slot on average, the command that chooses the number of slots is named."""
 
 
 def _adapters(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -416,19 +416,19 @@ def _degraded(counts: Mapping[str, int]) -> list[tuple[str, str]]:
     return [("Degraded", f"{counts['degraded']:,} finished with an answer cut to a length; {lack}")]
 
 
-def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Everything of the summary but the latencies, for people: pairs of name and text."""
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _rate(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+
+
+def _requests(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What became of the requests, how fast, and within which limits."""
     counts = summary["requests"]
-    kv = summary["kv_utilization"]
-
-    def share(value: float | None) -> str:
-        return "-" if value is None else f"{value:.1%}"
-
-    def rate(value: float | None, unit: str) -> str:
-        if value is None:
-            return "-"
-        return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
-
     ends = [
         f"{counts[key]:,} {key}"
         for key in ("finished", "rejected", "aborted", "lost", "unfinished")
@@ -436,27 +436,67 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     rows = [
         ("Requests", f"{counts['total']:,}: " + ", ".join(ends)),
+        ("Figures over", window_text(summary.get("window", metrics.WHOLE))),
         *_degraded(counts),
-        ("Request throughput", rate(summary["requests_per_s"], "requests/s")),
-        ("Output throughput", rate(summary["output_tokens_per_s"], "tokens/s")),
-        ("Total throughput", rate(summary["total_tokens_per_s"], "tokens/s (prompt and output)")),
+        ("Request throughput", _rate(summary["requests_per_s"], "requests/s")),
+        ("Output throughput", _rate(summary["output_tokens_per_s"], "tokens/s")),
+        ("Total throughput", _rate(summary["total_tokens_per_s"], "tokens/s (prompt and output)")),
     ]
     if summary["slo_attainment"] is not None:
-        good = rate(summary["goodput_requests_per_s"], "requests/s")
+        good = _rate(summary["goodput_requests_per_s"], "requests/s")
         limits = request_limits_text(summary)
         held = f" ({limits})" if limits else ""
-        rows.append(("Within the SLO", f"{share(summary['slo_attainment'])} of requests{held}, goodput {good}"))
-    rows += limit_rows(summary)
-    window = summary.get("window", metrics.WHOLE)
-    rows.insert(1, ("Figures over", window_text(window)))
-    saturated = {True: "yes: the queue still grows when arrivals end", False: "no", None: "cannot be said"}
-    rows += [
+        rows.append(("Within the SLO", f"{_share(summary['slo_attainment'])} of requests{held}, goodput {good}"))
+    return [*rows, *limit_rows(summary)]
+
+
+def _fairness(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    fairness = summary.get("fairness", {}).get("jain")
+    if fairness is None or len(summary["tenants"]) < 2:
+        return []
+    text = f"{fairness:.3f} of 1 over {len(summary['tenants'])} tenants, of service by weight until the last arrival"
+    return [("Jain's fairness", text)]
+
+
+def _models(models: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for name, model in models.items():
+        first, whole = model["ttft_s"]["p99"], model["e2el_s"]["p99"]
+        texts = [f"{model['requests']['total']:,} requests"]
+        texts += [] if first is None else [f"p99 TTFT {seconds_text(first)}"]
+        texts += [] if whole is None else [f"p99 E2EL {seconds_text(whole)}"]
+        texts += [] if model["slo_attainment"] is None else [f"{_share(model['slo_attainment'])} within the SLO"]
+        rows.append((name, ", ".join(texts)))
+    return rows
+
+
+def _speculation(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None or not found["num_drafts"]:
+        return []
+    return [
+        (
+            "Speculation",
+            f"{found['mean_acceptance_length']:.2f} tokens a round, "
+            f"{_share(found['draft_acceptance_rate'])} of drafted tokens accepted, alpha {found['alpha']:.3f}",
+        ),
+        ("Accepted by position", ", ".join(_share(rate) for rate in found["acceptance_rate_per_pos"])),
+    ]
+
+
+_SATURATED = {True: "yes: the queue still grows when arrivals end", False: "no", None: "cannot be said"}
+
+
+def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Everything of the summary but the latencies, for people: pairs of name and text."""
+    kv = summary["kv_utilization"]
+    rows = [
+        *_requests(summary),
         (
             "Simulated time",
             f"{seconds_text(summary['makespan_s'])} in {summary['iterations']:,} iterations{_steps(summary)}",
         ),
-        ("Busy", f"{share(summary['busy_fraction'])}, MFU {share(summary['mfu'])}, MBU {share(summary['mbu'])}"),
-        ("KV memory in use", f"{share(kv['mean'])} on average, {share(kv['max'])} at most"),
+        ("Busy", f"{_share(summary['busy_fraction'])}, MFU {_share(summary['mfu'])}, MBU {_share(summary['mbu'])}"),
+        ("KV memory in use", f"{_share(kv['mean'])} on average, {_share(kv['max'])} at most"),
         ("Preemptions", f"{summary['preemptions']:,}"),
         *([("Scheduled by", ", ".join(summary["releases"]))] if "releases" in summary else []),
         *_fleet(summary.get("fleet")),
@@ -469,35 +509,14 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
         *_rollout(summary.get("rollout")),
-        ("Saturated", saturated[summary["saturated"]]),
+        ("Saturated", _SATURATED[summary["saturated"]]),
         *_costs(summary.get("costs")),
+        *_fairness(summary),
+        *_models(summary.get("models", {})),
+        *_fitted(summary.get("fitted_stack")),
+        *_speculation(summary.get("speculation")),
+        *trust_rows(summary),
     ]
-    fairness = summary.get("fairness", {}).get("jain")
-    if fairness is not None and len(summary["tenants"]) > 1:
-        text = (
-            f"{fairness:.3f} of 1 over {len(summary['tenants'])} tenants, of service by weight until the last arrival"
-        )
-        rows.append(("Jain's fairness", text))
-    for name, model in summary.get("models", {}).items():
-        first, whole = model["ttft_s"]["p99"], model["e2el_s"]["p99"]
-        texts = [f"{model['requests']['total']:,} requests"]
-        texts += [] if first is None else [f"p99 TTFT {seconds_text(first)}"]
-        texts += [] if whole is None else [f"p99 E2EL {seconds_text(whole)}"]
-        texts += [] if model["slo_attainment"] is None else [f"{share(model['slo_attainment'])} within the SLO"]
-        rows.append((name, ", ".join(texts)))
-    rows += _fitted(summary.get("fitted_stack"))
-    speculation = summary.get("speculation")
-    if speculation is not None and speculation["num_drafts"]:
-        rows += [
-            (
-                "Speculation",
-                f"{speculation['mean_acceptance_length']:.2f} tokens a round, "
-                f"{share(speculation['draft_acceptance_rate'])} of drafted tokens accepted, "
-                f"alpha {speculation['alpha']:.3f}",
-            ),
-            ("Accepted by position", ", ".join(share(rate) for rate in speculation["acceptance_rate_per_pos"])),
-        ]
-    rows += trust_rows(summary)
     if summary["wall_s"] is not None:
         rows.append(("Spent simulating", seconds_text(summary["wall_s"])))
     return rows

@@ -125,7 +125,9 @@ class AdapterSettings(Section):
                 f"give adapters.max_cpu_loras of at least {max_loras}, or leave it out"
             )
         if self.eviction == "fifo" and not rules.base_has_slot:
-            raise ValueError("the adapter used longest ago gives up its slot there; leave eviction out")
+            raise ValueError(
+                "eviction fifo is SGLang's, and here the adapter used longest ago gives up its slot; leave it out"
+            )
         return Slots(
             max_loras=max_loras,
             max_cpu_loras=max_cpu_loras,

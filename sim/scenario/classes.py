@@ -29,7 +29,7 @@ def classed(scenario: Scenario, workload: Workload) -> Workload:
         strangers = [name for name in workload.classes if name not in asked]
         if strangers:
             raise ScenarioError(
-                f"{scenario.source}: classes: the trace has requests of class {strangers[0]}, which nobody declares; declared are "
+                f"{scenario.source}: classes: the trace has requests of class {strangers[0]}, which is not declared; declared are "
                 f"{', '.join(asked)}"
             )
     elif not shares:

@@ -66,7 +66,7 @@ def sentence(error: ValidationError, model: type, source: str) -> str:
 
 
 def _unlikely(details: ErrorDetails) -> tuple[bool, bool, bool]:
-    """The order in which errors are told. A word, a number or a list is not what a mapping was meant to be."""
+    """The place of an error among several, the likeliest first: whoever gives a mapping did not mean a word, a number or a list."""
     whole = bool(details["loc"]) and _KIND.match(str(details["loc"][-1])) is not None
     plain = details["type"] in _PLAIN and isinstance(details["input"], Mapping)
     return details["type"] not in _STRANGE, whole, plain

@@ -1,4 +1,4 @@
-"""The number of adapter slots that a server should have: the numbers to try, and the fewest that no other is surely better than."""
+"""The number of adapter slots for a server: the numbers to try, and the fewest that are not surely slower than any other."""
 
 from __future__ import annotations
 

@@ -103,10 +103,6 @@ class Markov:
             raise ValueError(f"a model of order {self.order} cannot be told from {order} tokens")
         return np.tile(self.probabilities, (self.vocabulary ** (order - self.order), 1))
 
-    def next_state(self, state: IntArray, token: IntArray) -> IntArray:
-        """States after *token* was added."""
-        return (state * self.vocabulary + token) % self.probabilities.shape[0]
-
     def sample(self, state: IntArray, rng: np.random.Generator) -> IntArray:
         """One token for each state."""
         return draw(self.cumulative, self.vocabulary, state, rng)

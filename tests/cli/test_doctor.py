@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import pkgutil
 
+import pytest
 from typer.testing import CliRunner
 
 from sim.cli import build_app, commands
@@ -22,6 +23,16 @@ def test_doctor_says_what_is_installed() -> None:
     both = {*found["extras"].split(", "), *found["extras_not_installed"].split(", ")}
     assert {"serve", "torch", "jax"} <= both
     assert set(found["extras"].split(", ")).isdisjoint(found["extras_not_installed"].split(", "))
+
+
+@pytest.mark.parametrize("command", ["serve", "explore"])
+def test_a_command_that_lacks_a_package_says_which_extra_brings_it(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.cli.extras.find_spec", lambda package: None if package == "httptools" else object())
+    done = CliRunner().invoke(build_app(), [command])
+    assert done.exit_code == 2
+    assert f"rooftrace {command} needs httptools: pip install -e '.[{command}]'" in " ".join(done.stderr.split())
 
 
 def test_every_command_stands_below_one_question() -> None:

@@ -72,7 +72,7 @@ def test_run_takes_a_trace_with_columns_of_its_own_and_says_what_it_left_out():
             "no column is known to say arrival and prompt_tokens; it has when, u.in, u.out, status, host: name them, with --map",
         ),
         (("--map", "when"), "--map 'when': expected FIELD=COLUMN"),
-        (("--map", "arival=when"), "'arival' is nothing that a column can say"),
+        (("--map", "arival=when"), "'arival' is no column of a trace"),
         (("--map", MAP, "--missing-output", "guess"), "missing_output"),
         (("--map", MAP, "--tokenizer", "none.json"), "none.json does not exist"),
     ],

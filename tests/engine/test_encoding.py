@@ -284,7 +284,7 @@ def test_what_cannot_be_is_refused() -> None:
         replace(one, encode=encoders(1, [5, 5]))
     with pytest.raises(ValueError, match="at least 0; got -1"):
         encoders(1, [-1])
-    with pytest.raises(ValueError, match="where these are known; give images"):
+    with pytest.raises(ValueError, match="ask which images requests have; give images"):
         replace(keeping(10, [image(1)]), images=None)
     with pytest.raises(ValueError, match="cache is at least 0; got -1"):
         keeping(-1, [image(1)])

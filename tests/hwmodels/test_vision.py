@@ -136,7 +136,7 @@ def test_images_of_any_size_are_scaled_as_the_processor_scales_them(width: int, 
         ),
         (
             {"model_type": "new_vl"},
-            ["The text model alone: encoders of what else it reads are not modelled and left out."],
+            ["The text model alone: the encoders of its other inputs are not modelled and left out."],
         ),
     ],
 )

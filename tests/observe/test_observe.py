@@ -39,6 +39,7 @@ from sim.observe.samples import Matching
 from sim.observe.serving import Served, server_of
 from sim.observe.what_if import alternative, counterfactual, room
 from tests.observe.deployed import BEGAN_S, Deployed
+from tests.observe.observing import answering, run
 
 LENGTHS = (
     "prompt_tokens: {distribution: lognormal, mean: 500, median: 400}, "
@@ -84,15 +85,8 @@ def prometheus(deployed: Deployed, began_s: float = BEGAN_S) -> Iterator[str]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -277,10 +271,6 @@ def test_instants_are_dates_numbers_or_so_long_ago() -> None:
         instant_of("yesterday", "--since")
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(build_app(), ["observe", *map(str, arguments)])
-
-
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:
     path = tmp_path / "deployment.yaml"
@@ -340,18 +330,11 @@ def test_predicted_figures_are_served_and_read_as_metrics(sound: Deployed, tmp_p
     seen = observed(sound.series(tmp_path), "x")
     found = observe(told(), seen, observed_traffic(seen), out=tmp_path, how=How(fits=False, replications=1))
     server = server_of(Served(exposition(found), None, 1.0, print), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_address[1]}"
+    with answering(server) as url:
         with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
             samples = [text_sample(line) for line in answer.read().decode().splitlines() if not line.startswith("#")]
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{url}/", timeout=30)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     names = {each.name for each in samples if each is not None}
     assert names >= {predicted_name(quantity) for quantity in QUANTITIES}
     (error,) = [s.value for s in samples if s is not None and s.labels.get("quantity") == "inter_token_latency_seconds"]

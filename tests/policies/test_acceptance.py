@@ -221,7 +221,6 @@ def test_distributions_by_position_are_conditional_rates():
 
 def test_tree_accepts_the_sum_of_path_products():
     tree = Tree(accuracies=HEADS, nodes=20)
-    assert tree.n_nodes == 20
     assert tree.width(tree.depth) == 21
     assert tree.mean_length(tree.depth) == pytest.approx(th.sparse_tree_mean_length(HEADS, 20))
 

@@ -271,5 +271,5 @@ def test_a_router_chooses_among_the_machines_that_an_adapter_has() -> None:
     loads = [Load(running=running) for running in (3, 1, 2)]
     assert [apart.route(RoutedRequest(0, adapter=adapter), loads) for adapter in range(3)] == [1, 2, 1]
     assert AdapterAffinity(apart=True, each=9).route(RoutedRequest(0, adapter=0), loads) == 1
-    with pytest.raises(ValueError, match="each is the machines of an adapter where they are apart"):
+    with pytest.raises(ValueError, match="each is the machines of an adapter: at least 1, and more only with apart"):
         AdapterAffinity(each=2)

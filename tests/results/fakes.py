@@ -43,7 +43,6 @@ class FakeColumns:
     meta: dict[str, Any] = field(
         default_factory=lambda: {"kv_blocks_total": [1000], "wall_s": 0.1, "busy_ns": 0, "n_stages": 1, "n_machines": 1}
     )
-    itl_calls: int = 0
 
     def iterations(self) -> dict[str, Any]:
         return self.iteration_columns

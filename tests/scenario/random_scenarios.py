@@ -417,7 +417,6 @@ class _Around:
         self.rng, self.load, self.stack, self.roofline = rng, load, stack, roofline
         self.ranks = False
         self.machines = 0
-        self.fleet_changes = False
 
     # What there is of machines.
 
@@ -1002,7 +1001,6 @@ class _Around:
         autoscale |= _some(rng, 0.4, provision_s=[0.05], down_window_s=[0, 0.3], up_window_s=[0.1], drain_s=[0.0, 0.05])
         found["autoscale"] = autoscale
         self.machines += most - replicas
-        self.fleet_changes = True
 
     def common(self, found: Mapping) -> None:
         """Settings of all machines together."""

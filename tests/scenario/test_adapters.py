@@ -243,7 +243,7 @@ def test_schedulers_without_a_rule_of_their_own_are_held_to_the_limit_from_outsi
         ({"count": 2, "popularity": {}}, {}, "give zipf or shares"),
         ({"count": 2}, {"scheduler": "trtllm"}, "slots are modelled for schedulers that admit in the order of arrival"),
         ({"count": 2}, {"scheduler": {"policy": "vllm", "max_loras": 2}}, "a scenario says it as adapters.max_loras"),
-        ({"count": 2, "eviction": "fifo"}, {}, "leave eviction out"),
+        ({"count": 2, "eviction": "fifo"}, {}, "the adapter used longest ago gives up its slot; leave it out"),
         ({"count": 2, "target_modules": ["q"]}, {}, "target_modules are among q_proj"),
         ({"count": 2, "rank": {"ranks": [8, 16], "shares": [1]}}, {}, "one number for each of the ranks"),
         ({"count": 2}, {"parallel": {"pipeline": 2}}, "adapters beside ranks, a pipeline or several micro-batches"),
@@ -289,7 +289,9 @@ def test_what_is_wrong_with_each_kind_of_a_value_counts_once_beside_other_settin
     "router", ["adapter", {"policy": "llm_d", "adapter": 3}, {"policy": "reserve", "machines": 1, "inner": "adapter"}]
 )
 def test_a_router_that_goes_by_adapters_is_refused_where_there_are_none(router: Any) -> None:
-    with pytest.raises(ScenarioError, match="goes by the LoRA adapters that machines have, and the scenario has none"):
+    with pytest.raises(
+        ScenarioError, match="routes by the LoRA adapters that machines have, and the scenario has none"
+    ):
         build(scenario(None, replicas=2, router=router))
     build(scenario({"count": 2}, replicas=2, router=router))
 

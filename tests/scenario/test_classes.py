@@ -157,11 +157,11 @@ def test_a_scenario_without_classes_keeps_its_hash_and_its_run() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"classes": {"chat": {}}}, "the trace has requests of class batch, which nobody declares; declared are chat"),
+        ({"classes": {"chat": {}}}, "the trace has requests of class batch, which is not declared; declared are chat"),
         ({"classes": MIX}, "the trace has a column class; leave out the shares"),
         (
             {"classes": {"chat": {"tenant": "x"}, "batch": {}}},
-            "classes: the trace has a column tenant and class chat says it too",
+            "classes: the trace has a column tenant and class chat sets it as well",
         ),
         ({"classes": {}}, "classes: give at least one class"),
         ({"classes": {"chat": {"share": 1}, "batch": {}}}, "every class has a share, or none .* batch has none"),
@@ -231,7 +231,7 @@ def test_notes_say_what_of_classes_nobody_heeds(tmp_path: Path) -> None:
 
 def test_classes_of_a_trace_keep_terms_in_their_order() -> None:
     trace = Trace(arrival_ns=[0], prompt_tokens=[1], output_tokens=[1], class_index=[0], classes=("a",))
-    with pytest.raises(ValueError, match="the trace has requests of class 'a', which nobody declares"):
+    with pytest.raises(ValueError, match="the trace has requests of class 'a', which is not declared"):
         with_classes(trace, [ServiceClass(name="b")])
     with pytest.raises(ValueError, match="class_index and classes go together"):
         Trace(arrival_ns=[0], prompt_tokens=[1], output_tokens=[1], class_index=[0])
@@ -257,4 +257,4 @@ def test_the_table_of_a_run_has_a_row_a_class(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("workload: {trace: trace.csv}\nclasses: {chat: {}}\n")
     refused = rooftrace("run", tmp_path / "s.yaml")
     assert refused.exit_code == 2
-    assert "class batch, which nobody declares" in refused.stderr
+    assert "class batch, which is not declared" in refused.stderr

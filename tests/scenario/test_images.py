@@ -17,27 +17,14 @@ from sim.scenario import Scenario
 from sim.scenario.assembly import build, resolve
 from sim.scenario.assembly.memory import memory_plan_of
 from tests.engine.random_runs import assert_same
+from tests.scenario.media import ENGINE, IMAGES, POOL
+from tests.scenario.media import with_images as scenario
 
-IMAGES = {"width": 1024, "height": 768}
 TRACE = """arrival_s,prompt_tokens,output_tokens,images
 0.0,900,5,1024x768#1
 10.0,100,5,
 20.0,1700,5,1024x768#2 1024x768#1
 """
-
-
-def scenario(encode: Any, images: Any = IMAGES, folder: Path = Path(), **settings: Any) -> Scenario:
-    load = {
-        "arrivals": {"process": "poisson", "rate_per_s": 5.0}, "prompt_tokens": 100, "output_tokens": 5, "requests": 12,
-        **({} if images is None else {"images": images}),
-    }  # fmt: skip
-    return Scenario.from_mapping(
-        {"model": "qwen3-vl-8b", "scheduler": "vllm", "workload": load, "encode": encode, **settings}, folder=folder
-    )
-
-
-ENGINE = {"at": "engine"}
-POOL = {"bandwidth_gb_per_s": 25.0}
 
 
 def test_drawn_images_come_on_top_of_the_prompt_and_are_encoded_in_the_engines_steps(tmp_path: Path) -> None:
@@ -92,40 +79,6 @@ def test_the_encoders_weights_are_taken_from_the_cache() -> None:
     vision = load_model("qwen3-vl-8b").vision
     assert vision is not None
     assert lost_bytes == pytest.approx(vision.weight_bytes, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("images", "encode"),
-    [
-        (None, ENGINE),
-        ({**IMAGES, "per_request": 0}, ENGINE),
-        ({**IMAGES, "per_request": 0}, {**ENGINE, "budget_tokens": 10}),
-        ({**IMAGES, "per_request": 0}, POOL),
-    ],
-)
-def test_without_images_a_run_is_the_one_without_encoders_to_the_nanosecond(images: Any, encode: Any) -> None:
-    with_encoder = resolve(scenario(encode, images))
-    without = simulate(build(scenario(None, None)))
-    assert_same(without.columns, simulate(with_encoder.experiment).columns)
-    assert any("No request has images or speech" in note for note in with_encoder.manifest["notes"])
-
-
-@pytest.mark.parametrize(
-    ("encode", "settings", "sentence"),
-    [
-        (None, {}, r"workload\.images: nothing encodes the images; give encode"),
-        (ENGINE, {"model": "qwen3-8b"}, "qwen3-8b has no encoder of images that is modelled; choose a model"),
-        (ENGINE, {"scheduler": "sarathi"}, "encode: this scheduler does not know of images that are encoded in steps; take vllm"),
-        (ENGINE, {"model": "qwen3-vl-30b-a3b", "parallel": {"data": 2, "expert": 2}}, "in steps of ranks, or of models"),
-        ({**POOL, "encoder_tokens": 5}, {}, "the workload has images or clips, which say what there is to encode"),
-        ({**POOL, "tensor": 3}, {}, "an encoder of 16 heads cannot be shared by 3 devices"),
-        ({**POOL, "budget_tokens": 3}, {}, "budget_tokens is of encoding in the steps of an engine"),
-        ({**ENGINE, "replicas": 3}, {}, "replicas is of machines that only encode"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_in_a_sentence(encode: Any, settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ScenarioError, match=sentence):
-        build(scenario(encode, **settings))
 
 
 def test_the_weights_of_an_encoder_have_a_part_of_their_own_in_the_account_of_memory() -> None:

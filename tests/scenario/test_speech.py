@@ -12,24 +12,10 @@ import pytest
 from hwmodels.model import load_model
 from sim.errors import ScenarioError
 from sim.run import simulate
-from sim.scenario import Scenario
 from sim.scenario.assembly import build, resolve
 from sim.scenario.assembly.memory import memory_plan_of
-from tests.engine.random_runs import assert_same
-
-TEN_SECONDS = {"milliseconds": 10_000}
-ENGINE = {"at": "engine"}
-POOL = {"bandwidth_gb_per_s": 25.0}
-
-
-def scenario(encode: Any, audio: Any = TEN_SECONDS, folder: Path = Path(), **settings: Any) -> Scenario:
-    load = {
-        "arrivals": {"process": "poisson", "rate_per_s": 5.0}, "prompt_tokens": 100, "output_tokens": 5, "requests": 12,
-        **({} if audio is None else {"audio": audio}),
-    }  # fmt: skip
-    return Scenario.from_mapping(
-        {"model": "qwen2.5-omni-7b", "scheduler": "vllm", "workload": load, "encode": encode, **settings}, folder=folder
-    )
+from tests.scenario.media import ENGINE, POOL, TEN_SECONDS
+from tests.scenario.media import with_speech as scenario
 
 
 def test_speech_takes_25_tokens_a_second_and_is_encoded_in_the_engines_steps() -> None:
@@ -72,31 +58,10 @@ def test_the_weights_of_both_encoders_are_taken_from_the_cache() -> None:
     assert lost_bytes == pytest.approx(model.vision.weight_bytes + model.speech.weight_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize("encode", [ENGINE, POOL])
-def test_without_speech_a_run_is_the_one_without_encoders_to_the_nanosecond(encode: Any) -> None:
-    with_encoder = resolve(scenario(encode, {**TEN_SECONDS, "per_request": 0}))
-    without = simulate(build(scenario(None, None)))
-    assert_same(without.columns, simulate(with_encoder.experiment).columns)
-    assert any("No request has images or speech" in note for note in with_encoder.manifest["notes"])
-
-
 def test_drawn_speech_changes_nothing_else_that_is_drawn() -> None:
     audio = {"milliseconds": {"distribution": "lognormal", "mean": 9000, "median": 6000}}
     without, spoken = (build(scenario(*each)).workload.sent_ns for each in ((None, None), (ENGINE, audio)))
     assert np.array_equal(without, spoken)
-
-
-@pytest.mark.parametrize(
-    ("encode", "settings", "sentence"),
-    [
-        (None, {}, r"workload\.audio: nothing encodes the audio; give encode"),
-        (ENGINE, {"model": "qwen3-vl-8b"}, "qwen3-vl-8b has no encoder of speech that is modelled; choose a model"),
-        ({**POOL, "tensor": 3}, {}, "an encoder of 20 heads cannot be shared by 3 devices"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_sentence(encode: Any, settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ScenarioError, match=sentence):
-        build(scenario(encode, **settings))
 
 
 def test_a_clip_of_no_length_is_refused_by_the_name_of_its_setting() -> None:

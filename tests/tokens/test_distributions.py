@@ -47,14 +47,6 @@ def test_filters_work_on_rows_in_the_order_temperature_top_k_top_p():
     np.testing.assert_allclose(rows[1], rows[0][::-1])
 
 
-def test_markov_state_is_the_last_tokens_newest_in_the_lowest_digit():
-    model = Markov(order=2, probabilities=np.full((9, 3), 1 / 3))
-    state = np.array([0])
-    for token in (2, 1):
-        state = model.next_state(state, np.array([token]))
-    assert state[0] == 2 * 3 + 1
-
-
 def test_a_model_of_a_lower_order_ignores_the_older_token():
     bigram = Markov(order=1, probabilities=np.array([[0.9, 0.1], [0.2, 0.8]]))
     np.testing.assert_array_equal(bigram.lifted(2), bigram.probabilities[[0, 1, 0, 1]])

@@ -188,8 +188,8 @@ def test_columns_that_are_named_go_before_those_that_are_found_and_may_be_sums(w
             {"prompt_tokens": "usage.inputs"},
             "no column 'usage.inputs', which prompt_tokens is said to be in; it has timestamp, usage",
         ),
-        ({"prompts": "n.b.in"}, "'prompts' is nothing that a column can say; did you mean prompt?"),
-        ({"tokens_that_came": "n.b.in"}, "'tokens_that_came' is nothing that a column can say; known are arrival"),
+        ({"prompts": "n.b.in"}, "'prompts' is no column of a trace; did you mean prompt?"),
+        ({"tokens_that_came": "n.b.in"}, "'tokens_that_came' is no column of a trace; known are arrival"),
     ):
         with pytest.raises(ValueError, match=message):
             read_trace(path, columns=columns)

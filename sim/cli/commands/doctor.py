@@ -6,19 +6,9 @@ from typing import Any
 
 import typer
 
+from sim.cli.extras import EXTRAS, missing
 from sim.cli.options import Json
 from sim.cli.tables import print_facts, print_json
-
-_EXTRAS = {
-    "explore": ("starlette", "uvicorn", "httptools"),
-    "serve": ("starlette", "uvicorn", "httptools"),
-    "forecast": ("statsmodels",),
-    "torch": ("torch", "transformers"),
-    "jax": ("jax",),
-    "distributed": ("distributed",),
-    "notebooks": ("jupyterlab", "jupytext"),
-}
-"""Extra of `pip install -e '.[EXTRA]'` -> the packages that it brings (pyproject.toml)."""
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +33,6 @@ def doctor(as_json: Json = False) -> None:
 
 
 def _facts() -> dict[str, Any]:
-    import importlib.util
     import os
     import platform
 
@@ -51,10 +40,7 @@ def _facts() -> dict[str, Any]:
     from sim.build import engine_build
     from sim.packages import home, intruder
 
-    def there(package: str) -> bool:
-        return importlib.util.find_spec(package) is not None
-
-    extras = {extra: all(map(there, packages)) for extra, packages in _EXTRAS.items()}
+    extras = {extra: not missing(extra) for extra in EXTRAS}
     shared = home().parent / "shared"
     return {
         "rooftrace": version(),

@@ -6,13 +6,13 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sim.cli.exports import takes_export
+from sim.cli.extras import needs
 from sim.cli.options import ScenarioFile, set_option
 
 
@@ -64,11 +64,8 @@ def explore(
 ) -> None:
     """Open a page that answers while settings are moved: an estimate at once, then the exact run with its interval, and why."""
     from sim.cli.given import read_scenario
-    from sim.errors import RooftraceError
 
-    for package in ("starlette", "uvicorn", "httptools"):
-        if find_spec(package) is None:
-            raise RooftraceError(f"rooftrace explore needs {package}: pip install -e '.[explore]'")
+    needs("explore")
     from sim.cli.outputs import check_folder_of, put_text
     from sim.explore.workers import prepare
 

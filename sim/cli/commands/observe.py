@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sim.observe.curves import Observed
     from sim.observe.observation import Observation, Source
     from sim.observe.replay import Beside
-    from sim.observe.traffic import Arrival, ObservedTraffic
+    from sim.observe.traffic import ObservedTraffic
     from sim.observe.what_if import Alternative, Counterfactual
     from sim.scenario import Scenario
     from sim.study.compare import Difference
@@ -107,62 +107,67 @@ def observe(
     from sim.observe.observation import observe as run
     from sim.observe.query import duration_of
 
-    def source() -> Source:
-        return _source(files, prometheus, since, until, step, match)
+    def read() -> tuple[Observed, ObservedTraffic]:
+        asked = _source(files, prometheus, since, until, step, match)
+        seen, logged = asked.read()
+        found = traffic_of(asked, seen, logged, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        return seen, replace(found, share_groups=prefix_groups, in_flight=in_flight)
 
     if scenario is None and (what_if or serve is not None or set_):
         raise RooftraceError("--what-if, --serve and --set need a deployment to simulate; give it with --scenario FILE")
     chosen = None if scenario is None else read_scenario(scenario, set_)
     _check(chosen, what_if or ())
     every_s = None if every is None else duration_of(every, "--every")
-    asked = source()
-    seen, logged = asked.read()
-
-    def rebuilt(asked: Source, seen: Observed, logged: Arrival | None) -> ObservedTraffic:
-        found = traffic_of(asked, seen, logged, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-        return replace(found, share_groups=prefix_groups, in_flight=in_flight)
-
-    traffic = rebuilt(asked, seen, logged)
+    seen, traffic = read()
     _check(chosen, what_if or (), traffic)
     _make(out)
     if export_dashboard is not None:
-        _export(export_dashboard, seen.makers, asked)
+        _export(export_dashboard, seen.makers, match or ())
     if chosen is None:
-        trace = traffic.workload(0)
-        trace.to_csv(out / "requests.csv")
-        _remove(out, ("observed.yaml", "stack.toml", "rerouted.csv"), files or ())
-        if as_json:
-            print_json(
-                {"traffic": _traffic_facts(traffic), "missing": seen.missing, "notes": [*seen.notes, *traffic.how]}
-            )
-        else:
-            print_facts([*_traffic_text(seen.makers, traffic), *written(out)])
-            print_notes([*seen.missing, *_assumed(traffic, seen.notes)])
+        _write_traffic(seen, traffic, out, files or (), as_json=as_json)
+        return
+    how = How(every_s=every_s, fits=fit, replications=replications)
+    names = [str(path) for path in files or ()] or [prometheus or ""]
+    found = run(chosen, seen, traffic, out=out, files=names, how=how)
+    _write_alternatives(found, what_if or (), how, out, files or (), as_json=as_json)
+    if serve is None:
         return
 
     def again(folder: Path) -> Observation:
         """The deployment observed now. What was fitted stays: fitted anew each time, figures would follow every drift."""
-        asked = source()
-        seen, logged = asked.read()
-        return run(
-            found.present, seen, rebuilt(asked, seen, logged), out=folder, files=names, how=replace(how, fits=False)
-        )
+        return run(found.present, *read(), out=folder, files=names, how=replace(how, fits=False))
 
-    how = How(every_s=every_s, fits=fit, replications=replications)
-    names = [str(path) for path in files or ()] or [prometheus or ""]
-    found = run(chosen, seen, traffic, out=out, files=names, how=how)
-    others, routed, refused = _what_if(found, what_if or (), how)
+    _serve(found, again if prometheus is not None else None, (serve, refresh), out)
+
+
+def _write_traffic(
+    seen: Observed, traffic: ObservedTraffic, out: Path, given: Sequence[Path], *, as_json: bool
+) -> None:
+    """Write and print the traffic alone, where there is no deployment to replay it on."""
+    trace = traffic.workload(0)
+    trace.to_csv(out / "requests.csv")
+    _remove(out, ("observed.yaml", "stack.toml", "rerouted.csv"), given)
+    if as_json:
+        print_json({"traffic": _traffic_facts(traffic), "missing": seen.missing, "notes": [*seen.notes, *traffic.how]})
+    else:
+        print_facts([*_traffic_text(seen.makers, traffic), *written(out)])
+        print_notes([*seen.missing, *_assumed(traffic, seen.notes)])
+
+
+def _write_alternatives(
+    found: Observation, texts: Sequence[str], how: Any, out: Path, given: Sequence[Path], *, as_json: bool
+) -> None:
+    """Print what was *found* and the alternatives to it, and write the requests of the log that one of them routes anew."""
+    others, routed, refused = _what_if(found, texts, how)
     if routed is not None:
         _write_requests(routed, out)
     used = {"stack.toml": "stack.toml" in found.present.to_yaml(), "rerouted.csv": routed is not None}
-    _remove(out, [name for name, is_used in used.items() if not is_used], files or ())
+    _remove(out, [name for name, is_used in used.items() if not is_used], given)
     if as_json:
         print_json(_facts(found, others, routed, refused))
     else:
         _print(found, others, routed, out)
-    print_notes([*seen.missing, *_assumed(traffic, seen.notes), *found.notes, *refused])
-    if serve is not None:
-        _serve(found, again if prometheus is not None else None, (serve, refresh), out)
+    print_notes([*found.seen.missing, *_assumed(found.traffic, found.seen.notes), *found.notes, *refused])
 
 
 def _source(
@@ -212,14 +217,14 @@ def _remove(out: Path, names: Iterable[str], given: Sequence[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _export(path: Path, makers: Sequence[str], asked: Source) -> None:
+def _export(path: Path, makers: Sequence[str], match: Sequence[str]) -> None:
     import json
 
     from sim.cli.outputs import put_text
     from sim.observe.dashboard import dashboard
     from sim.observe.samples import Matching
 
-    put_text(path, json.dumps(dashboard(makers, Matching.of(asked.match).labels), indent=2) + "\n")
+    put_text(path, json.dumps(dashboard(makers, Matching.of(tuple(match)).labels), indent=2) + "\n")
     typer.echo(
         f"Dashboard: {path}; import it into Grafana, with a Prometheus that scrapes observe --serve as well", err=True
     )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sim.cli.extras import needs
 from sim.cli.options import ScenarioFile, SummaryJson, set_option
 from sim.cli.tables import console, print_facts, print_json, print_notes, print_table, seen_by, written
+from sim.errors import RooftraceError
+
+if TYPE_CHECKING:
+    from sim.results import Result
+    from workloads.texts import Tokens
 
 
 def register(app: typer.Typer) -> None:
@@ -62,30 +68,26 @@ def serve(
 ) -> None:
     """Serve a simulated deployment at an OpenAI-compatible endpoint; write its results when it is stopped (Ctrl-C)."""
     from sim.cli.given import read_scenario
-    from sim.errors import RooftraceError
 
-    for name, value in (
-        ("--speed", speed), ("--head-timeout-s", head_timeout_s), ("--max-body-mb", max_body_mb), ("--lag-bound-ms", lag_bound_ms)
-    ):  # fmt: skip
-        if not 0 < value < 1e6:
-            raise RooftraceError(f"{name} is a number above 0 and below a million; got {value:g}")
-    for package in ("starlette", "uvicorn", "httptools"):
-        if find_spec(package) is None:
-            raise RooftraceError(f"rooftrace serve needs {package}: pip install -e '.[serve]'")
+    _check_numbers(
+        {
+            "--speed": speed,
+            "--head-timeout-s": head_timeout_s,
+            "--max-body-mb": max_body_mb,
+            "--lag-bound-ms": lag_bound_ms,
+        }
+    )
+    needs("serve")
     from sim.serve.app import Endpoint, Limits
     from sim.serve.script import read_script
     from sim.serve.server import listen
     from sim.serve.session import Session
     from sim.serve.setup import names_of, set_up
-    from workloads.texts import tokens_of
 
     chosen = read_scenario(scenario, set_)
     setup = set_up(chosen)
     names = names_of(setup, model_name or ())
-    try:
-        tokens = tokens_of(tokenizer)
-    except ValueError as error:
-        raise RooftraceError(f"--tokenizer: {error}") from None
+    tokens = _tokens(tokenizer)
     faults = None if script is None else read_script(script)
     print_notes(setup.built.manifest["notes"])
     typer.echo(f"Note: Tokens of prompts are counted so: {tokens.told}.", err=True)
@@ -112,19 +114,40 @@ def serve(
     if result is None:
         typer.echo("No request came; nothing was written.", err=True)
         return
-    from sim.results import fact_rows, tables
-
     if as_json:
         print_json(result.summary)
-        return
+    else:
+        _print(result, folder)
+
+
+def _check_numbers(options: Mapping[str, float]) -> None:
+    """RooftraceError for one of *options*, by their names, that is no number of a use."""
+    for name, value in options.items():
+        if not 0 < value < 1e6:
+            raise RooftraceError(f"{name} is a number above 0 and below a million; got {value:g}")
+
+
+def _tokens(tokenizer: Path | None) -> Tokens:
+    from workloads.texts import tokens_of
+
+    try:
+        return tokens_of(tokenizer)
+    except ValueError as error:
+        raise RooftraceError(f"--tokenizer: {error}") from None
+
+
+def _print(result: Result, folder: Path) -> None:
+    from sim.results import fact_rows, tables
+
     console().print(result.label, style="bold", markup=False)
     for title, heads, rows in tables(result.summary):
         print_table((title, *heads), rows)
     print_facts([*fact_rows(result.summary), *_lags(result.manifest), *written(folder, *seen_by(folder))])
 
 
-def _served(endpoint: Any, listening: Any, started: Any, folder: Path, facts: dict[str, Any], *, plots: bool) -> Any:
-    from sim.errors import RooftraceError
+def _served(
+    endpoint: Any, listening: Any, started: Any, folder: Path, facts: dict[str, Any], *, plots: bool
+) -> Result | None:
     from sim.results import staging
     from sim.serve.server import serve as serve_at
 

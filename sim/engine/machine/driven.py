@@ -55,12 +55,12 @@ class _Step:
         self.run: list[list[int]] = plan["run"]
         """Request, tokens, and those of them that were drafted."""
         self.found: dict[int, int] = {id_: tokens for id_, tokens in plan["found"]}
-        """Tokens whose KV was there, of those who begin."""
+        """Tokens whose KV was found, of each sequence that begins."""
         self.preempted: list[int] = plan["preempted"]
         self.held: int = plan["held"]
         self.evicted: int = plan["evicted"]
         self.skips_drafts: bool = plan["skips_drafts"]
-        """Whether nobody can use what would be drafted."""
+        """Whether no sequence can use what would be drafted."""
 
 
 class _Running:

@@ -78,8 +78,7 @@ class Group:
             batches = ready.popleft() if ready else self._more_batches()
             if batches is None:
                 return None
-            # By what they are before they are asked: one that is emptied by that, as clients have gone, has not been asked as an
-            # empty one.
+            # As they are before they are asked: one that is emptied by that, as clients have gone, was not empty when asked.
             end = self._begin(batches, ticks, [rank for rank in refused if not batches[rank].admitted])
             if end != NOTHING:
                 return end, batches

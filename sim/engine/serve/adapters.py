@@ -163,7 +163,7 @@ class Adapters:
         return spent
 
     def _share_out(self, wanted: set[int], ticks: int) -> int:
-        """The same where all of them are noted as used first, and none goes for another: SGLang's
+        """The same where all of them count as used first, and none is evicted for another of them: SGLang's
         `LoRAMemoryPool.prepare_lora_batch`. A slot is cleared for the base model, which is no load."""
         spec, slots, spent = self._spec, self._slots, 0
         for adapter in sorted(wanted & self._host.keys()):

@@ -159,7 +159,8 @@ class Iterations:
 
     def _draft_steps(self, batch: MicroBatch, n: int) -> int:
         """Passes of the draft in an iteration with *n* decodes: the one that reads the prompts' tokens alone where the scheduler
-        leaves out those whose drafts nobody can use. A chunk of a prompt uses none, nor does a request that may emit one token."""
+        leaves out those whose drafts no sequence can use. A chunk of a prompt uses none, nor does a request that may emit one
+        token."""
         steps = batch.decoding.draft_steps
         if n or steps < 2 or not self._drafts_if_used:
             return steps

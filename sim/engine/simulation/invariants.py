@@ -33,7 +33,7 @@ INVARIANTS = {
     "INV-9": "blocks that a tier keeps, each counted once, are the bytes that it says it keeps, and no more than it has room for",
     "INV-10": "KV that is on its way was computed: its sender holds the blocks until it has arrived, its receiver keeps room",
     "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
-    "INV-12": "where nothing is to happen any more, no blocks are held for machines that there are, and nobody is between two",
+    "INV-12": "where nothing is to happen any more, no blocks are held for machines that there are, and no request is between two",
     "INV-13": "a machine that hands over decodes no sequence",
     "INV-14": "adapters of an iteration in flight are in slots, no more of them than there are; the queue counts those that wait",
     "INV-15": "encodings of images are no more than the encoder's cache has room for",

@@ -20,7 +20,7 @@ class EncoderSpec:
     request_s: Callable[[int], float] | None = field(default=None, hash=False)
     """Seconds that a request takes, by the size of what is encoded for it; None: none."""
     together_s: Callable[[tuple[int, ...]], float] | None = field(default=None, hash=False)
-    """Seconds that the images of a batch which are encoded, by the names of their sizes, take together beside those; None: none."""
+    """Seconds that the images of a batch take together beside `request_s`, by the numbers of their sizes; None: none."""
     batch_s: float = 0.0
     """Seconds that a batch takes beside its requests."""
     max_batch: int = 1
@@ -65,7 +65,7 @@ class EncodeSpec:
         if min(self.sizes, default=0) < 0:
             raise ValueError(f"sizes are at least 0; got {min(self.sizes)}")
         if self.images is None and any(each.cache or each.together_s is not None for each in self.machines):
-            raise ValueError("machines keep images, or price them together, where these are known; give images")
+            raise ValueError("cache and together_s of a machine ask which images requests have; give images")
         if self.bytes_per_unit < 0:
             raise ValueError(f"bytes_per_unit is at least 0; got {self.bytes_per_unit}")
 

@@ -124,14 +124,14 @@ def asks_for_adapters(router: Any) -> bool:
 
 
 def at_home(scenario: Scenario, router: Any, machines: int) -> Any:
-    """*router* of *machines*, or what sends each adapter to its own machine, around it. ScenarioError for one that goes by adapters
-    where there are none, and for machines that adapters cannot have."""
+    """*router* of *machines*, wrapped in one that sends each adapter to machines of its own where the settings ask for it.
+    ScenarioError for a router by adapters where there are none, and for machines that cannot be given to adapters."""
     settings = scenario.adapters
     if settings is None:
         if asks_for_adapters(router):
             raise ScenarioError(
-                f"{scenario.source}: router: {scenario.router.policy} goes by the LoRA adapters that machines have, and the "
-                "scenario has none; give adapters, or a router that does not ask for them"
+                f"{scenario.source}: router: {scenario.router.policy} routes by the LoRA adapters that machines have, and the "
+                "scenario has none; give adapters, or another router"
             )
         return router
     placed, own = settings.placement == "apart", _most_own(router)
@@ -145,8 +145,8 @@ def at_home(scenario: Scenario, router: Any, machines: int) -> Any:
         )
     if scenario.autoscale is not None or any(pool.autoscale for pool in (scenario.pools or {}).values()):
         raise ScenarioError(
-            f"{scenario.source}: {setting} has machines for each adapter, and autoscale has them come and go; leave out one of the "
-            "two"
+            f"{scenario.source}: {setting} gives each adapter machines of its own, and autoscale adds and removes machines; leave "
+            "out one of the two"
         )
     if own > machines:
         raise ScenarioError(

@@ -14,14 +14,13 @@ from hwmodels.deployment import Deployment
 from hwmodels.encoder_cost import EncoderCost
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec
-from hwmodels.model.speech import Speech
 from hwmodels.model.tower import Encoded, Tower
-from hwmodels.model.vision import Vision
 from hwmodels.roofline import Roofline
 from policies.view import encodes
 from sim.engine.spec.images import Image, ImagesSpec
 from sim.errors import ScenarioError
 from sim.scenario import named
+from sim.scenario.assembly.memory import block_tokens_of
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches
 from sim.scenario.encoding import EncodeSettings
@@ -32,8 +31,6 @@ from workloads.columns import IntArray
 from workloads.media import Medium
 from workloads.prompt_parts import Part, named_by_content
 
-_BLOCK_TOKENS = {"blocks": 16, "tree": 1}
-"""Tokens of a KV block, where nobody says it, by the kind of the prefix cache."""
 _KEPT_BYTES = 100 << 20
 """Bytes of embeddings that SGLang keeps (0.5.23: SGLANG_VLM_CACHE_SIZE_MB)."""
 _SPEECH_FROM = 1 << 42
@@ -65,7 +62,8 @@ def with_media(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) 
     with told_by(scenario, "workload"):
         if drawn and (beside := set(media_in(workload)) - {each.medium for _, each in drawn}):
             raise ValueError(
-                f"the trace has {beside.pop()} in its prompts, and what is drawn comes on top of them; have all drawn, or nothing"
+                f"the trace has {'images' if 'image' in beside else 'speech'} in its prompts, and what is drawn comes on top of "
+                "them; have all drawn, or nothing"
             )
         for _, each in drawn:
             workload = each.on(workload, scenario.seed)
@@ -83,9 +81,11 @@ def with_media(scenario: Scenario, pools: Sequence[PoolOf], workload: Workload) 
         behind: dict[Medium, int] = {medium: each.after_tokens for medium, each in asked.items() if each is not None}
         seen = _seen(_the_model(pools), workload, behind)
         workload = _with_tokens(workload, seen, more=bool(drawn))
-        if any(caches(each) for pool in pools for each in pool.scenarios):
-            workload = _named(workload, seen, [each for pool in pools for each in pool.scenarios], drawn=bool(drawn))
-        return workload, seen
+    scenarios = [each for pool in pools for each in pool.scenarios]
+    with told_by(scenario):
+        if any(map(caches, scenarios)):
+            workload = _named(workload, seen, scenarios, drawn=bool(drawn))
+    return workload, seen
 
 
 def media_in(workload: Workload) -> list[Medium]:
@@ -122,35 +122,29 @@ def _the_model(pools: Sequence[PoolOf]) -> ModelSpec:
     return model
 
 
-def _vision(model: ModelSpec) -> Vision:
-    if model.vision is None:
-        raise ValueError(
-            f"{model.name} has no encoder of images that is modelled; choose a model whose config.json has a vision_config of "
-            "Qwen2.5-VL, Qwen3-VL, Qwen-Omni, Gemma 3, Llama 4, InternVL or Pixtral, such as qwen3-vl-8b, or leave the images out"
-        )
-    return model.vision
+def _encoder(model: ModelSpec, medium: Medium) -> tuple[Tower, Callable[..., Encoded]]:
+    """The encoder of *medium* that *model* has, and what an item of a size becomes in it; ValueError where it has none."""
+    if medium == "image" and model.vision is not None:
+        return model.vision, functools.cache(model.vision.image)
+    if medium == "audio" and model.speech is not None:
+        return model.speech, functools.cache(model.speech.clip)
+    raise ValueError(f"{model.name} has no encoder of {_NO_ENCODER[medium]} out")
 
 
-def _speech(model: ModelSpec) -> Speech:
-    if model.speech is None:
-        raise ValueError(
-            f"{model.name} has no encoder of speech that is modelled; choose a model whose config.json has an audio_config of "
-            "Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni or Voxtral, such as qwen2-audio-7b, or leave the clips out"
-        )
-    return model.speech
+_NO_ENCODER: Mapping[Medium, str] = {
+    "image": "images that is modelled; choose a model whose config.json has a vision_config of Qwen2.5-VL, Qwen3-VL, Qwen-Omni, "
+    "Gemma 3, Llama 4, InternVL or Pixtral, such as qwen3-vl-8b, or leave the images",
+    "audio": "speech that is modelled; choose a model whose config.json has an audio_config of Qwen2-Audio, Qwen2.5-Omni, "
+    "Qwen3-Omni or Voxtral, such as qwen2-audio-7b, or leave the clips",
+}
 
 
 def _seen(model: ModelSpec, workload: Workload, behind: Mapping[Medium, int]) -> SeenMedia:
-    """*behind*: tokens of text ahead of what is drawn."""
+    """*behind*: by medium, the tokens of text ahead of what is drawn."""
     towers: dict[Medium, Tower] = {}
     encoded: dict[Medium, Callable[..., Encoded]] = {}
     for medium in media_in(workload):
-        if medium == "image":
-            towers[medium] = vision = _vision(model)
-            encoded[medium] = functools.cache(vision.image)
-        else:
-            towers[medium] = speech = _speech(model)
-            encoded[medium] = functools.cache(speech.clip)
+        towers[medium], encoded[medium] = _encoder(model, medium)
     numbers: dict[tuple[Medium, Encoded], int] = {}
     of: list[tuple[Image, ...]] = []
     places = sorted(encoded, key=lambda medium: behind.get(medium, 0))
@@ -182,13 +176,13 @@ def _with_tokens(workload: Workload, seen: SeenMedia, *, more: bool) -> Workload
             row = int(short[0])
             raise ValueError(
                 f"{workload.called(row)} has a prompt of {workload.prompt_tokens[row]} tokens, and its images and clips alone take "
-                f"{tokens[row]} in this model; prompts of a trace hold their tokens"
+                f"{tokens[row]} in this model; the prompt_tokens of a trace include theirs"
             )
         return workload
     if workload.session is not None and workload.prefix_blocks is not None:
         raise ValueError(
-            "workload.images and workload.audio are drawn for each request apart, and the prompts of a conversation hold those of "
-            "its earlier turns; give a trace with a column images or audio_s, whose blocks name them too"
+            "workload.images and workload.audio are drawn for each request by itself, and the prompts of a conversation hold those "
+            "of its earlier turns; give a trace with a column images or audio_s, whose blocks name them too"
         )
     return replace(workload, prompt_tokens=workload.prompt_tokens + tokens)
 
@@ -203,8 +197,7 @@ def _named(workload: Workload, seen: SeenMedia, scenarios: Sequence[Scenario], *
     elif not drawn:
         return workload
     parts = [[Part(each.content, each.first, each.tokens) for each in items] for items in seen.of]
-    sizes = [each.memory.block_tokens or _BLOCK_TOKENS[each.stack.prefix_cache or "blocks"] for each in scenarios]
-    return named_by_content(workload, parts, math.gcd(*sizes))
+    return named_by_content(workload, parts, math.gcd(*map(block_tokens_of, scenarios)))
 
 
 def encoder_costs(
@@ -264,11 +257,3 @@ def images_in_steps(
         cache=cache,
         seconds=seconds_of(deployment, seen, settings, tensor=deployment.parallel.tensor),
     )
-
-
-def encoder_bytes(settings: EncodeSettings | None, deployment: Deployment) -> float:
-    """The weights of the encoders on one device of a machine that encodes in its steps; 0 where it does not."""
-    if settings is None or settings.at != "engine":
-        return 0.0
-    towers = (deployment.model.vision, deployment.model.speech)
-    return sum(tower.weight_bytes for tower in towers if tower is not None) / deployment.parallel.tensor

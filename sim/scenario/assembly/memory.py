@@ -17,6 +17,7 @@ from hwmodels.memory import (
     share_machine,
     stack_memories,
     stack_memory,
+    usual_block_tokens,
     with_encoder,
     with_slots,
 )
@@ -27,9 +28,9 @@ from sim.scenario import named
 from sim.scenario.assembly.adapters import adapter_cost_of
 from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
 from sim.scenario.assembly.deployment import deployment_of
-from sim.scenario.assembly.media import encoder_bytes as of_encoder
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.scheduler import scheduler_of
+from sim.scenario.encoding import EncodeSettings
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import mean_context, workload_of
@@ -45,7 +46,7 @@ def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
     with told_by(scenario):
         # Only where layers do not keep every token does the workload matter.
         workload = None if keeps_every_token(deployment.model) else workload_of(scenario)
-        beside = of_encoder(scenario.encode, deployment)
+        beside = encoder_bytes_of(scenario.encode, deployment)
         plan = memory_of(scenario, deployment, scheduler, workload=workload, encoder_bytes=beside)
         return deployment, deployment.fitted(plan)
 
@@ -78,10 +79,7 @@ def account_of(
     run, and *encoder_bytes* on each device are an encoder's weights. Layers that do not keep every token are counted at the mean
     context of *workload*, or else at the longest. ValueError for a share by another stack's name, or a release that is not
     known. What is given and changes nothing, and an account of another release than the overheads', are among the plan's notes."""
-    memory, stack = scenario.memory, scenario.stack_name
-    if scenario.cost_model == "roofline":
-        stack = "ideal"
-    rules = stack_memory(stack, memory.release)
+    memory, stack, rules = scenario.memory, _stack(scenario), _rules(scenario)
     setting = "gpu_memory_utilization" if rules is None else rules.setting
     strange = next((name for name in memory.shares if name != setting), None)
     if strange is not None:
@@ -108,6 +106,29 @@ def account_of(
     plan = plan if slots is None else with_slots(plan, slots)
     notes = (*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules))
     return replace(plan, override=memory.kv_blocks, notes=notes)
+
+
+def encoder_bytes_of(settings: EncodeSettings | None, deployment: Deployment) -> float:
+    """The weights of the encoders on one device of a machine that encodes in its steps; 0 where it does not."""
+    if settings is None or settings.at != "engine":
+        return 0.0
+    towers = (deployment.model.vision, deployment.model.speech)
+    return sum(tower.weight_bytes for tower in towers if tower is not None) / deployment.parallel.tensor
+
+
+def block_tokens_of(scenario: Scenario) -> int:
+    """Tokens of a KV block on one device: those that *scenario* says, or else its stack's."""
+    asked = scenario.memory.block_tokens
+    return usual_block_tokens(_rules(scenario)) if asked is None else asked
+
+
+def _rules(scenario: Scenario) -> StackMemory | None:
+    """The account of memory of the stack; None where nothing is set aside, as with cost_model roofline."""
+    return stack_memory(_stack(scenario), scenario.memory.release)
+
+
+def _stack(scenario: Scenario) -> str:
+    return "ideal" if scenario.cost_model == "roofline" else scenario.stack_name
 
 
 def _as_fitted(scenario: Scenario, plan: MemoryPlan) -> MemoryPlan:

@@ -17,8 +17,8 @@ from sim.scenario.assembly.auto import chosen_by_auto
 from sim.scenario.assembly.context import check_longest
 from sim.scenario.assembly.decoding import BuiltDecoding, build_decoding, drafting_for, slots_of_drafts
 from sim.scenario.assembly.draft import Drafting
-from sim.scenario.assembly.media import SeenMedia, encoder_bytes, images_in_steps
-from sim.scenario.assembly.memory import account_of, memory_of, shared_plans
+from sim.scenario.assembly.media import SeenMedia, images_in_steps
+from sim.scenario.assembly.memory import account_of, encoder_bytes_of, memory_of, shared_plans
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import cache_of
 from sim.scenario.assembly.refusals import never_gets_on
@@ -65,7 +65,7 @@ class _Part:
     def memory(self, account: Callable[..., MemoryPlan], *, with_draft: bool = True) -> MemoryPlan:
         """Its memory as `memory_of` or `account_of` divides it."""
         draft = self.drafting.held if with_draft and self.drafting is not None else None
-        beside = encoder_bytes(self.encodes.settings, self.deployment)
+        beside = encoder_bytes_of(self.encodes.settings, self.deployment)
         return account(
             self.scenario, self.deployment, self.scheduler, workload=self.workload, draft=draft, encoder_bytes=beside
         )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hwmodels.adapters import slot_rules
-from sim.launch.adapters import at_least_one, put_adapters, say_adapters
+from sim.launch.adapters import at_least_one, put_adapters, write_adapters
 from sim.launch.reading import Reading
 from sim.launch.writing import Writing
 
 _RANK = 16
-"""The rank of adapters where the command does not say that of the slots, which is then the highest of theirs."""
+"""The rank of adapters where the command does not give --max-lora-rank; slots then have the highest rank of the adapters."""
 
 
 def read(reading: Reading) -> None:
@@ -29,15 +29,9 @@ def read(reading: Reading) -> None:
 
 
 def write(command: Writing) -> None:
-    adapters = command.scenario.adapters
-    command.carries("adapters")
-    if adapters is None:
-        return
-    slots = adapters.slots(slot_rules("sglang"))
-    command.flag("--enable-lora", True)
-    command.flag("--max-loras-per-batch", slots.max_loras)
-    command.flag("--max-lora-rank", slots.rank)
-    command.flag("--max-loaded-loras", adapters.max_cpu_loras)
-    command.several("--lora-target-modules", adapters.target_modules or slot_rules("sglang").modules)
-    command.flag("--lora-eviction-policy", adapters.eviction)
-    say_adapters(command, adapters, "--lora-paths")
+    adapters = write_adapters(
+        command, slots="--max-loras-per-batch", in_host_memory="--max-loaded-loras", paths="--lora-paths"
+    )
+    if adapters is not None:
+        command.several("--lora-target-modules", adapters.target_modules or slot_rules("sglang").modules)
+        command.flag("--lora-eviction-policy", adapters.eviction)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hwmodels.adapters import slot_rules
 from sim.errors import RooftraceError
-from sim.launch.adapters import at_least_one, put_adapters, say_adapters
+from sim.launch.adapters import at_least_one, put_adapters, write_adapters
 from sim.launch.reading import Reading
 from sim.launch.writing import Writing
 
@@ -30,14 +30,6 @@ def read(reading: Reading) -> None:
 
 
 def write(command: Writing) -> None:
-    adapters = command.scenario.adapters
-    command.carries("adapters")
-    if adapters is None:
-        return
-    slots = adapters.slots(slot_rules("vllm"))
-    command.flag("--enable-lora", True)
-    command.flag("--max-loras", slots.max_loras)
-    command.flag("--max-lora-rank", slots.rank)
-    command.flag("--max-cpu-loras", adapters.max_cpu_loras)
-    command.several("--lora-target-modules", adapters.target_modules)
-    say_adapters(command, adapters, "--lora-modules")
+    adapters = write_adapters(command, slots="--max-loras", in_host_memory="--max-cpu-loras", paths="--lora-modules")
+    if adapters is not None:
+        command.several("--lora-target-modules", adapters.target_modules)
