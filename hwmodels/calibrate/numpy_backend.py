@@ -62,7 +62,7 @@ class NumpyBackend:
         self._pool = np.empty(0, np.float32)
 
     def _cut(self, *shape: int, most: int = 64) -> list[np.ndarray]:
-        """Views of the pool of this shape, as many as fit up to *most*; two in memory of their own where it is too small for two."""
+        """Views of the pool of this shape, as many as fit up to *most*; at least one, in memory of its own if need be."""
         numbers = math.prod(shape)
         if 2 * numbers > self._pool.size:
             return [np.resize(self._drawn, shape) for _ in range(2)]
