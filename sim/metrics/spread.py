@@ -68,8 +68,8 @@ def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray
 def _quantiles(
     once: Iterable[tuple[IntArray, IntArray]], again: Blocks, size: int, largest: int, probabilities: Sequence[float]
 ) -> FloatArray:
-    """`block_quantile` of pieces, *size* values in all, that are read *once* and *again*. Nothing is expanded and nothing sorted as a
-    whole: a histogram finds the few narrow ranges that hold the ranks asked for, and only those are sorted."""
+    """`block_quantile` of pieces, *size* values in all, that are read *once* and *again*. Nothing is expanded and nothing sorted as
+    a whole: a histogram finds the few narrow ranges that hold the ranks asked for, and only those are sorted."""
     # About a bin a value, so that one holds few distinct ones, and at most 2^20, so that the histogram stays in cache.
     shift = max(0, largest.bit_length() - min(size.bit_length(), 20))
     n_bins = (largest >> shift) + 1
