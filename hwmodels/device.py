@@ -284,6 +284,12 @@ def device_catalogue() -> Mapping[str, Device]:
     return read_devices(CATALOGUE)
 
 
+@functools.cache
+def _by_name() -> dict[str, Device]:
+    """Devices of the catalogue by their names and aliases."""
+    return {name: device for device in device_catalogue().values() for name in (device.name, *device.aliases)}
+
+
 def load_device(name_or_path: str | Path) -> Device:
     """The device called *name_or_path* (name or alias, case and underscores ignored), or that of a datasheet in TOML.
 
@@ -301,10 +307,7 @@ def load_device(name_or_path: str | Path) -> Device:
         if len(found) != 1:
             raise ValueError(f"{text} holds {len(found)} devices; a hardware profile holds one")
         return next(iter(found.values()))
-    names: dict[str, Device] = {}
-    for device in device_catalogue().values():
-        for name in (device.name, *device.aliases):
-            names[name] = device
+    names = _by_name()
     key = text.strip().lower().replace("_", "-").replace(" ", "-")
     for spelt in (key, re.sub(r"^(nvidia-(geforce-)?|tesla-|amd-(instinct-)?)", "", key)):
         if spelt in names:

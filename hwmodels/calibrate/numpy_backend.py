@@ -14,6 +14,7 @@ from hwmodels.calibrate import machine
 from hwmodels.calibrate.backend import ELEMENTWISE, CalibrationError, Operation, OutOfMemory, cpu_facts
 
 _POOL_CACHES = 4.0  # the pool of random numbers that operands are cut from, in last-level caches
+_DRAWN = 1 << 20  # numbers of it that are drawn
 
 
 def open_device(device: str, threads: int | None, clock: str) -> NumpyBackend:
@@ -38,7 +39,10 @@ class NumpyBackend:
         self.facts = cpu_facts("numpy", np.__version__, ("fp32",), threads, clock)
         self._now = machine.timer(clock)
         size = int(max(64 << 20, _POOL_CACHES * self.facts.cache_bytes) // 4)
-        self._pool = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+        # Drawn once and repeated, as far as operands are cut from it: no operation takes longer for its numbers, only for the
+        # memory that they lie in.
+        self._drawn = np.random.default_rng(0).standard_normal(_DRAWN, dtype=np.float32)
+        self._pool, self._filled = np.empty(size, np.float32), 0
 
     def supports(self, operation: Operation, /) -> str | None:
         if operation.dtype != "fp32":
@@ -57,18 +61,21 @@ class NumpyBackend:
     def close(self) -> None:
         self._pool = np.empty(0, np.float32)
 
-    def _cut(self, *shape: int) -> list[np.ndarray]:
-        """Views of the pool of this shape, as many as fit up to 64; at least two, in memory of their own if need be."""
+    def _cut(self, *shape: int, most: int = 64) -> list[np.ndarray]:
+        """Views of the pool of this shape, as many as fit up to *most*; at least one, in memory of its own if need be."""
         numbers = math.prod(shape)
         if 2 * numbers > self._pool.size:
-            return [np.resize(self._pool, shape) for _ in range(2)]
-        count = min(64, self._pool.size // numbers)
+            return [np.resize(self._drawn, shape) for _ in range(2)]
+        count = min(most, self._pool.size // numbers)
+        if count * numbers > self._filled:
+            self._pool[self._filled : count * numbers] = np.resize(self._drawn, count * numbers - self._filled)
+            self._filled = count * numbers
         return [self._pool[i * numbers : (i + 1) * numbers].reshape(shape) for i in range(count)]
 
     def _calls(self, op: Operation) -> list[Callable[[], object]]:
         shape = dict(op.shape)
         if op.kind == "gemm":
-            x = np.array(self._cut(shape["m"], shape["k"])[0])
+            x = np.array(self._cut(shape["m"], shape["k"], most=1)[0])
             out = np.empty((shape["m"], shape["n"]), np.float32)
             return [lambda w=w: np.matmul(x, w.T, out=out) for w in self._cut(shape["n"], shape["k"])]
         if op.kind == "attention":
@@ -82,7 +89,7 @@ class NumpyBackend:
         out = np.empty((rows, width), np.float32)
         if op.kind == "embedding":
             words = min(50_000, self._pool.size // (2 * width))
-            table = self._cut(words, width)[0]
+            table = self._cut(words, width, most=1)[0]
             ids = [np.random.default_rng(i).integers(0, words, rows) for i in range(8)]
             return [lambda i=i: np.take(table, i, axis=0, out=out, mode="clip") for i in ids]
         inputs = self._cut(rows, width)
@@ -98,7 +105,7 @@ class NumpyBackend:
 
     def _attention(self, shape: dict[str, int]) -> list[Callable[[], object]]:
         b, q, past, h, kv, d = (shape[k] for k in ("batch", "query", "past", "heads", "kv_heads", "head_dim"))
-        queries = np.array(self._cut(b, kv, h // kv * q, d)[0])
+        queries = np.array(self._cut(b, kv, h // kv * q, d, most=1)[0])
         hidden = np.where(np.arange(past + q) > past + np.arange(q)[:, None], -np.inf, 0.0).astype(np.float32)
         hidden = np.tile(hidden, (h // kv, 1))
         caches = self._cut(2, b, kv, past + q, d)

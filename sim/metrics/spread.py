@@ -27,8 +27,9 @@ def statistics(values: FloatArray) -> dict[str, float | None]:
 
 def weighted_statistics(blocks: Blocks) -> dict[str, float | None]:
     """`statistics` in seconds of gaps in nanoseconds of which each counts weight times; all None without any."""
-    count, total_ns, largest_ns = 0, 0, 0
+    size, count, total_ns, largest_ns = 0, 0, 0, 0
     for gaps_ns, weights in blocks():
+        size += gaps_ns.size
         count += int(weights.sum())
         total_ns += int((gaps_ns * weights).sum())
         largest_ns = max(largest_ns, int(gaps_ns.max(initial=0)))
@@ -43,7 +44,7 @@ def weighted_statistics(blocks: Blocks) -> dict[str, float | None]:
             squares += float((np.square(gaps_ns - mean_ns) * weights).sum())
             yield gaps_ns, weights
 
-    p50, p90, p95, p99 = (float(q) * 1e-9 for q in _quantiles(summed(), blocks, largest_ns, _QUANTILES))
+    p50, p90, p95, p99 = (float(q) * 1e-9 for q in _quantiles(summed(), blocks, size, largest_ns, _QUANTILES))
     return _as_named(mean_ns * 1e-9, math.sqrt(squares / count) * 1e-9, p50, p90, p95, p99, largest_ns * 1e-9)
 
 
@@ -57,17 +58,20 @@ def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray
 
     Values are non-negative integers, weights at least 1.
     """
-    largest = max((int(values.max(initial=0)) for values, _ in _in_bulk(blocks())), default=0)
-    return _quantiles(blocks(), blocks, largest, probabilities)
+    size, largest = 0, 0
+    for values, _ in _in_bulk(blocks()):
+        size += values.size
+        largest = max(largest, int(values.max(initial=0)))
+    return _quantiles(blocks(), blocks, size, largest, probabilities)
 
 
 def _quantiles(
-    once: Iterable[tuple[IntArray, IntArray]], again: Blocks, largest: int, probabilities: Sequence[float]
+    once: Iterable[tuple[IntArray, IntArray]], again: Blocks, size: int, largest: int, probabilities: Sequence[float]
 ) -> FloatArray:
-    """`block_quantile` of pieces that are read *once* and *again*. Nothing is expanded and nothing sorted as a whole: a histogram
-    finds the few narrow ranges that hold the ranks asked for, and only those are sorted."""
-    # 2^20 bins: the histogram stays in cache, and a bin holds few distinct values.
-    shift = max(0, largest.bit_length() - 20)
+    """`block_quantile` of pieces, *size* values in all, that are read *once* and *again*. Nothing is expanded and nothing sorted as
+    a whole: a histogram finds the few narrow ranges that hold the ranks asked for, and only those are sorted."""
+    # About a bin a value, so that one holds few distinct ones, and at most 2^20, so that the histogram stays in cache.
+    shift = max(0, largest.bit_length() - min(size.bit_length(), 20))
     n_bins = (largest >> shift) + 1
     counts = np.zeros(n_bins, np.int64)
     for values, weights in _in_bulk(once):

@@ -170,12 +170,11 @@ def same(a: Columns | str, b: Columns | str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_runs_with_grammars_are_the_same_step_by_step_and_without_any_as_before(kind: str) -> None:
-    for seed in range(2):
-        check(kind, seed)
+    check(kind, 0)
 
 
 @pytest.mark.slow(reason="many random runs")
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_random_runs_with_grammars(kind: str) -> None:
-    for seed in range(2, 250):
+    for seed in range(1, 250):
         check(kind, seed)

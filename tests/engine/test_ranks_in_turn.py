@@ -30,7 +30,7 @@ from tests.engine.costs import Linear, Ranked
 from tests.engine.independent import TICKS, Batch, Model, Request, Rules
 from tests.engine.random_runs import an_experiment, apart, assert_same, with_fleet, with_ranks, with_tiers
 from tests.engine.test_independent import TICK_S, difference, some_rules, spec_of
-from tests.sample import some
+from tests.sample import few, some
 from workloads import Trace
 
 US = 1_000
@@ -263,8 +263,9 @@ def of_clients_that_leave(rng: random.Random) -> Experiment:
     return Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
 
 
-def test_clients_that_leave_ranks_in_turn_leave_no_other_request_waiting() -> None:
-    for seed in some(range(400)):
+@pytest.mark.parametrize("seeds", few([range(16), some(range(16, 400))]))
+def test_clients_that_leave_ranks_in_turn_leave_no_other_request_waiting(seeds: range) -> None:
+    for seed in seeds:
         experiment = of_clients_that_leave(random.Random(f"clients that leave, {seed}"))
         columns = run(experiment, check_invariants=seed % 4 == 0)
         assert_same(columns, run(experiment, fast_forward=False))

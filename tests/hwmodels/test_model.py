@@ -53,9 +53,8 @@ PARAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PARAMS)
-def test_parameters_agree_with_the_released_checkpoint(name):
-    assert load_model(name).params / 1e9 == pytest.approx(PARAMS[name], rel=1e-4)
+def test_parameters_agree_with_the_released_checkpoint():
+    assert {name: load_model(name).params / 1e9 for name in PARAMS} == pytest.approx(PARAMS, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -374,9 +373,8 @@ IN_TRANSFORMERS = {
 }
 
 
-@pytest.mark.parametrize("name", IN_TRANSFORMERS)
-def test_parameters_are_to_the_last_those_that_transformers_makes(name):
-    assert load_model(name).params == IN_TRANSFORMERS[name]
+def test_parameters_are_to_the_last_those_that_transformers_makes():
+    assert {name: load_model(name).params for name in IN_TRANSFORMERS} == IN_TRANSFORMERS
 
 
 @pytest.mark.skipif(not SHARED2.is_dir(), reason=f"the shared configs are not at {SHARED2}")
@@ -471,9 +469,8 @@ RELEASED = {
 }
 
 
-@pytest.mark.parametrize("name", RELEASED)
-def test_parameters_are_to_the_last_those_of_the_released_checkpoint(name):
-    assert load_model(name).params == RELEASED[name]
+def test_parameters_are_to_the_last_those_of_the_released_checkpoint():
+    assert {name: load_model(name).params for name in RELEASED} == RELEASED
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the shared configs are not at {SHARED}")

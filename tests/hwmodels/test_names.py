@@ -187,17 +187,16 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_publishers_name_is_read_as_a_model_and_its_formats(name):
-    base, fmt, cache = NAMES[name]
-    spec, model = load_model(name), load_model(base)
-    assert (spec.params, spec.layer_attention, spec.max_positions) == (
-        model.params,
-        model.layer_attention,
-        model.max_positions,
-    )
-    assert (spec.mlp_precision if spec.experts is None else spec.expert_precision) == fmt
-    assert (spec.kv_precision or "") == cache
+def test_a_publishers_name_is_read_as_a_model_and_its_formats():
+    for name, (base, fmt, cache) in NAMES.items():
+        spec, model = load_model(name), load_model(base)
+        assert (spec.params, spec.layer_attention, spec.max_positions) == (
+            model.params,
+            model.layer_attention,
+            model.max_positions,
+        ), name
+        assert (spec.mlp_precision if spec.experts is None else spec.expert_precision) == fmt, name
+        assert (spec.kv_precision or "") == cache, name
 
 
 @pytest.mark.parametrize("name", FORMATS_REFUSED)

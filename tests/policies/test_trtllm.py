@@ -17,6 +17,7 @@ from policies.wrappers import EvictNewest
 from sim.engine import Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, assert_same, with_scheduler
+from tests.sample import few
 from workloads import Trace
 
 QUEUE = (WaitingSeq(1, tokens=300), WaitingSeq(2, tokens=100), WaitingSeq(3, tokens=50))
@@ -484,8 +485,9 @@ def test_nobody_is_evicted_by_default_and_memory_is_packed_otherwise() -> None:
     ],
     ids=repr,
 )
-def test_spans_equal_stepping(scheduler: TrtLlm, speculative: bool) -> None:
-    for seed in range(5):
+@pytest.mark.parametrize("seeds", few([range(2), range(2, 20)]))
+def test_spans_equal_stepping(scheduler: TrtLlm, speculative: bool, seeds: range) -> None:
+    for seed in seeds:
         experiment = with_scheduler(an_experiment(seed, speculative=speculative), EvictNewest(scheduler))
         assert_same(run(experiment), run(experiment, fast_forward=False))
 
@@ -512,7 +514,8 @@ def without_prefixes(experiment: Experiment) -> Experiment:
 
 
 @pytest.mark.parametrize("scheduler", [TrtLlm(8, 100), Orca(8), FasterTransformer(4)], ids=repr)
-def test_the_engine_keeps_count_of_what_is_promised(scheduler: Any) -> None:
-    for seed in range(30):
+@pytest.mark.parametrize("seeds", few([range(8), range(8, 80)]))
+def test_the_engine_keeps_count_of_what_is_promised(scheduler: Any, seeds: range) -> None:
+    for seed in seeds:
         experiment = without_prefixes(an_experiment(seed, speculative=False))
         run(with_scheduler(experiment, Checking(EvictNewest(scheduler))), fast_forward=seed % 2 == 0)

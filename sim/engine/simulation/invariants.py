@@ -128,11 +128,13 @@ class Watch:
     def _check_ends(self, seen: set[int], now_ns: int) -> None:
         state = self._state
         for id_, status in enumerate(state.status):
+            if status == UNFINISHED:
+                continue
             if status == FINISHED and (state.left[id_] or id_ in seen):
                 self._fail("INV-4", f"request {id_} finished with {state.left[id_]} tokens to emit")
             if status == FINISHED and not state.arrival[id_] <= state.scheduled[id_] <= state.finish[id_] <= now_ns:
                 self._fail("INV-6", f"request {id_}")
-            if status != UNFINISHED and id_ in seen:
+            if id_ in seen:
                 self._fail("INV-2", f"request {id_} has ended and is still here")
 
     def _check_handovers(self, handovers: Handovers) -> None:
@@ -242,9 +244,9 @@ class Watch:
             self._fail(
                 "INV-2", f"machine {machine.index} counts {core.sequences.n_computed} computed sequences that wait"
             )
-        for id_ in (*books.wanted, *books.in_transit, *books.lent):
-            if id_ in core_ids(core) and id_ not in told_to_go:
-                self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
+        elsewhere = {*books.wanted, *books.in_transit, *books.lent}
+        for id_ in (elsewhere & core_ids(core)) - told_to_go if elsewhere else ():
+            self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
         for id_ in connector.tiers.in_transit:
             self._once(id_, seen)
         fault = None if core.loading is None else core.loading.tiers.fault()
