@@ -18,6 +18,7 @@ from hwmodels.device import Device
 from hwmodels.graphs import padded
 from hwmodels.kernels.ops import ARRAYS, SCALARS, DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import Kernels
+from hwmodels.kernels.single import SINGLE, DecodeTimes, PromptTimes
 from hwmodels.model import ModelSpec
 from hwmodels.operations import QUERY_TILE, AttentionShape, Collective, SharedKv, StageWork
 from hwmodels.parallel import ParallelConfig
@@ -80,6 +81,11 @@ class _Stage:
             )
         if work.shared_kv is not None and work.shared_kv.of_past is not None:
             self.attention += (_gathered(kernels, work.shared_kv.of_decodes, work.shared_kv.of_past),)
+        self.single: tuple[PromptTimes | None, DecodeTimes | None] = (None, None)
+        """The times of the one form of attention that there is in most models, where no more has to be known than numbers."""
+        if len(self.attention) == 1 and data == 1 and not self.encoder and not self.attention[0][2]:
+            prefill, decode, _ = self.attention[0]
+            self.single = getattr(prefill, SINGLE, None), getattr(decode, SINGLE, None)
         # Each group of data-parallel attention has a scheduler and sampler of its own, beside the others.
         self.sequence_s = host.sequence_s * self.prompt_share
         self.prompt_floor_s, self.decode_floor_s = host.prompt_floor_s, host.decode_floor_s
@@ -168,7 +174,12 @@ class _Stage:
         return stretched
 
     def scalar(self, totals: Totals) -> float:
-        rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = totals
+        rows: int
+        prompt: int
+        chunks: int
+        seqs: int
+        logits: int
+        rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, _, _ = totals
         own = (seqs + chunks) * self.sequence_s + self.step_s
         floor = self.prompt_floor_s if prompt > chunks * self.decode_tokens else self.decode_floor_s
         # A look at the table, inline: this runs once an iteration.
@@ -182,6 +193,21 @@ class _Stage:
         if self.has_head and logits:
             exact = self.logits.exact
             seconds += exact[logits] if 0 <= logits < len(exact) else self.logits.scalar(logits)
+        prefill_s, decode_s = self.single
+        if prefill_s is not None and decode_s is not None:
+            if prompt:
+                seconds += prefill_s.seconds(prompt, chunks, pairs, prompt_kv)
+            if seqs:
+                seconds += decode_s.seconds(seqs, rows - prompt, kv, kv)
+        else:
+            seconds = self._with_attention(seconds, totals)
+        if rows - prompt > self.replayed:
+            floor = self.launch_floor_s
+        return (seconds if seconds > floor else floor) + own
+
+    def _with_attention(self, seconds: float, totals: Totals) -> float:
+        """*seconds* and those of all forms of attention."""
+        rows, prompt, chunks, pairs, prompt_kv, seqs, kv, _, pairs_window, kv_window = totals
         if self.data > 1:
             f, g = self.share, self.prompt_share
             prompt_f, chunks, pairs, prompt_kv = prompt * f, chunks * g, pairs * f, prompt_kv * g
@@ -200,9 +226,7 @@ class _Stage:
                     seconds += decode(SCALARS, seqs_f, queries, kv_window, kv - kv_window)
                 else:
                     seconds += decode(SCALARS, seqs_f, queries, kv)
-        if rows - prompt > self.replayed:
-            floor = self.launch_floor_s
-        return (seconds if seconds > floor else floor) + own
+        return seconds
 
     def array(self, totals: Totals) -> FloatArray:
         columns: Sequence[Any] = totals

@@ -14,8 +14,9 @@ from typing import Final, Literal, NamedTuple, Protocol, cast
 UNTIL_CHANGE: Final = 1 << 40
 """`Plan.hold` of a policy that would answer the same until a sequence finishes, joins or memory runs short."""
 
-ALWAYS_NS: Final = 1 << 62
-"""`Plan.until_ns` of a policy whose answer does not depend on the time."""
+ALWAYS_NS: Final = (1 << 62) - 1
+"""`Plan.until_ns` of a policy whose answer does not depend on the time. It is the largest number that the compiled build keeps
+unboxed."""
 
 BASE_MODEL: Final = -1
 """The base model's number among LoRA adapters."""
@@ -402,6 +403,11 @@ _new: Final = tuple[object, ...].__new__
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     """`Plan(decode, run)`, without the detour through the constructor of a NamedTuple: once an iteration with prompt tokens."""
     return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, (), None, (), None))
+
+
+def held_once(plan: Plan) -> Plan:
+    """*plan* with a `hold` of 1, made in the same way."""
+    return _new(Plan, (*plan[:3], 1, *plan[4:]))
 
 
 class Largest(NamedTuple):

@@ -48,12 +48,11 @@ class Vllm(VllmSettings):
     @property
     def decodes_below(self) -> int:
         """See `policies.view.decodes_below`."""
-        return min(
-            self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_active_seqs or self.max_num_seqs
-        )
+        scheduled, _, seqs, _, _ = self.limits
+        return min(scheduled, seqs)
 
     def plan(self, view: ReplicaView, /) -> Plan:
-        if self.prefill_schedule_interval > 1 and view.step >= 0:
+        if view.step >= 0 and self.prefill_schedule_interval > 1:
             return self._plan_in_cadence(view)
         return self._plan(view)
 
@@ -76,21 +75,22 @@ class Vllm(VllmSettings):
 
     def _plan(self, view: ReplicaView, *, puts_off: bool = False) -> Plan:
         """*puts_off*: prompts are not computed, but for the last token of those whose other tokens are cached."""
-        n_decoding, query, draft_slots = view.n_decoding, view.query_tokens, self._draft_slots(view)
-        left = (self.max_num_scheduled_tokens or self.max_num_batched_tokens) - n_decoding * query
-        left_input = self.max_num_batched_tokens - n_decoding * (query + draft_slots)
+        scheduled, batched, _, in_turn, _ = self.limits
+        n_decoding, query = view.n_decoding, view.query_tokens
+        draft_slots = _draft_slots(self, view)
+        left = scheduled - n_decoding * query
+        left_input = batched - n_decoding * (query + draft_slots)
         free = view.free_blocks - view.growth_blocks
         encodes = view.images is not None and (view.prefilling or view.waiting)
         if left < 0 or left_input < 0 or free < 0 or encodes:
             return self._plan_in_order(view, puts_off=puts_off)
-        seats = self._seats(view)
         prefilling = () if puts_off else view.prefilling
         if not prefilling:
             if not view.waiting and n_decoding:
-                return _DECODES_THROUGH_ARRIVALS if seats <= 0 and self.scheduling_policy == "fcfs" else DECODES
+                return _DECODES_THROUGH_ARRIVALS if in_turn and _seats(self, view) <= 0 else DECODES
             chunks: list[tuple[int, int]] = []
         else:
-            limit = self._longest_chunk(view)
+            limit = _longest_chunk(self, view)
             # A sequence that decodes may stand behind a prompt that was cut short, or put off.
             in_order = limit or self.prefill_schedule_interval > 1
             if in_order and sum(min(seq.remaining_tokens, limit or left + 1) for seq in prefilling) > left:
@@ -108,125 +108,15 @@ class Vllm(VllmSettings):
                 left -= tokens
                 left_input -= tokens + draft_slots
                 chunks.append((partial.id, tokens))
-        full = self._admit(view, chunks, left, left_input, free, seats, NO_IMAGES, puts_off=puts_off)
+        full = _admit(self, view, chunks, left, left_input, free, NO_IMAGES, puts_off)
         if chunks:
             return prompts(tuple(chunks), n_decoding > 0 or any(not tokens for _, tokens in chunks))
-        return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full and self.scheduling_policy == "fcfs")
-
-    def _draft_slots(self, view: ReplicaView) -> int:
-        """Tokens of the budget that drafting takes for each sequence."""
-        return view.draft_slots if not view.draft_slots or self.rules.counts_draft_slots else 0
-
-    def _seats(self, view: ReplicaView) -> int:
-        """Sequences that may still be admitted, those of other micro-batches counted."""
-        return (self.max_num_active_seqs or self.max_num_seqs) - view.n_running - len(view.elsewhere)
-
-    def _longest_chunk(self, view: ReplicaView) -> int:
-        """Prompt tokens that a sequence may compute in this iteration; 0: no limit."""
-        limit = self.long_prefill_token_threshold
-        if not limit:
-            return 0
-        sequences = view.n_running + len(view.waiting)
-        if sequences <= 1 and self.rules.spares_one_prompt:
-            return 0
-        if self.long_prefill_token_threshold_adaptive:
-            return max(limit, self.max_num_batched_tokens // sequences)
-        return limit
-
-    def _admit(
-        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int,
-        images: PlannedImages, *, puts_off: bool,
-    ) -> bool:  # fmt: skip
-        """Add chunks of waiting sequences; return whether a later one could not join either."""
-        if seats <= 0:
-            return True
-        if not view.waiting or left <= 0 or left_input <= self._draft_slots(view):
-            return False
-        return self._admit_some(view, chunks, left, left_input, free, seats, images, puts_off=puts_off)
-
-    def _admit_some(
-        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int,
-        images: PlannedImages, *, puts_off: bool,
-    ) -> bool:  # fmt: skip
-        blocks = _planned(view, chunks, free)
-        limit, draft_slots = self._longest_chunk(view), self._draft_slots(view)
-        # The release counts its null block, which no sequence gets, among all blocks.
-        kept = int(self.watermark * (view.total_blocks + 1))
-        occupied = view.n_running > 0
-        block_tokens = view.block_tokens
-        latest: tuple[int, int, int, int, bool] | None = None
-        """The arguments of `_note_admitted` for the sequence admitted last: it is noted when another one looks."""
-        for seq in self._queue(view):
-            if left <= 0 or left_input <= draft_slots or seats <= 0:
-                return True
-            budget = min(left, left_input - draft_slots)
-            cached, to_compute = seq.cached_tokens, seq.tokens
-            found = unheld = 0
-            if blocks is not None:
-                if latest is not None:
-                    _note_admitted(blocks, *latest)
-                found, unheld = (0, 0) if cached or not to_compute else blocks.finds(seq.id, to_compute)
-                cached += found * block_tokens
-                to_compute -= found * block_tokens
-            if seq.shared_blocks:
-                # Blocks that were loaded for it and are its own, or are shown as found.
-                found, unheld = seq.shared_blocks, 0
-            tokens = (
-                0 if puts_off and to_compute > 1 else self._first_tokens(to_compute, view.query_tokens, limit, budget)
-            )
-            tokens = images.fits(seq.id, cached, tokens)
-            if not tokens:
-                return True
-            reserve = kept if occupied else 0
-            if self.scheduler_reserve_full_isl:
-                whole = min(cached + (to_compute or 1), view.max_model_len)
-                if view.blocks(whole) - found - seq.kept_blocks + unheld + reserve > free:
-                    return True
-            # Hits that the engine has looked up or loaded for it are among its cached tokens.
-            had = found + seq.kept_blocks
-            new = _blocks(view, cached + (tokens if view.by_chunk else to_compute or tokens)) - had
-            needed = new + unheld
-            if needed + reserve > free:
-                return True
-            # A sequence with kept blocks holds them already.
-            latest = (
-                seq.id,
-                -1 if seq.kept_blocks else found,
-                new,
-                cached + (tokens if to_compute else 0),
-                tokens == to_compute,
-            )
-            free -= needed
-            left -= tokens
-            left_input -= tokens + draft_slots
-            seats -= 1
-            occupied = True
-            chunks.append((seq.id, tokens if to_compute else 0))
-            images.take(seq.id)
-        return seats <= 0
-
-    def _first_tokens(self, to_compute: int, query_tokens: int, limit: int, budget: int) -> int:
-        """Tokens that a waiting sequence computes first, *to_compute* being those of its prompt; 0 where *budget* is too small."""
-        if not to_compute:
-            return query_tokens if query_tokens <= budget else 0
-        tokens = min(to_compute, limit) if limit else to_compute
-        if tokens <= budget:
-            return tokens
-        return budget if self.enable_chunked_prefill else 0
-
-    def _queue(self, view: ReplicaView) -> Sequence[WaitingSeq]:
-        """Waiting sequences, first to be served first, without those that are passed over for want of a slot for their adapter."""
-        queue = view.waiting
-        if self.scheduling_policy != "fcfs" and len(queue) > 1:
-            queue = sorted(queue, key=lambda seq: (not seq.kept_blocks, seq.priority, seq.arrival_ns, seq.id))
-        if self.max_loras is None:
-            return queue
-        return admissible(queue, view.adapters, self.max_loras, leaving=self.rules.counts_leaving)
+        return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full and in_turn)
 
     def _plan_in_order(self, view: ReplicaView, *, puts_off: bool = False) -> Plan:
         """The plan where the budget or the blocks do not serve all running sequences: one after the other, as admitted."""
         remaining = {partial.id: partial.remaining_tokens for partial in view.prefilling}
-        query, draft_slots, limit = view.query_tokens, self._draft_slots(view), self._longest_chunk(view)
+        query, draft_slots, limit = view.query_tokens, _draft_slots(self, view), _longest_chunk(self, view)
         left, left_input = self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens
         free, images = view.free_blocks, NO_IMAGES if view.images is None else view.images.planned()
         running = list(view.running)
@@ -273,7 +163,7 @@ class Vllm(VllmSettings):
         decodes = tuple(id_ for id_ in scheduled if id_ not in remaining)
         everybody = len(decodes) == sum(seq.id not in remaining and not seq.leaving for seq in running)
         if not preempted:
-            self._admit(view, chunks, left, left_input, free, self._seats(view), images, puts_off=puts_off)
+            _admit(self, view, chunks, left, left_input, free, images, puts_off)
         return Plan(
             (everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted), undone=tuple(undone)
         )
@@ -283,6 +173,125 @@ class Vllm(VllmSettings):
         if self.scheduling_policy == "fcfs":
             return running[-1]
         return max(running, key=lambda seq: (seq.priority, seq.arrival_ns))
+
+
+def _admit(
+    policy: Vllm, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int,
+    images: PlannedImages, puts_off: bool,
+) -> bool:  # fmt: skip
+    """Add chunks of waiting sequences; return whether a later one could not join either.
+
+    A function as are those below: methods of an ordinary class are called by name in the compiled build.
+    """
+    if _seats(policy, view) <= 0:
+        return True
+    if not view.waiting or left <= 0 or left_input <= _draft_slots(policy, view):
+        return False
+    return _admit_some(policy, view, chunks, left, left_input, free, images, puts_off)
+
+
+def _admit_some(
+    policy: Vllm, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int,
+    images: PlannedImages, puts_off: bool,
+) -> bool:  # fmt: skip
+    seats, draft_slots, limit = _seats(policy, view), _draft_slots(policy, view), _longest_chunk(policy, view)
+    blocks = _planned(view, chunks, free)
+    # The release counts its null block, which no sequence gets, among all blocks.
+    kept = int(policy.watermark * (view.total_blocks + 1))
+    occupied = view.n_running > 0
+    block_tokens = view.block_tokens
+    latest: tuple[int, int, int, int, bool] | None = None
+    """The arguments of `_note_admitted` for the sequence admitted last: it is noted when another one looks."""
+    for seq in _queue(policy, view):
+        if left <= 0 or left_input <= draft_slots or seats <= 0:
+            return True
+        budget = min(left, left_input - draft_slots)
+        cached, to_compute = seq.cached_tokens, seq.tokens
+        found = unheld = 0
+        if blocks is not None:
+            if latest is not None:
+                _note_admitted(blocks, *latest)
+            found, unheld = (0, 0) if cached or not to_compute else blocks.finds(seq.id, to_compute)
+            cached += found * block_tokens
+            to_compute -= found * block_tokens
+        if seq.shared_blocks:
+            # Blocks that were loaded for it and are its own, or are shown as found.
+            found, unheld = seq.shared_blocks, 0
+        first = _first_tokens(policy, to_compute, view.query_tokens, limit, budget)
+        tokens = 0 if puts_off and to_compute > 1 else first
+        tokens = images.fits(seq.id, cached, tokens)
+        if not tokens:
+            return True
+        reserve = kept if occupied else 0
+        if policy.scheduler_reserve_full_isl:
+            whole = min(cached + (to_compute or 1), view.max_model_len)
+            if view.blocks(whole) - found - seq.kept_blocks + unheld + reserve > free:
+                return True
+        # Hits that the engine has looked up or loaded for it are among its cached tokens.
+        had = found + seq.kept_blocks
+        new = _blocks(view, cached + (tokens if view.by_chunk else to_compute or tokens)) - had
+        needed = new + unheld
+        if needed + reserve > free:
+            return True
+        # A sequence with kept blocks holds them already.
+        latest = (
+            seq.id,
+            -1 if seq.kept_blocks else found,
+            new,
+            cached + (tokens if to_compute else 0),
+            tokens == to_compute,
+        )
+        free -= needed
+        left -= tokens
+        left_input -= tokens + draft_slots
+        seats -= 1
+        occupied = True
+        chunks.append((seq.id, tokens if to_compute else 0))
+        images.take(seq.id)
+    return seats <= 0
+
+
+def _draft_slots(policy: Vllm, view: ReplicaView) -> int:
+    """Tokens of the budget that drafting takes for each sequence."""
+    return view.draft_slots if not view.draft_slots or policy.rules.counts_draft_slots else 0
+
+
+def _seats(policy: Vllm, view: ReplicaView) -> int:
+    """Sequences that may still be admitted, those of other micro-batches counted."""
+    return policy.limits[2] - view.n_running - len(view.elsewhere)
+
+
+def _longest_chunk(policy: Vllm, view: ReplicaView) -> int:
+    """Prompt tokens that a sequence may compute in this iteration; 0: no limit."""
+    limit = policy.long_prefill_token_threshold
+    if not limit:
+        return 0
+    sequences = view.n_running + len(view.waiting)
+    if sequences <= 1 and policy.rules.spares_one_prompt:
+        return 0
+    if policy.long_prefill_token_threshold_adaptive:
+        return max(limit, policy.max_num_batched_tokens // sequences)
+    return limit
+
+
+def _first_tokens(policy: Vllm, to_compute: int, query_tokens: int, limit: int, budget: int) -> int:
+    """Tokens that a waiting sequence computes first, *to_compute* being those of its prompt; 0 where *budget* is too small."""
+    if not to_compute:
+        return query_tokens if query_tokens <= budget else 0
+    tokens = min(to_compute, limit) if limit else to_compute
+    if tokens <= budget:
+        return tokens
+    return budget if policy.enable_chunked_prefill else 0
+
+
+def _queue(policy: Vllm, view: ReplicaView) -> Sequence[WaitingSeq]:
+    """Waiting sequences, first to be served first, without those that are passed over for want of a slot for their adapter."""
+    queue, (_, _, _, in_turn, _) = view.waiting, policy.limits
+    if not in_turn and len(queue) > 1:
+        queue = sorted(queue, key=lambda seq: (not seq.kept_blocks, seq.priority, seq.arrival_ns, seq.id))
+    if policy.max_loras is None:
+        return queue
+    return admissible(queue, view.adapters, policy.max_loras, leaving=policy.rules.counts_leaving)
 
 
 def _planned(view: ReplicaView, chunks: list[tuple[int, int]], free: int) -> PlannedBlocks | None:

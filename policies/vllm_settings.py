@@ -140,6 +140,18 @@ class VllmSettings:
         """Rules that differ between releases."""
         return RELEASES[self.release]
 
+    @cached_property
+    def limits(self) -> tuple[int, int, int, bool, int]:
+        """Tokens that an iteration schedules, and those with what drafting adds; sequences admitted at once; whether first come is
+        first served; and prompt tokens of one sequence, 0: no limit. Every plan asks for them."""
+        return (
+            self.max_num_scheduled_tokens or self.max_num_batched_tokens,
+            self.max_num_batched_tokens,
+            self.max_num_active_seqs or self.max_num_seqs,
+            self.scheduling_policy == "fcfs",
+            self.long_prefill_token_threshold,
+        )
+
     def with_max_loras(self, max_loras: int) -> Self:
         """The same with a limit of adapters in an iteration."""
         return replace(self, max_loras=max_loras)

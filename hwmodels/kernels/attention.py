@@ -16,6 +16,7 @@ import numpy as np
 
 from hwmodels.kernels.ops import ALONE, ARRAYS, SCALARS, DecodeForm, Ops, PrefillForm, Running, none_is_free
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
+from hwmodels.kernels.single import SINGLE, DecodeTimes, PromptTimes
 from hwmodels.stacks import kernels_of
 
 _TILE = 128.0  # query rows of one thread block in FlashAttention's forward kernels
@@ -192,8 +193,17 @@ def prefill_form(
         longest_kv = np.minimum(longest_kv, window + _TILE)
     last_s = 0.0 if longest_kv is None else (params.tail * _TILE * sheet.sm_count) * longest_kv * pair_s
     alone = resident or longest_kv is not None
+    numbers = (heads, kv_heads, head_dim, token_bytes, v_dim or 0.0)
+    single: PromptTimes | None = None
+    if window is None and past_s is None and not alone and all(isinstance(each, (int, float)) for each in numbers):
+        single = PromptTimes(
+            (by_pair, by_row, by_kv), (row_blocks, chunk_blocks, block_s), (row_bytes_s, kv_bytes_s), (throttle, after),
+            loss, (layers, launch, before_s, lost_s),
+        )  # fmt: skip
 
     def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        if single is not None and ops is SCALARS:
+            return single.seconds(rows, chunks, pairs, kv)
         if window is None:
             compute = pairs * by_pair + rows * by_row + kv * by_kv
         else:
@@ -217,6 +227,7 @@ def prefill_form(
             both = both + ops.maximum(kv - rows, 0.0) * past_s
         return layers * (launch + both + kv * before_s + pairs * lost_s)
 
+    setattr(form, SINGLE, single)
     return form
 
 
@@ -279,8 +290,12 @@ def decode_form(
             several * ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0)) + in_turn * turns,
         )
 
-    known: dict[tuple[float, float], tuple[Any, Any, Any]] = {}
     cut_tokens, beyond_ramp = params.window_tokens_more, params.beyond_ramp
+    single: DecodeTimes | None = None
+    if not alone and all(isinstance(each, (int, float)) for each in (heads, kv_heads, head_dim, token_bytes)):
+        single = DecodeTimes(
+            layers, launch, loss, (ramp, ramp_tokens), lambda seqs, queries: of_batch(SCALARS, seqs, queries)
+        )
 
     def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
         if beyond is not None:
@@ -290,13 +305,9 @@ def decode_form(
             split_over = ops.maximum(kv, split_over)
         else:
             split_over = kv
-        if ops is SCALARS:
-            batch = known.get((seqs, queries))
-            if batch is None:
-                batch = known[seqs, queries] = of_batch(ops, seqs, queries)
-        else:
-            batch = of_batch(ops, seqs, queries)
-        by_token, blocks, more = batch
+        if single is not None and ops is SCALARS:
+            return single.seconds(seqs, queries, kv, split_over)
+        by_token, blocks, more = of_batch(ops, seqs, queries)
         if alone:
             cached_s = by_kv / _cache_speed(params, sheet, kv * token_bytes, resident)
             memory = ops.maximum(kv * ops.maximum(cached_s, queries / seqs * by_pair), one_s)
@@ -306,6 +317,7 @@ def decode_form(
         both = 0.5 * (memory + blocks + ops.sqrt(gap * gap + loss * (memory * blocks)))
         return layers * (launch + ramp * (split_over / (split_over + ramp_tokens)) + more + both)
 
+    setattr(form, SINGLE, single)
     return form
 
 

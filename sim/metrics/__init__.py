@@ -11,7 +11,15 @@ from sim.metrics.fleet import stays
 from sim.metrics.iterations import kv_holdings, last_iteration_end_ns
 from sim.metrics.requests import e2el_s, first_arrival_ns, queue_s, slo_met, span_ns, tpot_s, ttft_s
 from sim.metrics.slo import limits_in
-from sim.metrics.spread import STATISTICS, Blocks, kept_blocks, statistics, weighted_quantile, weighted_statistics
+from sim.metrics.spread import (
+    STATISTICS,
+    Blocks,
+    kept_blocks,
+    narrow,
+    statistics,
+    weighted_quantile,
+    weighted_statistics,
+)
 from sim.metrics.tiers import KINDS as TIER_KINDS
 from sim.metrics.trend import saturated
 from sim.metrics.windows import WHOLE, WindowError, in_window, window_of
@@ -34,6 +42,7 @@ __all__ = [
     "kv_holdings",
     "last_iteration_end_ns",
     "limits_in",
+    "narrow",
     "queue_s",
     "saturated",
     "slo_met",

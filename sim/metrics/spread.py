@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.metrics.columns import FloatArray, IntArray
 
 STATISTICS = ("mean", "median", "std", "p50", "p90", "p95", "p99", "max")
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
-_VALUES_TO_KEEP = 4_000_000
+_BYTES_TO_KEEP = 64_000_000
 Blocks = Callable[[], Iterable[tuple[IntArray, IntArray]]]
 """Values and their weights in pieces, as often as one asks: a long run's gaps are never held all at once."""
 
@@ -110,15 +112,42 @@ def _quantiles(
     return np.array(quantiles)
 
 
+class KeptBlocks:
+    """Values and weights in pieces as often as one asks: kept from the first whole pass on where they are few, and made again on
+    each where they are many."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._kept: list[tuple[NDArray[Any], NDArray[Any]]] | None = None
+        self._many = False
+
+    def __call__(self) -> Iterable[tuple[IntArray, IntArray]]:
+        if self._kept is not None:
+            return ((values.astype(np.int64), weights.astype(np.int64)) for values, weights in self._kept)
+        return self._blocks() if self._many else self._keeping()
+
+    def _keeping(self) -> Iterator[tuple[IntArray, IntArray]]:
+        kept: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        n_bytes = 0
+        for values, weights in self._blocks():
+            if not self._many:
+                kept.append((narrow(values), narrow(weights)))
+                n_bytes += sum(column.nbytes for column in kept[-1])
+                if n_bytes > _BYTES_TO_KEEP:
+                    self._many, kept = True, []
+            yield values, weights
+        if not self._many:
+            self._kept = kept
+
+
+def narrow(values: IntArray) -> NDArray[Any]:
+    """The same numbers, none of which is negative, in as few bytes as the largest needs."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
+
+
 def kept_blocks(blocks: Blocks) -> Blocks:
-    """The same, kept where they are few and made again on each pass where they are many."""
-    kept, n = [], 0
-    for values, weights in blocks():
-        kept.append((values, weights))
-        n += values.size
-        if n > _VALUES_TO_KEEP:
-            return blocks
-    return lambda: kept
+    """*blocks* as `KeptBlocks`."""
+    return blocks if isinstance(blocks, KeptBlocks) else KeptBlocks(blocks)
 
 
 def _in_bulk(blocks: Iterable[tuple[IntArray, IntArray]], least: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:

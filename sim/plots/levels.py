@@ -39,15 +39,28 @@ def rate_per_s(
     edges_ns: FloatArray, start_ns: NDArray[Any], duration_ns: NDArray[Any], *amounts: NDArray[Any]
 ) -> list[FloatArray]:
     """The rate of each of *amounts* in each interval between *edges_ns*; an iteration's is spread evenly over its duration."""
-    n = edges_ns.size - 1
+    n, widths_ns = edges_ns.size - 1, np.diff(edges_ns)
     lasting = np.maximum(duration_ns, 1)
     end_ns = start_ns + lasting
-    first = np.maximum(np.searchsorted(edges_ns, start_ns, side="right") - 1, 0)
-    pieces = np.maximum(np.minimum(np.searchsorted(edges_ns, end_ns, side="left"), n) - first, 0)
-    row = np.repeat(np.arange(len(pieces)), pieces)
-    interval = np.repeat(first - np.cumsum(pieces) + pieces, pieces) + np.arange(len(row))
-    inside_ns = np.minimum(edges_ns[interval + 1], end_ns[row]) - np.maximum(edges_ns[interval], start_ns[row])
-    share = inside_ns / lasting[row] / np.diff(edges_ns)[interval] * 1e9
+    interval = np.searchsorted(edges_ns, start_ns, side="right") - 1
+    within = (interval >= 0) & (interval < n)
+    interval = np.maximum(interval, 0)
+    # Nearly all lie in one interval whole: what needs no arithmetic of its own.
+    within &= end_ns <= edges_ns[np.minimum(interval, n - 1) + 1]
+    others = np.flatnonzero(~within)
+    row: NDArray[Any] | slice = slice(None)
+    if others.size:
+        pieces = np.ones(len(interval), np.int64)
+        last = np.minimum(np.searchsorted(edges_ns, end_ns[others], side="left"), n)
+        pieces[others] = np.maximum(last - interval[others], 0)
+        row = np.repeat(np.arange(len(pieces)), pieces)
+        interval = interval[row] + np.arange(len(row)) - (np.cumsum(pieces) - pieces)[row]
+    share = (1.0 / widths_ns * 1e9)[interval]
+    if others.size:
+        cut = np.flatnonzero(~within[row])
+        of, at = row[cut], interval[cut]  # type: ignore[index]
+        inside_ns = np.minimum(edges_ns[at + 1], end_ns[of]) - np.maximum(edges_ns[at], start_ns[of])
+        share[cut] = inside_ns / lasting[of] / widths_ns[at] * 1e9
     return [
         np.bincount(interval, amount[row] * share, minlength=n).astype(np.float64, copy=False) for amount in amounts
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 FORMAT = "rooftrace-results-1"
 _ROWS_TO_KEEP = 1 << 21
+_DEAR = ("start_ns", "duration_ns", "kv_blocks_used")
+"""Columns of iterations that take long and that every look needs."""
+_DEAR_ROWS_TO_KEEP = 1 << 23
 
 
 class Result:
@@ -269,20 +272,49 @@ class _Once:
         self.reasons = columns.reasons
         self.meta = columns.meta
         self.transfers = lambda: metrics.transfers_of(columns)
+        self.itl_blocks = metrics.kept_blocks(columns.itl_blocks)
         self._columns = columns
-        self._gaps: metrics.Blocks | None = None
-        self._kept: Sequence[Mapping[str, NDArray[Any]]] | None = ()
+        self._few: Sequence[Mapping[str, NDArray[Any]]] | None = ()
         """None: they are many."""
-
-    def itl_blocks(self) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        if self._gaps is None:
-            self._gaps = metrics.kept_blocks(self._columns.itl_blocks)
-        return self._gaps()
+        self._dear: list[dict[str, NDArray[Any]]] = []
+        """Of many, the columns that take long, block by block."""
 
     def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]:
-        if self._kept == ():
-            self._kept = _few(self._columns.iteration_blocks())
-        return self._columns.iteration_blocks() if self._kept is None else self._kept
+        if self._few == ():
+            self._few = _few(self._columns.iteration_blocks())
+        return self._with_dear() if self._few is None else self._few
+
+    def _with_dear(self) -> Iterator[Mapping[str, NDArray[Any]]]:
+        n = 0
+        for i, block in enumerate(self._columns.iteration_blocks()):
+            n += len(block["replica"])
+            if i == len(self._dear) and n <= _DEAR_ROWS_TO_KEEP:
+                self._dear.append({})
+            yield _WithKept(block, self._dear[i]) if i < len(self._dear) else block
+
+
+class _WithKept(Mapping[str, NDArray[Any]]):
+    """A block of iterations with some columns that are kept from one pass over them to the next."""
+
+    def __init__(self, block: Mapping[str, NDArray[Any]], kept: dict[str, NDArray[Any]]) -> None:
+        self._block = block
+        self._kept = kept
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in _DEAR:
+            return self._block[name]
+        if name not in self._kept:
+            self._kept[name] = metrics.narrow(self._block[name])
+        return self._kept[name].astype(np.int64)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._block
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._block)
+
+    def __len__(self) -> int:
+        return len(self._block)
 
 
 def _few(blocks: Iterable[Mapping[str, NDArray[Any]]]) -> list[Mapping[str, NDArray[Any]]] | None:
@@ -291,7 +323,7 @@ def _few(blocks: Iterable[Mapping[str, NDArray[Any]]]) -> list[Mapping[str, NDAr
     n = 0
     for block in blocks:
         found.append(block)
-        n += len(block["start_ns"])
+        n += len(block["replica"])
         if n > _ROWS_TO_KEEP:
             return None
     return found

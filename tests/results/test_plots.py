@@ -21,6 +21,22 @@ def test_a_gathered_ecdf_stays_close_to_the_exact_one():
     assert np.abs(share - exact).max() < 0.002
 
 
+def test_rates_spread_each_iteration_over_its_duration():
+    """Within an interval, up to an edge, across edges, and out of the picture on either side."""
+    edges = np.array([10.0, 20.0, 30.0, 40.0])
+    start = np.array([12, 15, 18, 25, 0, 38, 50, 20])
+    duration = np.array([3, 5, 20, 0, 15, 10, 4, 10])
+    amount = np.array([6, 10, 40, 7, 30, 5, 9, 1])
+    expected = np.zeros(3)
+    for begin, lasts, much in zip(start, duration, amount, strict=True):
+        lasts = max(lasts, 1)
+        for i in range(3):
+            inside = max(0.0, min(edges[i + 1], begin + lasts) - max(edges[i], begin))
+            expected[i] += much * inside / lasts / 10 * 1e9
+    (rate,) = levels.rate_per_s(edges, start, duration, amount)
+    assert rate == pytest.approx(expected)
+
+
 def test_an_ecdf_of_pieces_is_that_of_the_whole():
     values = np.random.default_rng(0).lognormal(0, 1, 50_000)
     pieces = [(part, np.ones(part.size)) for part in np.split(values, [10, 20_000, 20_000])]

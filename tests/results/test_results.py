@@ -1,11 +1,13 @@
 import json
 import os
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import sim.metrics as metrics
 from sim import Scenario, simulate
 from sim.engine.record.iterations import IterationTable, joined
 from sim.errors import OutputError
@@ -212,8 +214,8 @@ def test_the_table_counts_requests_that_were_given_up(tmp_path):
 
 def test_folder_looks_at_a_long_run_as_few_times_as_it_must(tmp_path, monkeypatch):
     """One look at the iterations each for summary, file, picture and the last end; of the gaps three for statistics, two for the
-    picture. Beside them one at the iterations and two at the gaps find that there are too many to be kept."""
-    monkeypatch.setattr("sim.metrics.spread._VALUES_TO_KEEP", 0)
+    picture. Beside them one at the iterations finds that there are too many to be kept."""
+    monkeypatch.setattr("sim.metrics.spread._BYTES_TO_KEEP", 0)
     monkeypatch.setattr("sim.results.result._ROWS_TO_KEEP", 0)
     looks = Counter[str]()
 
@@ -229,7 +231,54 @@ def test_folder_looks_at_a_long_run_as_few_times_as_it_must(tmp_path, monkeypatc
     whole = plausible(60, 300)
     made = Result(Looked(whole.requests, whole.iteration_columns, whole.gaps, meta=whole.meta), manifest={}).kept()
     save_run(made, made.save(tmp_path / "out"))
-    assert looks == {"iterations": 5, "gaps": 7}
+    assert looks == {"iterations": 5, "gaps": 5}
+
+
+def test_columns_that_every_look_needs_are_worked_out_once_where_iterations_are_many(monkeypatch):
+    monkeypatch.setattr("sim.results.result._ROWS_TO_KEEP", 0)
+    monkeypatch.setattr("sim.results.result._DEAR_ROWS_TO_KEEP", 5)
+    made = Counter[str]()
+
+    class Blocks(FakeColumns):
+        def iteration_blocks(self):
+            for begin in (0, 3, 6):
+                names = ("replica", "start_ns", "running")
+                yield IterationTable({name: partial(self._column, name, begin) for name in names})
+
+        def _column(self, name, begin):
+            made[f"{name} {begin}"] += 1
+            return np.arange(begin, begin + 3)
+
+    whole = plausible(60, 300)
+    columns = (
+        Result(Blocks(whole.requests, whole.iteration_columns, whole.gaps, meta=whole.meta), manifest={}).kept().columns
+    )
+    for _ in range(3):
+        found = [
+            {name: block[name].tolist() for name in ("start_ns", "running")} for block in columns.iteration_blocks()
+        ]
+        assert found == [{"start_ns": [i, i + 1, i + 2], "running": [i, i + 1, i + 2]} for i in (0, 3, 6)]
+    assert [made[f"start_ns {begin}"] for begin in (0, 3, 6)] == [1, 3, 3]
+    assert made["running 0"] == 3
+
+
+def test_gaps_that_are_few_are_looked_at_once():
+    looks = []
+
+    def blocks():
+        looks.append(1)
+        yield np.array([5, 7 << 40]), np.array([1, 300])
+        yield np.array([0]), np.array([70_000])
+
+    kept = metrics.kept_blocks(blocks)
+    assert metrics.kept_blocks(kept) is kept
+    next(iter(kept()))  # A look that is not taken to its end keeps nothing.
+    for _ in range(3):
+        assert [(values.tolist(), weights.tolist()) for values, weights in kept()] == [
+            ([5, 7 << 40], [1, 300]), ([0], [70_000]),
+        ]  # fmt: skip
+        assert all(column.dtype == np.int64 for pair in kept() for column in pair)
+    assert len(looks) == 2
 
 
 def test_columns_of_iterations_are_made_when_they_are_asked_for():

@@ -101,6 +101,8 @@ def came_after(came_ns: deque[int], seen_ns: int) -> int:
 def as_known(leaving: dict[int, Ended], plan: Plan) -> tuple[bool | tuple[int, ...], dict[int, Ended]]:
     """The decodes of *plan* without *leaving*, and the sequences of *leaving* that take a step all the same: *plan* did not know
     that they had ended."""
+    if plan.decode is True and not plan.preempt:
+        return True, {id_: ended for id_, ended in leaving.items() if ended.steps_on}
     wanted = leaving.keys() - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
     wasted = {id_: ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted}
     if isinstance(plan.decode, tuple):

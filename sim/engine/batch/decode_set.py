@@ -110,7 +110,8 @@ class DecodeSet(RunningSet):
         n = self.n
         rounds = 1
         if hold > 1:
-            rounds = min(hold, _LONGEST_SPAN, self.until_finish())
+            rounds = min(self.until_finish(), hold)
+            rounds = min(rounds, _LONGEST_SPAN)
             if self._window is not None:
                 rounds = min(rounds, self.until_bend())
             if rounds > 1 and free_blocks < (rounds // self._block_tokens + 1) * n:

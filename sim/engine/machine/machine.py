@@ -41,6 +41,7 @@ class Machine(AnyMachine):
         super().__init__(index, [_group(common, spec, i, first_number, stages, part, index) for i in range(n_models)])
         self.stages = stages
         self._clock = common.clock
+        self._agenda = common.clock.agenda
         self._state = common.state
         self._outside = common.outside
         self._loads = [CoreLoad(core, common.clock) for core in self.cores]
@@ -161,7 +162,7 @@ class Machine(AnyMachine):
         """Queue a request with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
         core = self._only or self.core_of(self._model(id_))
         if self._accept(core, id_, kv_tokens):
-            self.turns.arrive(core, self._clock.now_ns)
+            self.turns.arrive(core, self._agenda.now_ns)
 
     def _accept(self, core: EngineCore, id_: int, kv_tokens: int) -> bool:
         """Put a request into the queue of *core*; False where it waits for its grammar, or can never be served and is rejected."""
@@ -173,7 +174,7 @@ class Machine(AnyMachine):
         if self._promised:
             now = self._clock.now_ns << TICK_BITS
             self._promised = self.stages.through(now, self._one(self._model(id_)), self._promised)
-        return core.sequences.come(id_, kv_tokens, self._clock.now_ns)
+        return core.sequences.come(id_, kv_tokens, self._agenda.now_ns)
 
     def _model(self, id_: int) -> int:
         return 0 if self._state.model is None else self._state.model[id_]

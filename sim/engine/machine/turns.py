@@ -30,6 +30,7 @@ class Turns:
         self._groups = groups
         self._cores = [core for group in groups for core in group.cores]
         self._clock = clock
+        self._agenda = clock.agenda
         self._fast_forward = fast_forward
         self._ticks = 0
         """The end of the latest iteration, if it is known here."""
@@ -43,16 +44,16 @@ class Turns:
         self._moved, self._machine = moved, machine
 
     def _on_turn(self, _event: object) -> None:
-        clock = self._clock
+        agenda = self._agenda
         if self._moved is not None:
             self._moved.add(self._machine)
-        next_ns = clock.now_ns
+        next_ns = agenda.now_ns
         while True:
             next_ns = self._turn(next_ns)
             if next_ns == ALWAYS_NS:
                 return
             # If nothing else is due before that, continue without the detour through the queue.
-            if not self._fast_forward or not clock.runs_free_to(next_ns):
+            if not self._fast_forward or not agenda.runs_free_to(next_ns):
                 self._alarm.set(next_ns)
                 return
 

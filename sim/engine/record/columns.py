@@ -6,7 +6,6 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -377,7 +376,7 @@ class Recorder:
 
     def add_pieces(self, pieces: list[Piece]) -> None:
         """The pieces of the piecewise span that was added last, now that it is over."""
-        self._pieces.extend(chain.from_iterable(pieces))
+        self._pieces.fromlist([value for piece in pieces for value in piece])
 
     def drop_piecewise(self) -> None:
         """Forget the piecewise span that was added last."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from policies.view import ALWAYS_NS, DECODES, Plan, ReplicaView, decodes_below, plan_of, reserves
+from policies.view import ALWAYS_NS, DECODES, Plan, ReplicaView, decodes_below, held_once, plan_of, reserves
 from sim.engine.batch.micro_batch import MicroBatch, QueueView
 from sim.engine.serve.loading import Loading
 from sim.engine.serve.sequences import Sequences
@@ -169,7 +169,7 @@ class Planner:
             if plan.looks is not None:
                 self._kv.use(plan.looks)
         if plan.hold > 1 and (plan.reject or not (self._is_plain or self._may_hold(batch, plan))):
-            plan = plan._replace(hold=1)
+            plan = held_once(plan)
         return plan
 
     def _answer(self, view: ReplicaView) -> Plan:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence, Sized
-from typing import Literal
+from typing import Final, Literal
 
 from policies.view import (
     ALWAYS_NS,
@@ -36,7 +36,7 @@ from sim.engine.spec.roles import Part
 from sim.engine.time.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.time.errors import PolicyError
 
-_new = tuple[object, ...].__new__
+_new: Final = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
 _MOST_IN_VAIN = 10_000
@@ -447,7 +447,7 @@ class Sequences:
             # Each iteration emits one token at least: a sequence that has so few to go is known to end.
             sure = self.state.max_tokens[id_] - self.state.output[id_] + emitted_last <= 1
             growth = max(self.kv.held(slots_before + batch.decoding.query_tokens) - blocks, 0)
-            batch.leaving[id_] = Ended(cached, blocks, growth, not sure, promised, emitted_last)
+            batch.leaving[id_] = _new(Ended, (cached, blocks, growth, not sure, promised, emitted_last))
         else:
             del batch.admitted[id_]
         self.n_admitted -= 1

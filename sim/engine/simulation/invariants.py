@@ -72,7 +72,7 @@ class Watch:
 
     def run(self, until_ns: int | None) -> None:
         """As `Clock.run`, with a look after every event, none of which is skipped."""
-        self._clock.short_cuts = False
+        self._clock.agenda.short_cuts = False
         before = (-1, 0)
         while (due := self._clock.next_due()) is not None and (until_ns is None or due[0] < until_ns):
             if due < before:

@@ -7,13 +7,11 @@ machine feels an event of another sooner than 1 ns later, so that their order ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heappop
 from typing import Any, Final
 
 import simpy
 
-from sim.engine.time.alarm import Alarm
+from sim.engine.time.alarm import Agenda, Alarm
 
 __all__ = ["ARRIVALS", "CONTROL", "HANDOVERS", "MACHINES", "Alarm", "Clock"]
 
@@ -28,71 +26,40 @@ class Clock(simpy.Environment):
     """A SimPy environment whose time is a whole number of nanoseconds."""
 
     def __init__(self) -> None:
+        self.agenda = Agenda()
         super().__init__(initial_time=0)
-        self.short_cuts = True
-        """Whether `runs_free_to` may be answered by yes."""
-        self._until_ns: float = float("inf")
+        self._queue = self.agenda.queue  # type: ignore[assignment]
+        self._eid = self.agenda.ids
+
+    @property
+    def _now(self) -> int:  # type: ignore[override]
+        return self.agenda.now_ns
+
+    @_now.setter
+    def _now(self, now_ns: int) -> None:
+        self.agenda.now_ns = now_ns
 
     @property
     def now_ns(self) -> int:
-        return self._now  # type: ignore[return-value]
-
-    def entries(self) -> tuple[list[Any], Iterator[int]]:
-        """SimPy's queue, to which callers add without the detour through an event of its own, and the numbers of its entries."""
-        return self._queue, self._eid
-
-    def ring(self) -> Any:
-        """A new entry of an alarm."""
-        return _Ring(self)
+        return self.agenda.now_ns
 
     def next_due(self) -> tuple[int, int] | None:
         """Instant and rank of the next event; None where there is none."""
-        return self._queue[0][:2] if self._queue else None  # type: ignore[return-value]
+        queue = self.agenda.queue
+        return queue[0][:2] if queue else None
 
     def expects(self, rank: int) -> bool:
-        """Whether anything is due of a rank beyond *rank*."""
-        # SimPy leaves open what its callbacks take.
-        later: list[Any] = [entry[3].callbacks for entry in self._queue if entry[1] > rank]  # pyright: ignore[reportUnknownMemberType]
-        return any(later)
+        """Whether any alarm is set of a rank beyond *rank*."""
+        return any(entry[1] > rank and entry[3].rings_for(entry[2]) for entry in self.agenda.queue)
 
-    def runs_free_to(self, at_ns: int) -> bool:
-        """Move on to *at_ns* at once if nothing else is due until then, that instant included; return whether it did.
-
-        A caller in its turn would otherwise set an alarm for *at_ns* only to be called back as the next event.
-        """
-        queue = self._queue
-        if (queue and queue[0][0] <= at_ns) or at_ns >= self._until_ns or not self.short_cuts:
-            return False
-        self._now = at_ns
-        return True
+    def step(self) -> None:
+        self.agenda.step()
 
     def run(self, until: Any = None) -> Any:
-        """As SimPy's, for an instant: what is due before it happens, and it is then the present. With None, all that is due.
-
-        A loop of its own: SimPy's checks whether every event has failed, which alarms do not, and takes twice the time.
-        """
+        """As SimPy's, for an instant: what is due before it happens, and it is then the present. With None, all that is due."""
         if until is not None and not isinstance(until, int):
             return super().run(until)
-        queue: list[Any] = self._queue
-        self._until_ns = end_ns = float("inf") if until is None else until
-        while queue and queue[0][0] < end_ns:
-            self._now, _, _, event = heappop(queue)
-            callbacks, event.callbacks = event.callbacks, None
-            for callback in callbacks:
-                callback(event)
+        self.agenda.run(-1 if until is None else until)
         if until is not None:
-            self._now = until
-        self._until_ns = float("inf")
+            self.agenda.now_ns = until
         return None
-
-
-class _Ring(simpy.Event):
-    """The entry of an alarm in SimPy's queue. It fires like any event, without effect once its alarm was set anew."""
-
-    _value = None
-    _ok = True
-    _defused = False
-
-    def __init__(self, env: Clock) -> None:
-        self.env = env
-        self.callbacks: Any = None  # as of an event that has been processed: free to be scheduled
