@@ -102,6 +102,13 @@ class MoeParams:
     expert_s: float = parameter(1e-8, 0.0, 1e-6, "bookkeeping for each local expert")
     unaligned: float = parameter(0.0, 0.0, 6.0, "added share of time where an expert's inner size is no multiple of 16")
     wave_softness: float = parameter(0.1, 0.0, 1.0, "0: a part wave costs a whole one; 1: its share only (persistent)")
+    map_s: float = parameter(
+        0.0,
+        0.0,
+        2e-4,
+        "kernels more where other ranks have experts: slots are mapped, theirs are left out",
+        optional=True,
+    )
 
 
 def active_experts(tokens: Any, *, topk: int, experts: int, distribution: str = "uniform") -> Any:
@@ -186,6 +193,7 @@ def moe_s(
     row_bytes = 2.0 * (params.slot_passes * hidden + params.inner_passes * inner)
     seconds = (
         params.launch_s
+        + params.map_s * (np.asarray(ep, float) > 1.0)
         + params.sort_s * every / (every + _MANY_SLOTS)
         + total
         + moved * row_bytes / device.hbm_bytes_per_s

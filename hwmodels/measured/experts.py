@@ -13,7 +13,7 @@ from hwmodels.kernels.parameters import Datasheet
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.names import EXPERTS, catalogue_model
 from hwmodels.measured.part import Columns, Part, Shape, every, pick
-from hwmodels.stacks import default_stack, servers
+from hwmodels.stacks import default_stack, kernels_of, servers
 
 # Names of aiconfigurator's tables -> formats of `EXPERT_FORMATS`.
 _MOE_DTYPES = {
@@ -70,6 +70,11 @@ def _table_part(
     # Kernels for narrow weights pad their rows.
     if fmt.weight_bytes < 2.0 or not (columns["inter_size"] / columns["moe_tp_size"] % ALIGNED > 0).any():
         fixed = tuple(dict.fromkeys((*fixed, "unaligned")))
+    if not (kernels_of(m.source).maps_experts and fmt.largest_tile == _EXPANDED_TILE):
+        fixed = (*fixed, "map_s")
+    # Nor is a tile's own time told from what else grows with the rows.
+    if len({tuple(row) for row in np.column_stack([columns[c] for c in _SHAPE]).tolist()}) < _FEW_SPLITS:
+        fixed = tuple(dict.fromkeys((*fixed, "tile_s")))
     starts = MOE_STARTS
     if rotated:
         # On one device all experts are local, and no layer stays in a cache.
@@ -82,6 +87,9 @@ def _table_part(
     )  # fmt: skip
 
 
+_EXPANDED_TILE = 64
+"""Token rows of the largest tile of kernels that expand narrow weights, Marlin's among them."""
+_FEW_SPLITS = 4
 # What the few shapes of one or two models cannot tell.
 _FIXED_FOR_FEW_MODELS = ("l2_intensity", "cache_gain", "expert_s", "inner_passes", "wave_softness")
 # One or two layers determine their starts, rates and copies; the rest is as MI355X's block-scaled experts of 18 layers have it.

@@ -236,3 +236,16 @@ def test_every_table_is_priced_row_by_row_with_parameters_of_its_own_device(shar
             kernel = profile.kernel(part.family, part.variants)
             assert kernel is not None
             assert not kernel.provenance.borrowed_from, (path.name, kernel.variant)
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+def test_marlins_experts_have_launches_of_their_own_where_other_ranks_have_experts(tmp_path, device):
+    """One token on gpt-oss-120b's layer behind vLLM: a thirty-second of every expert, and a sixteenth of the experts."""
+    header = (
+        "moe_dtype,num_tokens,hidden_size,inter_size,topk,num_experts,moe_tp_size,moe_ep_size,distribution,latency_us"
+    )
+    rows = ["w4a16_mxfp4,1,2880,2880,4,128,32,1,balanced,37.5", "w4a16_mxfp4,1,2880,2880,4,128,1,16,balanced,68"]
+    path = tmp_path / f"moe_{device}_w4a16_mxfp4_vllm0.24.csv"
+    path.write_text("\n".join((header, *rows)) + "\n")
+    table = read(path)
+    assert predict(table, load_profile(device)).seconds == pytest.approx(table.measured_s, rel=0.15)
