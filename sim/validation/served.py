@@ -234,11 +234,11 @@ What is known of the largest errors:
 * SGLang 0.5.8 in NVFP4 on B200, prompts of 1024 tokens: measured first tokens take 3 s at 16 requests in flight and 8 s at 512, ten
   times as long as with multi-token prediction on the same layout. No queue explains it.
 * SGLang's prefill workers on B200 in FP8, kept full, compute 22,000 to 26,000 tokens a second with experts over eight devices, with
-  and without data-parallel attention, at prompts of 1024 and of 8192 tokens, and 41,000 to 44,000 with every expert on all eight. The
-  first are priced at 40,000 to 50,000 by their kernels. A time for each token and layer, which rows of Qwen3.5 determine
-  (`python -m sim.validation.fit_spread`), takes TTFT of 29 of these rows from 53 to 39 % off, and that of TensorRT-LLM 1.1 with
-  experts over eight devices, to which it was not fitted, from 33 to 4 % at prompts of 8192 tokens. What takes that time is not known.
-  On H200, with every expert on all devices, they compute the 27,000 to 28,000 that are priced.
+  and without data-parallel attention, at prompts of 1024 and of 8192 tokens, and 41,000 to 44,000 with every expert on all eight.
+  Kernels alone price the first at 40,000 to 50,000. A time for each token and layer, which rows of Qwen3.5 determine (`python -m
+  sim.validation.fit_blocks`), takes TTFT of 29 of these rows from 53 to 39 % off, and that of TensorRT-LLM 1.1 with experts over
+  eight devices, to which it was not fitted, from 33 to 4 % at prompts of 8192 tokens. What takes that time is not known. On H200,
+  with every expert on all devices, they compute the 27,000 to 28,000 that are priced.
 * Multi-token prediction on one machine: behind TensorRT-LLM 1.1 TPOT lacks what rows of that release without it lack. SGLang's
   lacks 17 to 28 us for each token of a prompt, at prompts of 1024 and 8192 alike, on eight devices without expert parallelism.
 * TensorRT-LLM with multi-token prediction on H100 at 60 requests in flight and more, and six requests on five decode workers of one
@@ -282,9 +282,9 @@ farthest first; [files_served.csv](validation/files_served.csv) has all models a
 * GLM-5 in FP4 behind SGLang on B200: a decode step of four sequences takes 5 ms more than its kernels, 66 us a layer, and prompts
   of 8,192 tokens take 1.5 times as long. In FP8 on the same device, with the same modules of sparse attention, steps are 9 % off.
 * DeepSeek behind TensorRT-LLM: rows of 2026-01-14 are as fast as those of that day with multi-token prediction, and may have had
-  it. In FP8 on B200 (1.1.0rc2, experts over 8 devices, December 2025) a decode step takes 56 to 89 us a layer more than it is priced
-  at, about as much with 4 clients as with 64, and prompts 1.5 times as long. In FP4, with the same attention, collectives and head,
-  steps of other releases are right within 14 % up to 128 clients. Two terms of release 1.1 stand for it: 75 us a layer, fitted to
+  it. In FP8 on B200 (1.1.0rc2, experts over 8 devices, December 2025) a decode step takes 56 to 89 us a layer more than kernels,
+  about as much with 4 clients as with 64, and prompts 1.5 times as long. In FP4, with the same attention, collectives and head,
+  steps of other releases are right within 14 % up to 128 clients. Two terms of release 1.1 stand for it: 68 us a layer, fitted to
   these rows and judged by those with multi-token prediction, and SGLang's time for each token of a prompt.
 * Rows of no known concurrency are replayed at their batch size.
 """

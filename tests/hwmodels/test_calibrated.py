@@ -234,12 +234,12 @@ def test_a_launched_prompt_takes_at_least_the_host_work_of_its_layers_by_their_k
         assert cost.iteration_s(prompt(64)) == pytest.approx(layers + 10.0 * with_experts + 100.0 * latent)
 
 
-def seconds_of_a_layers_experts(precision, expert, **terms):
+def seconds_of_a_layers_experts(precision, expert, handed_over=False, **terms):
     """Seconds by tokens of one layer of Qwen3-30B-A3B, whose 128 experts lie on *expert* devices."""
     stack = dataclasses.replace(serving_stack("vllm"), overheads=Overheads(**terms))
     parallel = ParallelConfig(tensor=8, expert=expert)
     model = load_model("qwen3-30b-a3b").with_precision(precision)
-    cost = Calibrated(stack=stack)(model, load_device("h100-sxm"), parallel)
+    cost = Calibrated(stack=stack, handed_over=handed_over)(model, load_device("h100-sxm"), parallel)
     (work,) = cost.work_by_stage
     return lambda tokens: float(cost.kernels.moe_s(np.array([tokens]), work.experts)[0])
 
@@ -312,6 +312,9 @@ def test_spread_experts_take_more_for_each_token_where_no_graph_replays_them():
         found = seconds_of_a_layers_experts(precision, expert, spread_experts_s=2e-7)
         assert found(largest) == plain(largest)
         assert found(largest + 1) == pytest.approx(plain(largest + 1) + more_s * (largest + 1), rel=1e-12)
+    # A machine that is handed prompts computes none.
+    decodes = seconds_of_a_layers_experts("fp8_block", 8, handed_over=True, spread_experts_s=2e-7)
+    assert decodes(4096) == seconds_of_a_layers_experts("fp8_block", 8)(4096)
 
 
 def test_a_tpu_says_which_products_were_not_timed():
