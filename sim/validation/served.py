@@ -143,7 +143,7 @@ GROUP_COLUMNS = (
 def write_groups(pairs: Mapping[str, Pair], path: Path) -> None:
     """Write a row for each group of serving rows of each file, with the columns of `GROUP_COLUMNS`."""
     with open_whole(path) as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(GROUP_COLUMNS)
         for name, pair in pairs.items():
             halves = HALVES if name in dict(OWN_FILES) else ()

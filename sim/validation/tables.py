@@ -22,7 +22,7 @@ def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
     """Write one row a line with the columns of `COLUMNS`; errors that do not exist stay empty."""
     try:
         with open_whole(path) as file:
-            writer = csv.writer(file)
+            writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)
             for line in lines:
                 values = [getattr(line, name) for name in COLUMNS]
