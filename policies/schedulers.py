@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from policies.view import DECODES, UNTIL_CHANGE, Plan, ReplicaView, prompts
 
-_DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+_DECODES_THROUGH_ARRIVALS: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
 _Class = TypeVar("_Class", bound=type)
@@ -107,9 +107,9 @@ class Sarathi:
         n_decoding = view.n_decoding
         left = self.token_budget - n_decoding * view.query_tokens
         if n_decoding and left <= 0:
-            return _DECODES_WHOEVER_COMES
+            return _DECODES_THROUGH_ARRIVALS
         if n_decoding and not view.waiting and not view.prefilling:
-            return _DECODES_WHOEVER_COMES if n_decoding >= self.max_sequences else DECODES
+            return _DECODES_THROUGH_ARRIVALS if n_decoding >= self.max_sequences else DECODES
         prefilling = view.prefilling
         if len(prefilling) == 1 and prefilling[0].remaining_tokens >= left:
             return prompts(((prefilling[0].id, left),), n_decoding > 0)
