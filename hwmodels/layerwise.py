@@ -666,6 +666,7 @@ class LayerwiseCost:
         w = self._work_terms
         columns: Sequence[Any]
         experts: Any
+        multiplied: Any
         if isinstance(totals[0], np.ndarray):
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
             some = columns[0] > 0
