@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.engine.cache.block_cache import BlockCache
 from sim.engine.cache.radix_cache import RadixCache
-from sim.engine.kv.content import contents_of
+from sim.engine.kv.content import Contents, contents_of
 from sim.engine.kv.next_uses import NextUses
 from sim.engine.kv.pool import KvPool
+from sim.engine.simulation import cluster
 from sim.engine.spec.experiment import LeftBehind
+from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.lru import found_blocks
 from tests.engine.random_runs import an_experiment, assert_same
@@ -408,6 +411,65 @@ def test_without_ids_or_without_a_cache_nothing_changes() -> None:
         else:
             bare = workload
         assert_same(run(replace(experiment, replicas=off)), run(replace(experiment, workload=bare)))
+
+
+@patches_the_engine
+@pytest.mark.parametrize(
+    "seeds",
+    [range(25), pytest.param(some(range(25, 1500)), marks=pytest.mark.slow(reason="many random runs"))],
+    ids=["some", "many"],
+)
+def test_what_one_request_alone_has_is_its_own(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said_to_grow(*given: Any) -> Contents:
+        contents = contents_of(*given)
+        contents.is_whole = False
+        return contents
+
+    for seed in seeds:
+        experiment = an_experiment(seed, speculative=seed % 3 == 0)
+        found = run(experiment, check_invariants=seed % 5 == 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(cluster, "contents_of", said_to_grow)
+            assert_same(found, run(experiment))
+
+
+def test_who_gives_way_within_its_prompt_finds_what_it_alone_had_computed() -> None:
+    contents = contents_of(np.arange(6), np.array([0, 6]), 4, np.array([24]), np.ones(1, np.int64), 4)
+    pool = BlockCache(20, 4, contents.shared())
+    pool.puts_off = True
+    pool.admit(0, 0)
+    pool.take(3)
+    pool.cached(0, 12)
+    assert (pool.full_blocks(0), pool.free, pool.fault()) == (0, 17, None)
+    pool.release(0, 3, 0)
+    assert (pool.found_blocks(0, 24), pool.free, pool.fault()) == (3, 20, None)
+
+
+def test_the_names_that_are_left_are_those_that_two_requests_have() -> None:
+    left = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        rows: list[list[int]] = []
+        for _ in range(rng.randrange(1, 60)):
+            before = rng.choice(rows)[: rng.randrange(12)] if rows and rng.random() < 0.8 else []
+            rows.append([*before, *(rng.randrange(4) for _ in range(rng.randrange(6)))])
+        flat, offsets = np.array([id_ for row in rows for id_ in row], np.int64), np.cumsum([0, *map(len, rows)])
+        tokens = 16 * np.diff(offsets) + 3
+        whole = contents_of(flat, offsets, 16, tokens, np.ones(len(rows), np.int64), rng.choice([1, 16, 64]), seed % 2)
+        shared = whole.shared()
+        named = [blocks_of(whole, id_, whole.named[id_]) for id_ in range(len(rows))]
+        holders = Counter(block for blocks in named for block in blocks)
+        for id_, blocks in enumerate(named):
+            kept = shared.named[id_]
+            assert blocks_of(shared, id_, kept) == blocks[:kept]
+            assert all(holders[block] == 1 for block in blocks[kept:])
+            assert kept == 0 or holders[blocks[kept - 1]] > 1
+            left += kept
+    assert left > 1000
+
+
+def blocks_of(contents: Contents, id_: int, upto: int) -> list[tuple[int, int]]:
+    return [(chain, block) for chain, lo, hi in contents.path(id_, upto) for block in range(lo, hi)]
 
 
 @pytest.mark.slow(reason="many random runs")

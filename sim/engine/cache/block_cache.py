@@ -42,12 +42,15 @@ NOTHING_FOUND: Final = (0, 0)
 class BlockCache(RunPool):
     """A pool whose blocks are found again by their content."""
 
-    __slots__ = ("_entered", "_writes", "left_behind")
+    __slots__ = ("_entered", "_writes", "left_behind", "puts_off")
 
     def __init__(self, total: int, block_tokens: int, contents: Contents, slots: Slots = WHOLE_PROMPTS) -> None:
         super().__init__(total, block_tokens, contents, slots)
         self.names_next = contents.next_tokens > 0
         self.left_behind: LeftBehind | None = None
+        self.puts_off = False
+        """Whether what a request alone has is cached when it leaves: it is the only one that could find it, and not before.
+        Neither an eviction policy nor tiers may look at it."""
         self._entered = self._writes = 0
 
     # Contents.
@@ -229,10 +232,16 @@ class BlockCache(RunPool):
         if is_all:
             tokens -= self.names_next
         held, upto = self._held[id_], tokens // self.block_tokens
-        at = held.full
+        if self.puts_off and upto > (named := self._contents.named[id_]) and id_ not in self._own:
+            held.computed = max(held.computed, upto)
+            upto = named
+        self._cache(id_, held, upto)
+
+    def _cache(self, id_: int, held: HeldRuns, upto: int) -> None:
+        """The first *upto* blocks of an admitted request can be found."""
+        at, contents = held.full, self._contents
         if at >= upto:
             return
-        contents = self._contents
         named = contents.named[id_]
         held.full = upto
         chain: Chain | None
@@ -296,10 +305,12 @@ class BlockCache(RunPool):
 
     def release(self, id_: int, blocks: int, tokens: int, *, ended: bool = False) -> None:
         """Frees all *blocks* blocks of a request, with *tokens* tokens cached. Its last block is evicted first."""
-        alone = self._found_by_nobody(id_, tokens, ended)
-        self.cached(id_, tokens - alone * self.block_tokens)
         self._looked = NO_LOOK
-        held = self._held.pop(id_)
+        held = self._held[id_]
+        upto = max(tokens // self.block_tokens, held.computed)
+        alone = self._found_by_nobody(id_, upto, ended)
+        self._cache(id_, held, upto - alone)
+        del self._held[id_]
         if self._writes:
             for written in self.path(id_):
                 self._writes -= written.writers.pop(id_, -1) >= 0
@@ -344,12 +355,12 @@ class BlockCache(RunPool):
         if freed:
             self._rank_the_freed(freed, id_)
 
-    def _found_by_nobody(self, id_: int, tokens: int, ended: bool) -> int:
-        """Blocks of a request that has *ended*, of its first *tokens* tokens, that need no place among what is found: those that it
-        alone has, which are evicted first of its blocks. An eviction policy and tiers look at them."""
+    def _found_by_nobody(self, id_: int, blocks: int, ended: bool) -> int:
+        """Of the first *blocks* blocks of a request that has *ended* those that need no place among what is found: it alone has
+        them, and they are evicted first of its blocks. An eviction policy and tiers look at them."""
         if not ended or self.eviction is not None or self.gives_up is not None or id_ in self._own:
             return 0
-        return max(tokens // self.block_tokens - self._contents.named[id_], 0)
+        return max(blocks - self._contents.named[id_], 0)
 
     # Plans.
 
@@ -362,6 +373,7 @@ class BlockCache(RunPool):
         pool.drops_last, pool.progress, pool.now_ns, pool.classes = (
             self.drops_last, self.progress, self.now_ns, self.classes,
         )  # fmt: skip
+        pool.puts_off = self.puts_off
         pool.eviction, pool.lasts_s = self.eviction, self.lasts_s
         pool.next_uses = None if self.next_uses is None else self.next_uses.copied()
         pool.free = self.free
@@ -513,8 +525,11 @@ def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool, connected
         names_next = drops_last and not connected and bool(rule_of(spec.scheduler, "names_next_token"))
         drops_last = drops_last and not names_next
         contents = state.contents_in(spec.block_tokens, int(names_next))
-        pool = blocks = BlockCache(spec.kv_blocks, spec.block_tokens, contents, slots)
-        blocks.left_behind = spec.left_behind
+        puts_off = contents.is_whole and not connected and spec.eviction is None
+        pool = blocks = BlockCache(
+            spec.kv_blocks, spec.block_tokens, contents.shared() if puts_off else contents, slots
+        )
+        blocks.left_behind, blocks.puts_off = spec.left_behind, puts_off
     pool.drops_last = drops_last
     if spec.eviction is not None:
         pool.eviction, pool.lasts_s = rank_of(spec.eviction), lasts(spec.eviction)

@@ -82,13 +82,15 @@ class Run:
 class HeldRuns(Held):
     """A sequence's part of the cache."""
 
-    __slots__ = ("entries", "full")
+    __slots__ = ("computed", "entries", "full")
 
     def __init__(self, order: int, found: int) -> None:
         self.order = order
         self.found = found
         self.full = 0
         """Full blocks whose content is cached; others that it holds have none yet."""
+        self.computed = 0
+        """Full blocks whose content could be cached; counted where that is put off (`BlockCache.puts_off`)."""
         self.entries: list[tuple[Run, int]] = []
         """Runs, and the block up to which they and parts split off them are held."""
 

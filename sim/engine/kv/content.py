@@ -30,7 +30,7 @@ Piece = tuple[int, int, int]
 class Contents:
     """The contents of requests in blocks of one size."""
 
-    __slots__ = ("block_tokens", "chain", "named", "next_tokens", "parent", "start")
+    __slots__ = ("_shared", "block_tokens", "chain", "is_whole", "named", "next_tokens", "parent", "start")
 
     def __init__(self, block_tokens: int, next_tokens: int = 0) -> None:
         self.block_tokens = block_tokens
@@ -44,6 +44,32 @@ class Contents:
         """The chain on which each request's named blocks end; -1: it has none."""
         self.named = array("q")
         """Full blocks of each request's prompt and output whose content the workload names."""
+        self.is_whole = False
+        """Whether no more requests come."""
+        self._shared: Contents | None = None
+
+    def shared(self) -> Contents:
+        """The same contents, where blocks that one request alone has are its own; once no more requests come."""
+        if self._shared is not None:
+            return self._shared
+        found = self._shared = Contents(self.block_tokens, self.next_tokens)
+        found.start, found.parent = self.start, self.parent
+        # A last entry for requests that are on no chain, and for chains that leave none.
+        start, parent = np.array([*self.start, 0]), np.array([*self.parent, -1])
+        chain, named = np.array(self.chain, np.int64), np.array(self.named, np.int64)
+        numbers, ends = np.concatenate((chain, parent)), np.concatenate((named, start))
+        order = np.lexsort((ends, numbers))
+        numbers, ends = numbers[order], ends[order]
+        # Where requests end on a chain, or other chains leave it, the last but one: below it at least two have its blocks.
+        second = start.copy()
+        last_but_one = np.flatnonzero((numbers[:-1] == numbers[1:]) & (np.append(numbers[2:], -2) != numbers[1:]))
+        second[numbers[last_but_one]] = np.maximum(start[numbers[last_but_one]], ends[last_but_one])
+        named = np.where(chain >= 0, np.minimum(named, second[chain]), 0)
+        while (outside := (chain >= 0) & (start[chain] >= named)).any():
+            chain = np.where(outside, parent[chain], chain)
+        found.chain.frombytes(chain.tobytes())
+        found.named.frombytes(np.where(chain >= 0, named, 0).tobytes())
+        return found
 
     def path(self, id_: int, upto: int, lo: int = 0) -> list[Piece]:
         """Blocks *lo* to *upto* of a request, chain by chain from the first on: those that are named, and the request's own."""
@@ -235,4 +261,5 @@ def contents_of(
     ends, named = offsets.tolist(), np.ascontiguousarray(ids).data
     for first, end, prompt, output in zip(ends, ends[1:], prompt_tokens.tolist(), output_tokens.tolist(), strict=False):
         forks.add(named[first:end], prompt, output)
+    contents.is_whole = True
     return contents

@@ -41,6 +41,6 @@ class Twins:
 
     def held(self, held: HeldRuns) -> HeldRuns:
         twin = HeldRuns(held.order, held.found)
-        twin.full = held.full
+        twin.full, twin.computed = held.full, held.computed
         twin.entries = [(self.runs[run], hi) for run, hi in held.entries]
         return twin
