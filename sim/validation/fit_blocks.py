@@ -16,6 +16,7 @@ import numpy as np
 
 from hwmodels.measured import read
 from hwmodels.overheads import serving_stack
+from hwmodels.tables import read_toml
 from sim.bench.published.machines import Unmodelled
 from sim.bench.published.rows import Served, concurrency_of, most_clients, rows_of, served_run, served_s
 from sim.protocols import Figures
@@ -39,26 +40,16 @@ class Fit:
     """The figures that it is fitted to."""
 
 
-FITS = (
-    Fit(
-        stack="sglang",
-        release="0.5.9",
-        term="spread_experts_s",
-        grid=(0.0, 2e-7, 4e-7, 6e-7),
-        fitted=("e2e_silicon_agg.csv",),
-        # Pools of another model.
-        judged=("e2e_silicon_disagg.csv", "e2e_silicon_speculative_disagg.csv"),
-    ),
-    Fit(
-        stack="trtllm",
-        release="1.1",
-        term="block_experts_s",
-        grid=(0.0, 5e-5, 1e-4, 1.5e-4),
-        fitted=("e2e_silicon_agg.csv",),
-        judged=("e2e_silicon_speculative_agg.csv",),
-        to=("TPOT",),
-    ),
-)
+def _fits() -> tuple[Fit, ...]:
+    read_fits = read_toml(Path(__file__).with_suffix(".toml"))
+    return tuple(
+        Fit(stack=stack, **{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+        for stack, entry in read_fits.items()
+    )
+
+
+FITS = _fits()
+"""The fits of `fit_blocks.toml`."""
 
 
 def rows_with_spread_experts(fit: Fit, path: Path) -> list[tuple[Served, Figures]]:
