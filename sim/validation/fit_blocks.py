@@ -11,6 +11,7 @@ import argparse
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from sim.bench.published.rows import Served, concurrency_of, most_clients, rows_
 from sim.protocols import Figures
 from sim.validation.fit_acceptance import MOST_CLIENTS, best_of
 
-FIGURES = ("TTFT", "TPOT")
+Figure = Literal["TTFT", "TPOT"]
+FIGURES: tuple[Figure, ...] = ("TTFT", "TPOT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +38,18 @@ class Fit:
     grid: tuple[float, ...]
     fitted: tuple[str, ...]
     judged: tuple[str, ...]
-    to: tuple[str, ...] = FIGURES
+    to: tuple[Figure, ...] = FIGURES
     """The figures that it is fitted to."""
 
 
 def _fits() -> tuple[Fit, ...]:
-    read_fits = read_toml(Path(__file__).with_suffix(".toml"))
-    return tuple(
-        Fit(stack=stack, **{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
-        for stack, entry in read_fits.items()
-    )
+    found = []
+    for stack, entry in read_toml(Path(__file__).with_suffix(".toml")).items():
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
+        }
+        found.append(Fit(stack=stack, **given))
+    return tuple(found)
 
 
 FITS = _fits()
