@@ -30,6 +30,7 @@ from sim.bench.published.rows import (
     served_run,
     served_s,
 )
+from sim.bench.published.servers import GAP_ANALYSIS, SETTINGS
 from sim.errors import RooftraceError
 from sim.protocols import protocol
 from sim.under_way import steps
@@ -45,6 +46,7 @@ _NO_DEVICE = (
     "neither its columns nor its name say the device; give it a column device, or let the name say it, as in "
     "gemm_h100_bf16_vllm0.24.csv (validate --hardware prices it all the same)"
 )
+_NO_SETTINGS = f"{SETTINGS} is not in its folder: servers without settings of their own have those of their stack"
 _ONE_TOKEN = "one output token: there is no time per further token"
 
 
@@ -319,6 +321,9 @@ def _silicon(
     for index, (row, clients) in enumerate(zip(rows, most_clients(rows), strict=True)):
         got.put(index, lambda row=row, clients=clients: price(row, clients))
     load = [concurrency_of(row) if is_apart(row) else row["concurrency"] for row in rows]
+    lacks = not (measurement.path.parent / SETTINGS).is_file()
+    if lacks and any(str(row.get("provenance", "")) != GAP_ANALYSIS for row in rows):
+        measurement = replace(measurement, notes=(*measurement.notes, _NO_SETTINGS))
     yield from _served(measurement, rows, got, np.array(load, float))
 
 

@@ -145,6 +145,13 @@ def test_serving_runs_are_simulated_and_told_apart_by_quantity(tmp_path):
     assert np.isnan(tpot.predicted[1])
 
 
+def test_a_folder_without_the_settings_of_servers_says_so(tmp_path):
+    write(tmp_path, "e2e_silicon_agg.csv", SILICON + DENSE)
+    assert all("e2e_settings_agg.csv is not in its folder" in one.notes[-1] for one in validate(tmp_path))
+    write(tmp_path, "e2e_silicon_agg.csv", SILICON + DENSE.replace(",,x", ",,internal-gap-analysis"))
+    assert not any("settings" in note for one in validate(tmp_path) for note in one.notes)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [(",agg,", ",disagg,", "mode disagg is not aggregated serving"), (",1024,", ",,", "isl is not known")],
