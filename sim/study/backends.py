@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,6 +43,28 @@ def fresh_processes(jobs: int) -> Any:
     return ProcessPoolExecutor(max_workers=jobs, timeout=20, env=threads)
 
 
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Signals that end a command are answered when the block is done, which holds what hands work to an executor of processes: one
+    that was interrupted while it started them cannot be shut down.
+
+    Python answers signals in its main thread alone; in any other nothing has to be held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    ends = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not None]
+    before = {each: signal.signal(each, lambda number, _frame: came.append(number)) for each in ends}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 class Inline:
     """This process."""
 
@@ -74,7 +99,8 @@ class Processes:
     def submit(self, batch: Sequence[tuple[str, Scenario]]) -> Future[list[Outcome]]:
         if self._executor is None:
             self._executor = fresh_processes(self.width)
-        return self._executor.submit(run_batch, batch, self.folder, os.getpid())
+        with signals_held():
+            return self._executor.submit(run_batch, batch, self.folder, os.getpid())
 
     def died(self, error: BaseException) -> bool:
         return isinstance(error, BrokenExecutor)

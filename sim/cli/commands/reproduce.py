@@ -181,6 +181,8 @@ def _run(tasks: Sequence[_Task], quick: bool, jobs: int) -> Iterator[tuple[_Task
 
     from joblib.externals.loky import ProcessPoolExecutor
 
+    from sim.study.backends import signals_held
+
     # Its processes are no forked copies, which may hang where there are threads, and can be ended in the middle of a part.
     pool = ProcessPoolExecutor(min(jobs, len(tasks)))
     waiting = iter(tasks)
@@ -189,7 +191,8 @@ def _run(tasks: Sequence[_Task], quick: bool, jobs: int) -> Iterator[tuple[_Task
         # No more are handed over than run: of those that wait, a pool that is ended loses count.
         while True:
             for task in itertools.islice(waiting, jobs - len(running)):
-                running[pool.submit(_part_rows, task.group, task.place, quick)] = task
+                with signals_held():
+                    running[pool.submit(_part_rows, task.group, task.place, quick)] = task
             if not running:
                 break
             for done in wait(running, return_when=FIRST_COMPLETED).done:
