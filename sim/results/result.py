@@ -277,7 +277,7 @@ class _Once:
         self._few: Sequence[Mapping[str, NDArray[Any]]] | None = ()
         """None: they are many."""
         self._dear: list[dict[str, NDArray[Any]]] = []
-        """Of many, the columns that take long, block by block."""
+        """The columns of many iterations that take long, block by block."""
 
     def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]:
         if self._few == ():

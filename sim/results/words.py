@@ -427,7 +427,7 @@ def _rate(value: float | None, unit: str) -> str:
 
 
 def _requests(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What became of the requests, how fast, and within which limits."""
+    """The rows that say what became of the requests, how fast, and within which limits."""
     counts = summary["requests"]
     ends = [
         f"{counts[key]:,} {key}"

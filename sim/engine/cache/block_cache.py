@@ -356,7 +356,7 @@ class BlockCache(RunPool):
             self._rank_the_freed(freed, id_)
 
     def _found_by_nobody(self, id_: int, blocks: int, ended: bool) -> int:
-        """Of the first *blocks* blocks of a request that has *ended* those that need no place among what is found: it alone has
+        """How many of the first *blocks* blocks of a request that has *ended* need no place among what is found: it alone has
         them, and they are evicted first of its blocks. An eviction policy and tiers look at them."""
         if not ended or self.eviction is not None or self.gives_up is not None or id_ in self._own:
             return 0
