@@ -131,7 +131,7 @@ def least_squares_terms(matrix: FloatArray, share: FloatArray, groups: Sequence[
 
 
 def host_terms(rows: Sequence[Row]) -> HostTerms:
-    """The time that steps of *rows* take beyond their replays, by robust log ratios of those on `EVEN_HOSTS`; models weigh alike."""
+    """The time that steps of *rows* take beyond replays, by robust log ratios of those on `EVEN_HOSTS`; models weigh alike."""
     from scipy.optimize import least_squares
 
     some = [row for row in rows if row.device == EVEN_HOSTS and KNOWN[0] <= row.speed <= KNOWN[1]]
