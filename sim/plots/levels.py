@@ -58,7 +58,8 @@ def rate_per_s(
     share = (1.0 / widths_ns * 1e9)[interval]
     if others.size:
         cut = np.flatnonzero(~within[row])
-        of, at = row[cut], interval[cut]  # type: ignore[index]
+        assert isinstance(row, np.ndarray)
+        of, at = row[cut], interval[cut]
         inside_ns = np.minimum(edges_ns[at + 1], end_ns[of]) - np.maximum(edges_ns[at], start_ns[of])
         share[cut] = inside_ns / lasting[of] / widths_ns[at] * 1e9
     return [

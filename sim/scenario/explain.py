@@ -66,7 +66,8 @@ def sentence(error: ValidationError, model: type, source: str) -> str:
 
 
 def _unlikely(details: ErrorDetails) -> tuple[bool, bool, bool]:
-    """The place of an error among several, the likeliest first: whoever gives a mapping did not mean a word, a number or a list."""
+    """The sort key of an error, the likeliest first: unknown keys, others, then those of a whole value of several kinds. Where a
+    mapping is given, that it is no word, number or list is unlikely to be the fault."""
     whole = bool(details["loc"]) and _KIND.match(str(details["loc"][-1])) is not None
     plain = details["type"] in _PLAIN and isinstance(details["input"], Mapping)
     return details["type"] not in _STRANGE, whole, plain

@@ -28,9 +28,11 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         self.agenda = Agenda()
         super().__init__(initial_time=0)
+        # SimPy types its queue as one of its own events; alarms are entries of this one too.
         self._queue = self.agenda.queue  # type: ignore[assignment]
         self._eid = self.agenda.ids
 
+    # SimPy has an attribute here, which the agenda keeps in its place, as a whole number.
     @property
     def _now(self) -> int:  # type: ignore[override]
         return self.agenda.now_ns
@@ -49,8 +51,8 @@ class Clock(simpy.Environment):
         return queue[0][:2] if queue else None
 
     def expects(self, rank: int) -> bool:
-        """Whether any alarm is set of a rank beyond *rank*."""
-        return any(entry[1] > rank and entry[3].rings_for(entry[2]) for entry in self.agenda.queue)
+        """Whether an event of a rank beyond *rank* is to happen."""
+        return any(at > rank and _happens(event, order) for _, at, order, event in self.agenda.queue)
 
     def step(self) -> None:
         self.agenda.step()
@@ -63,3 +65,8 @@ class Clock(simpy.Environment):
         if until is not None:
             self.agenda.now_ns = until
         return None
+
+
+def _happens(event: Any, order: int) -> bool:
+    """Whether an entry of the queue is not one of an alarm that was set again or cancelled."""
+    return not isinstance(event, Alarm) or event.rings_for(order)
