@@ -91,9 +91,10 @@ class GpuKernels(StackKernels):
         if experts.precision == "fp8_block":
             filled = np.asarray(rows) * experts.per_token / (experts.n_experts * _BLOCK_TILE_TOKENS)
             seconds = seconds + np.where(np.asarray(rows) > 0, own.block_experts_s * np.maximum(0.0, 1.0 - filled), 0.0)
-            if experts.expert > 1 and own.spread_experts_s and not self.handed_over:
+            if experts.expert > 1 and own.spread_experts_s_per_flop and not self.handed_over:
                 replayed = max(self.captured or (0,))
-                seconds = seconds + np.where(np.asarray(rows) > replayed, own.spread_experts_s * np.asarray(rows), 0.0)
+                more_s = own.spread_experts_s_per_flop * experts.flops(rows) / experts.layers
+                seconds = seconds + np.where(np.asarray(rows) > replayed, more_s, 0.0)
             return seconds
         if experts.expert > 1 and number_format(experts.precision).weight_bytes == WIDTH["bf16"]:
             return seconds * np.where(

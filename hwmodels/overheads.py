@@ -72,12 +72,12 @@ class Overheads:
         "time that a layer's experts in FP8 blocks take more where each has few tokens, on however many devices; none where their "
         "tiles of 64 are full",
     )
-    spread_experts_s: float = parameter(
+    spread_experts_s_per_flop: float = parameter(
         0.0,
         0.0,
-        2e-6,
-        "time for each token that a layer's experts in FP8 blocks take more where they lie on several devices and no graph replays "
-        "the iteration",
+        4e-14,
+        "time for each operation of a layer's experts in FP8 blocks that they take more where they lie on several devices and no "
+        "graph replays the iteration",
     )
     admission_s: float = parameter(0.0, 0.0, 1.0, "from arrival until the scheduler sees a request: front end, queues")
     admission_s_per_token: float = parameter(0.0, 0.0, 1e-4, "tokenisation, for each prompt token")

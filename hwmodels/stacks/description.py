@@ -191,6 +191,8 @@ class Published:
     """Checkpoints in 8 bits and fewer have a cache in 8 bits."""
     seats_by_load: bool = False
     """Recipes of separate pools give decode ranks as many seats as the highest load fills; otherwise they have no limit."""
+    prefill_ranks: str | None = None
+    """The router among the ranks of workers that only compute prompts; None: that of the stack."""
     memory_release: str | None = None
     """The release whose account of memory stands for those of its servers; None: the newest."""
     drafted: int | None = None

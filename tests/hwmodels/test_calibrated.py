@@ -305,15 +305,22 @@ def test_other_experts_and_releases_fill_no_tiles(asked):
     assert tiles_of_experts(64, **asked) == 0
 
 
-def test_spread_experts_take_more_for_each_token_where_no_graph_replays_them():
-    largest = 512
-    for precision, expert, more_s in (("fp8_block", 8, 2e-7), ("fp8_block", 1, 0.0), ("fp8", 8, 0.0)):
+def test_spread_experts_take_more_for_each_operation_where_no_graph_replays_them():
+    largest, per_flop = 512, 4e-15
+    # Qwen3-30B-A3B: three matrices of 2048 x 768 for each of 8 experts, halves of whose operations lie on 8 or on 4 devices.
+    flops = 2 * 3 * 8 * 2048 * 768 / 8
+    for precision, expert, more_s in (
+        ("fp8_block", 8, per_flop * flops),
+        ("fp8_block", 4, per_flop * flops),
+        ("fp8_block", 1, 0.0),
+        ("fp8", 8, 0.0),
+    ):
         plain = seconds_of_a_layers_experts(precision, expert)
-        found = seconds_of_a_layers_experts(precision, expert, spread_experts_s=2e-7)
+        found = seconds_of_a_layers_experts(precision, expert, spread_experts_s_per_flop=per_flop)
         assert found(largest) == plain(largest)
         assert found(largest + 1) == pytest.approx(plain(largest + 1) + more_s * (largest + 1), rel=1e-12)
     # A machine that is handed prompts computes none.
-    decodes = seconds_of_a_layers_experts("fp8_block", 8, handed_over=True, spread_experts_s=2e-7)
+    decodes = seconds_of_a_layers_experts("fp8_block", 8, handed_over=True, spread_experts_s_per_flop=per_flop)
     assert decodes(4096) == seconds_of_a_layers_experts("fp8_block", 8)(4096)
 
 

@@ -6,11 +6,12 @@ import pytest
 
 from hwmodels.device import load_device
 from hwmodels.measured import read
+from policies.routers import Random, RoundRobin, TrtLlmRanks
 from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
 from policies.vllm import Vllm
 from policies.wrappers import Cap
-from sim.bench.published.rows import protocol_of, rows_of, served_run, served_s
+from sim.bench.published.rows import experiment_of, protocol_of, rows_of, served_run, served_s
 from sim.bench.published.servers import EXACT, SETTINGS, ServerSettings, settings_of
 
 TOLD = ("script", "warmup_per_client", "token_budget", "max_prefill_tokens", "max_sequences", "cuda_graph_batch",
@@ -117,6 +118,22 @@ def test_settings_become_those_of_the_stacks_own_scheduler():
         max_batch_size=64, max_num_tokens=4096, batch_wait_timeout_iters=20, batch_wait_max_tokens_ratio=0.9
     )
     assert told.scheduler("vllm", b200, tensor=8, concurrency=64) == Vllm(max_num_batched_tokens=4096, max_num_seqs=64)
+
+
+@pytest.mark.parametrize(("stack", "ranks"), [("sglang", (Random(), RoundRobin())), ("trtllm", (TrtLlmRanks(),) * 2)])
+def test_sglangs_prefill_workers_draw_the_rank_of_a_prompt(stack, ranks):
+    layout = {
+        "num_workers": 1.0,
+        "tp_size": 1.0,
+        "pp_size": 1.0,
+        "attention_dp_size": 8.0,
+        "moe_tp_size": 1.0,
+        "moe_ep_size": 8.0,
+    }
+    pools = {f"{phase}_{name}": value for phase in ("prefill", "decode") for name, value in layout.items()}
+    row = {**ROW, **pools, "backend": stack, "mode": "disagg", "ttft_ms": 100.0, "tpot_ms": 10.0}
+    experiment, _ = experiment_of(served_run(row))
+    assert tuple(machine.rank_router for machine in experiment.replicas) == ranks
 
 
 def test_the_protocol_of_a_row_is_its_familys(tmp_path):

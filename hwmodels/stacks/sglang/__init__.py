@@ -163,6 +163,10 @@ STACK = Stack(
         generated=("max_prefill_tokens",),
         # Servers of 0.5.1 had the default, off.
         mixed_chunk_since=(0, 5, 6),
+        # A prefill server takes the rank of a request's room (0.5.8, srt/managers/data_parallel_controller.py
+        # follow_bootstrap_room_scheduler; load_balance_method "round_robin" means that there too), which Dynamo 0.8 draws
+        # (dynamo/sglang/request_handlers).
+        prefill_ranks="random",
         # `--speculative-num-steps 2 --speculative-num-draft-tokens 3` of InferenceX's scripts; from knowledge of them.
         drafted=2,
     ),

@@ -10,10 +10,10 @@ from hwmodels.mtp import mtp_draft
 from hwmodels.parallel import ParallelConfig
 from hwmodels.stacks import stacks
 from policies.decoding import Speculative
-from sim.bench.published.servers import ServerSettings
+from sim.bench.published.servers import ServerSettings, published_by
 from sim.engine import MachineSpec, ReplicaSpec
 from sim.errors import RooftraceError
-from sim.scenario.assembly.ranks import rank_router_of
+from sim.scenario.assembly.ranks import named_rank_router, rank_router_of
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -59,11 +59,12 @@ def machine_of(
     *,
     concurrency: int,
     speculation: Speculation | None = None,
+    prefills: bool = False,
 ) -> MachineSpec:
     """One replica of *deployment* behind *stack*; `Unmodelled` where it does not fit.
 
     At most *concurrency* requests are in flight. Groups of data-parallel attention are ranks, among which requests are spread as
-    the stack does by itself.
+    the stack does by itself; *prefills*: on a worker that only computes prompts.
     """
     tensor, ranks = deployment.parallel.tensor, deployment.parallel.data
     scheduler = settings.scheduler(stack.name, deployment.device, tensor=tensor, concurrency=concurrency, ranks=ranks)
@@ -94,10 +95,11 @@ def machine_of(
         block_tokens=plan.block_tokens,
         **speculates,
     )
+    own_ranks = published_by(stack.name).prefill_ranks if prefills else None
     return MachineSpec(
         hosted=(replica,),
         ranks=ranks,
-        rank_router=rank_router_of(stack.name) if ranks > 1 else None,
+        rank_router=None if ranks == 1 else named_rank_router(own_ranks) if own_ranks else rank_router_of(stack.name),
         prompt_balance=settings.prompt_balance if ranks > 1 else None,
     )
 

@@ -493,6 +493,7 @@ def experiment_of(
             workers.settings,
             concurrency=-(-served.concurrency // workers.number),
             speculation=speculation,
+            prefills=workers is served.prefill,
         )
         deployments.append(deployment)
         machines += [machine] * workers.number

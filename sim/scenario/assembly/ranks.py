@@ -63,7 +63,11 @@ def rank_router_of(stack: str) -> Any:
 
     SGLang 0.5.23's `load_balance_method` auto is in turn as well (srt/arg_groups/serving_hook.py).
     """
-    name = stacks()[stack].rank_router
+    return named_rank_router(stacks()[stack].rank_router)
+
+
+def named_rank_router(name: str | None) -> Any:
+    """The router of this name among the ranks of a machine; in turn for None."""
     return RoundRobin() if name is None else named.policy(name, {}, named.ROUTERS, key="rank_router", method="route")
 
 
