@@ -264,16 +264,29 @@ class StackKernels:
         """A graph is replayed on all ranks at once (vLLM 0.32.0, v1/worker/dp_utils.py; SGLang, dp_attention.py)."""
         return self.stack.graph and self.captured != ()
 
+    @property
+    def _reduces_prompts(self) -> bool:
+        return kernels_of(self.stack.kernels).prompts_by_all_reduce
+
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
         """Dispatch and combine of one layer. ValueError for DeepEP without a switch between the devices of a node.
 
         Unless told otherwise stacks send all rows to every device and bring their sums back: vLLM's `allgather_reducescatter`
-        (0.32.0, distributed/device_communicators/all2all.py), whichever experts a row needs.
+        (0.32.0, distributed/device_communicators/all2all.py), whichever experts a row needs. Where experts are on all devices
+        SGLang may run DeepEP, so that its own way with prompts is taken where they are on fewer.
         """
         n, load = exchange.n, exchange.load
         if exchange.mode in (None, "allgather_reducescatter"):
             size_bytes = rows * exchange.row_bytes
-            return self.collective_s("all_gather", size_bytes, n) + self.collective_s("reduce_scatter", size_bytes, n)
+            apart_s = self.collective_s("all_gather", size_bytes, n) + self.collective_s(
+                "reduce_scatter", size_bytes, n
+            )
+            if exchange.mode is None and exchange.expert < n and not self.handed_over and self._reduces_prompts:
+                replayed = max(self.captured or (0,)) * (n // exchange.tensor)
+                return np.where(
+                    np.asarray(rows) > replayed, 2.0 * self.collective_s("all_reduce", size_bytes, n), apart_s
+                )
+            return apart_s
         # One copy to each group that holds one of a token's experts, and there to each device that has a part of it.
         split = n // exchange.expert
         if exchange.mode == "all_to_all":

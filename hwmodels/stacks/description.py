@@ -162,6 +162,8 @@ class Kernels:
     """Its table of the convolution of prompts has the channels of the keys alone, whatever the shape says of queries and values."""
     equal_scores_until: float = 8192.0
     """Tokens up to which the kernel that chooses among compressed keys is slow at equal scores, which its benchmarks have."""
+    prompts_by_all_reduce: bool = False
+    """Rows of prompts go to the experts of other attention groups and back by an all-reduce over those of all groups each."""
     maps_experts: bool = False
     """Its kernels of experts with expanded weights have launches of their own where other ranks have experts, too."""
     experts_with_fp4: str = ""

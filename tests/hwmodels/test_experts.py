@@ -253,6 +253,27 @@ def test_what_the_exchanges_send():
     assert exchange_s("all_to_all", popularity=Zipf(zipf=1.0)) > all_to_all
 
 
+@pytest.mark.parametrize(
+    ("stack", "expert", "rows", "reduced"),
+    [("sglang", 1, 2049, True), ("sglang", 4, 2049, True), ("sglang", 8, 2049, False), ("sglang", 1, 2048, False),
+     ("vllm", 1, 2049, False)],
+)  # fmt: skip
+def test_sglang_sends_rows_of_prompts_by_all_reduces_where_experts_are_on_fewer_than_all_devices(
+    stack, expert, rows, reduced
+):
+    """Graphs of 256 sequences on each of 8 ranks replay 2,048 rows."""
+    parallel = ParallelConfig(data=8, expert=expert)
+    cost = Calibrated.for_stack(stack)(QWEN, H200, parallel)
+    exchange = cost._stages[0].work.exchange
+    found = cost.kernels.exchange_s(np.array([float(rows)]), exchange)
+
+    def collective_s(kind):
+        return cost.kernels.collective_s(kind, np.array([rows * exchange.row_bytes]), 8)
+
+    apart_s = collective_s("all_gather") + collective_s("reduce_scatter")
+    assert found == pytest.approx(2 * collective_s("all_reduce") if reduced else apart_s, rel=1e-12)
+
+
 def test_deepep_is_priced_as_it_was_measured():
     """128 tokens on each of eight H200, DeepSeek-V3's experts in 8 bits, low latency.
 

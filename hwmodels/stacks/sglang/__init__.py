@@ -147,6 +147,9 @@ STACK = Stack(
         head_products="8 bits",
         # The FlashAttention 3 back end was timed over the latent; that on Blackwell expands keys and values.
         latent_absorbed_on=("h100", "h200"),
+        # 0.5.8, srt/layers/dp_attention.py: prompts have DpPaddingMode.SUM_LEN, which gathers rows by an all-reduce, and only
+        # MAX_LEN brings sums back by a reduce-scatter (srt/layers/communicator.py).
+        prompts_by_all_reduce=True,
         recurrent_from="vllm",
         equal_scores_until=131072.0,
         # The routing of these models is none of FlashInfer's, and Triton multiplies them.
