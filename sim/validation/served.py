@@ -231,19 +231,31 @@ drafted token is accepted, given that those before it were:
 _STRANGE_POOLS = """
 What is known of the largest errors:
 
-* SGLang 0.5.8 in NVFP4 on B200, prompts of 1024 tokens: measured first tokens take 3 s at 16 requests in flight and 8 s at 512, ten
-  times as long as with multi-token prediction on the same layout. No queue explains it.
-* SGLang's prefill workers on B200 in FP8, kept full, compute 22,000 to 26,000 tokens a second with experts over eight devices, with
-  and without data-parallel attention, at prompts of 1024 and of 8192 tokens, and 41,000 to 44,000 with every expert on all eight.
-  Kernels alone price the first at 40,000 to 50,000. A time for each token and layer, which rows of Qwen3.5 determine (`python -m
-  sim.validation.fit_blocks`), takes TTFT of 29 of these rows from 53 to 39 % off, and that of TensorRT-LLM 1.1 with experts over
-  eight devices, to which it was not fitted, from 33 to 4 % at prompts of 8192 tokens. What takes that time is not known. On H200,
-  with every expert on all devices, they compute the 27,000 to 28,000 that are priced.
+* SGLang 0.5.8 in NVFP4 on B200, prompts of 1024 tokens: measured first tokens take 3 s at 16 requests in flight and 8 s at 512,
+  ten times as long as with multi-token prediction on the same layout. No queue explains it.
+* SGLang's prefill workers on B200 in FP8, kept full, compute 22,000 to 26,000 tokens a second with experts over eight devices,
+  with and without data-parallel attention, at prompts of 1024 and of 8192 tokens, and 41,000 to 44,000 with every expert on all
+  eight. Kernels alone price the first at 40,000 to 50,000. What is missing is the same for each operation of the experts: 4.2 fs,
+  which rows of Qwen3.5 over four devices determine (`python -m sim.validation.fit_blocks`). With their kernels that is a rate
+  near 175 TFLOP/s. DeepSeek's prompts over eight devices, to which it was not fitted, lack as much: TTFT of 37 rows, 36 % off
+  with a time for each token instead, is 29 % off. Which kernels ran is not known: SGLang 0.5.8 chooses FlashInfer's by itself,
+  and DeepGEMM with DeepEP, which puts experts on all devices. TensorRT-LLM 1.1 has 3.0 fs.
+* Where every expert is on all eight, SGLang sends the rows of prompts by all-reduces, and its prefill servers draw the rank of a
+  prompt (both from its sources): TTFT of 16 such rows, 0.48 of what was measured in the median before these two were simulated,
+  is 0.70. A kept full worker computes 5 to 10 % more tokens than was measured. On H200, with every expert on all devices and no
+  ranks, it computes the 27,000 to 28,000 that are priced.
+* SGLang, prompts of 1024 tokens on one prefill worker of eight devices and three decode workers: from 32 requests in flight on
+  first tokens come 0.2 to 0.4 s later than is priced, at 16 and fewer they do not. At 32 the worker is busy a tenth of the time.
 * Multi-token prediction on one machine: behind TensorRT-LLM 1.1 TPOT lacks what rows of that release without it lack. SGLang's
-  lacks 17 to 28 us for each token of a prompt, at prompts of 1024 and 8192 alike, on eight devices without expert parallelism.
-* TensorRT-LLM with multi-token prediction on H100 at 60 requests in flight and more, and six requests on five decode workers of one
-  seat each on B200: TTFT is half of what was measured. There requests wait though other workers have seats free, as if workers were
-  not chosen in turn.
+  lacks 17 to 28 us for each token of a prompt, at prompts of 1024 and 8192 alike, on eight devices without expert parallelism. It
+  is not the draft's pass over prompts, which is priced, nor drafting: prefill workers compute as many tokens with it as without.
+  The 4.2 fs above would bring TPOT of nine of these rows from 16 to 11 % off, and TTFT of 8192 tokens from 20 % too short to 30 %
+  too long.
+* Three rows of SGLang with multi-token prediction (8192 tokens, one prefill and six decode workers, 16 to 64 requests in flight)
+  take the token times of those without, of which only 8 requests are in the table: their label may be wrong.
+* TensorRT-LLM with multi-token prediction on H100 at 60 requests in flight and more, and six requests on five decode workers of
+  one seat each on B200: TTFT is half of what was measured. There requests wait though other workers have seats free, as if
+  workers were not chosen in turn.
 """
 
 _HEAD = """\
@@ -267,27 +279,33 @@ _UNEXPLAINED = """
 The table below has models on devices behind stacks whose median error is beyond 15 % of TPOT or 30 % of TTFT, the most rows and the
 farthest first; [files_served.csv](validation/files_served.csv) has all models and loads. No correction is made. What is known:
 
-* TensorRT-LLM in InferenceX: one time of admission stands for all models and devices, and the first tokens of gpt-oss on B200 come
-  sooner than that. With attention data parallelism prompts are held back until every rank has one, by settings that are assumed to
-  be the same in all rows ([evidence](validation/servers.md#ranks)).
-* DeepSeek-R1-NVFP4 takes two to four times what its kernels take, as the publishers of the rows say, and informs no fit. Qwen3-235B
-  in FP8 blocks behind vLLM 0.12 takes twice as much, which a time of a layer's experts at few tokens explains in part: it was
-  fitted to [other servers](validation/power.md#experts-of-vllm-011), and to none of these rows.
+* TensorRT-LLM in InferenceX: one time of admission stands for all models and devices, and the first tokens of gpt-oss on B200
+  come sooner than that. With attention data parallelism prompts are held back until every rank has one, by settings that are
+  assumed to be the same in all rows ([evidence](validation/servers.md#ranks)).
+* DeepSeek-R1-NVFP4 takes two to four times what its kernels take, as the publishers of the rows say, and informs no fit.
+  Qwen3-235B in FP8 blocks behind vLLM 0.12 takes twice as much, which a time of a layer's experts at few tokens explains in part:
+  it was fitted to [other servers](validation/power.md#experts-of-vllm-011), and to none of these rows.
 * Prompts behind SGLang 0.5.6: those of Qwen3-235B take 0.3 to 0.5 ms a token, several times their kernels.
 * SGLang's admission is one constant, 0.124 s for 0.5.9 and 0.060 s for 0.5.6, fitted to models of 8 billion parameters and more.
   Smaller models were not measured: Llama-3.2-1B on one H100 gets a TTFT of 128 and 68 ms, against 19 ms behind vLLM.
 * Experts at few clients: with 4 in flight MiniMax-M2.5 behind vLLM takes 16 us (FP4) and 35 us (FP8) a layer more than its
   kernels, gpt-oss behind it on Hopper 24, Qwen3.5 and GLM-5 behind SGLang about 30. One time of a layer with experts, offered to
-  the fit, was put on zero for vLLM. 12 us would bring its rows with experts from 6.9 to 5.9 % of TPOT; taken from the other models
-  it brings MiniMax-M2.5 from 12 to 9 % and Kimi-K2.5 from 5.5 to 5, and gpt-oss from 5 to 8, so that it is not used.
+  the fit, was put on zero for vLLM. 12 us would bring its rows with experts from 6.9 to 5.9 % of TPOT; taken from the other
+  models it brings MiniMax-M2.5 from 12 to 9 % and Kimi-K2.5 from 5.5 to 5, and gpt-oss from 5 to 8, so that it is not used.
   SGLang's deployments that a fit had not seen were no better for it.
 * GLM-5 in FP4 behind SGLang on B200: a decode step of four sequences takes 5 ms more than its kernels, 66 us a layer, and prompts
   of 8,192 tokens take 1.5 times as long. In FP8 on the same device, with the same modules of sparse attention, steps are 9 % off.
 * DeepSeek behind TensorRT-LLM: rows of 2026-01-14 are as fast as those of that day with multi-token prediction, and may have had
-  it. In FP8 on B200 (1.1.0rc2, experts over 8 devices, December 2025) a decode step takes 56 to 89 us a layer more than kernels,
-  about as much with 4 clients as with 64, and prompts 1.5 times as long. In FP4, with the same attention, collectives and head,
-  steps of other releases are right within 14 % up to 128 clients. Two terms of release 1.1 stand for it: 68 us a layer, fitted to
-  these rows and judged by those with multi-token prediction, and SGLang's time for each token of a prompt.
+  it. Two of FP8 on B200, which are called without it, stand at the very loads that the table lacks with it (8 and 32 requests),
+  and their times continue those of the loads beside them. Replayed with it they are 20 and 4 % too fast in TPOT, without 62 and
+  43 % too slow. In FP8 on B200 (1.1.0rc2, experts over 8 devices, December 2025) a decode step takes 56 to 89 us a layer more
+  than kernels, about as much with 4 clients as with 64, and prompts 1.5 times as long. In FP4, with the same attention,
+  collectives and head, steps of other releases are right within 14 % up to 128 clients. Two terms of release 1.1 stand for it: 68
+  us a layer, fitted to these rows and judged by those with multi-token prediction, and 0.26 us for each token of a prompt and
+  layer, taken from SGLang.
+* First tokens of gpt-oss behind TensorRT-LLM at 4 and 8 clients would need an admission of 9 to 14 ms on one B200, 21 to 31 on
+  two to eight, 33 to 62 on two H200, 50 to 73 on four and 63 to 89 on eight; DeepSeek's on B200 63 to 114. It grows with the
+  devices on H200 and not on B200, so that no count of tokens, ranks or parameters gives it.
 * Rows of no known concurrency are replayed at their batch size.
 """
 

@@ -72,7 +72,10 @@ LINK_BYTES_PER_S = 50e9
 ASSUMED = """\
 * Workers are chosen in turn, for prefill and for decode. The decode worker gets a request when its prompt has been computed, and
   sends the first token to the client after the KV has crossed one 400 Gbit/s card for each GPU that sends.
-* A prefill rank computes up to 16 prompts and 16,384 tokens an iteration, as the public recipes of TensorRT-LLM have it.
+* The ranks of a prefill worker of SGLang are not chosen in turn: a prompt goes to the number of its room modulo the ranks, and
+  Dynamo draws that number (SGLang 0.5.8, Dynamo 0.8).
+* A prefill rank computes up to 16 prompts and 16,384 tokens an iteration, as the public recipes of TensorRT-LLM have it; SGLang's
+  ranks share as many.
 * The decode seats of TensorRT-LLM (max_batch_size) are the largest of 1, 2, 3, 4, 6, 8, 12, ... that the highest concurrency
   with the same layout and lengths fills, and have no limit where that is a power of two. Where every concurrency of a model on
   a device is a fifth above a power of two of seats (H100: 20 rows of 20, elsewhere 13 of 97), each has a recipe of its own with
