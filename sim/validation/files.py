@@ -23,6 +23,7 @@ from sim.bench.published.rows import (
     half_of,
     is_apart,
     iteration_s,
+    layout_of,
     most_clients,
     replayed,
     requests_of,
@@ -63,8 +64,9 @@ class Comparison:
     """Reason -> rows that it leaves without a prediction."""
     notes: tuple[str, ...] = ()
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """The groups of each serving row, by `family`, `stack`, `model`, `device`, `precision`, `load` (requests in flight) and
-    `half` (of the deployments: fitted or held back, where `sim.validation.fit_acceptance` fits something)."""
+    """The groups of each serving row, by `family`, `stack`, `model`, `device`, `precision`, `load` (requests in flight),
+    `half` (of the deployments: fitted or held back, where `sim.validation.fit_acceptance` fits something), and for
+    `sim.validation.choices` `layout`, `gpus` (0: not known, or separate pools), `isl` and `osl`."""
 
     @property
     def line(self) -> ErrorLine:
@@ -320,11 +322,10 @@ def _silicon(
 
     for index, (row, clients) in enumerate(zip(rows, most_clients(rows), strict=True)):
         got.put(index, lambda row=row, clients=clients: price(row, clients))
-    load = [concurrency_of(row) if is_apart(row) else row["concurrency"] for row in rows]
     lacks = not (measurement.path.parent / SETTINGS).is_file()
     if lacks and any(str(row.get("provenance", "")) != GAP_ANALYSIS for row in rows):
         measurement = replace(measurement, notes=(*measurement.notes, _NO_SETTINGS))
-    yield from _served(measurement, rows, got, np.array(load, float))
+    yield from _served(measurement, rows, got)
 
 
 def _elsewhere(
@@ -335,20 +336,29 @@ def _elsewhere(
     yield from ()
 
 
-def _served(
-    measurement: Measurement, rows: Sequence[Mapping[str, Any]], got: _Collected, load: np.ndarray
-) -> Iterator[Comparison]:
-    """TTFT and TPOT of serving rows, and what each row is of."""
+def row_groups(measurement: Measurement, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """The `Comparison.groups` of serving *rows*, which are those of *measurement*."""
     columns = measurement.columns
-    groups = {
+    layouts = [layout_of(row) for row in rows]
+    load = [concurrency_of(row) if is_apart(row) else row["concurrency"] for row in rows]
+    return {
         "family": np.array([family_of(row) for row in rows]),
         "stack": columns["backend"],
         "model": columns["model_path"],
         "device": columns["system"],
         "precision": columns["precision"],
-        "load": load,
+        "load": np.array(load, float),
         "half": np.array([("fitted", "held back")[half_of(deployment_of(row))] for row in rows]),
+        "layout": np.array([name for name, _ in layouts]),
+        "gpus": np.array([gpus for _, gpus in layouts]),
+        "isl": columns["isl"],
+        "osl": columns["osl"],
     }
+
+
+def _served(measurement: Measurement, rows: Sequence[Mapping[str, Any]], got: _Collected) -> Iterator[Comparison]:
+    """TTFT and TPOT of serving rows, and what each row is of."""
+    columns, groups = measurement.columns, row_groups(measurement, rows)
     single = int((np.isfinite(got.values[0]) & np.isnan(got.values[1])).sum())
     for predicted, what in zip(got.values, ("ttft", "tpot"), strict=True):
         reasons = dict(got.reasons)

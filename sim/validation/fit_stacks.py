@@ -558,6 +558,11 @@ def _factors(log_ratios: np.ndarray, tail: float, stretch: float = 1.0) -> list[
     return [round(float(np.exp(end)), 3) for end in (low - more, high + more)]
 
 
+def model_factors(models: Sequence[str], log_ratios: np.ndarray) -> list[float]:
+    """The ends for a model never seen, of ratios of *models* held back in turn."""
+    return _factors(log_ratios, tail_of(models, log_ratios), stretch_of(models, log_ratios))
+
+
 def tail_of(groups: Sequence[str], log_ratios: np.ndarray) -> float:
     """The percent on either side that an interval leaves out, 5 at most, so that it holds nine in ten of the ratios whose group it
     was not taken from; 0 where that is not enough. Ratios of one deployment lie together, so that 5 is too much of few."""
@@ -618,7 +623,7 @@ def _intervals(
         tail, by_model = tail_of(groups, deployments), [p.model for p in points]
         entry[quantity] = {
             "deployment": _factors(deployments, tail),
-            "model": _factors(models, tail_of(by_model, models), stretch_of(by_model, models)),
+            "model": model_factors(by_model, models),
             "device": _factors(by_device[:, i], tail),
             "held": round(held_of(groups, deployments), 3),
         }

@@ -13,6 +13,8 @@ from hwmodels.overheads import stack_releases
 from sim.bench.published import speculated
 from sim.bench.published.rows import ASSUMED
 from sim.protocols import protocols
+from sim.validation.asked import asked_markdown, held_back
+from sim.validation.choices import choices_markdown
 from sim.validation.files import Comparison
 from workloads.write import open_whole
 
@@ -176,12 +178,15 @@ def served_markdown(found: Sequence[Comparison]) -> str:
     parts.append(_TERMS)
     for releases in stack_releases().values():
         parts += [f"* {s.name} {s.release}".rstrip() + f": {s.held_back}" for s in releases.values() if s.held_back]
-    pair = served_pair(found)
+    pair, pairs = served_pair(found), served_pairs(found)
     if pair is not None:
+        held = held_back()
+        parts += asked_markdown(pairs, pair)
+        parts += choices_markdown(pair, {kind: each["choices"] for kind, each in held.items()})
         parts += ["\n### Errors by family and stack\n", *_table(errors_by(pair, "family", "stack"))]
         parts.append(_UNEXPLAINED)
         parts += _table(unexplained(pair))
-    parts += _of_their_own(served_pairs(found))
+    parts += _of_their_own(pairs)
     parts.append(_OTHERS)
     return "\n".join(parts)
 

@@ -64,7 +64,8 @@ _MODES = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4_wo", "bf16": "bf16", "fp16
 RECORDED_SEQUENCES = 128
 """Most running sequences (max_num_seqs) of recorded runs: where the public one's time series levels off."""
 _SEED = 0
-_SAME_MODEL = {"deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3"}
+SAME_MODEL = {"deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3"}
+"""Names of one model."""
 PREFILL_TOKENS, PREFILL_SEQUENCES = 16384, 16
 """The most tokens and sequences of an iteration of a prefill rank."""
 LINK_BYTES_PER_S = 50e9
@@ -152,7 +153,7 @@ def concurrency_of(row: Mapping[str, Any]) -> int:
 
 def _facts(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
     model = str(row["model_path"])
-    return (_SAME_MODEL.get(model, model), *(str(row.get(name, "")) for name in columns))
+    return (SAME_MODEL.get(model, model), *(str(row.get(name, "")) for name in columns))
 
 
 def deployment_of(row: Mapping[str, Any]) -> str:
@@ -169,6 +170,18 @@ def hashed(text: str) -> bytes:
     """Eight bytes of a hash of *text*."""
     # Not a CRC: that is linear in the bits of the text, and names that differ in pairs fall together.
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def layout_of(row: Mapping[str, Any]) -> tuple[str, int]:
+    """The layout of an aggregated row in words, and its GPUs; nothing and 0 for separate pools and what cannot be replayed."""
+    try:
+        parallel = None if is_apart(row) else served_run(row).decode.parallel
+    except Unmodelled:
+        parallel = None
+    if parallel is None:
+        return "", 0
+    degrees = (("TP", parallel.tensor), ("PP", parallel.pipeline), ("DP", parallel.data), ("EP", parallel.expert))
+    return " ".join(f"{name}{n}" for name, n in degrees if n > 1) or "TP1", parallel.n_devices
 
 
 def most_clients(rows: Sequence[Mapping[str, Any]]) -> list[int]:

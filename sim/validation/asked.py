@@ -1,0 +1,99 @@
+"""Figures that were asked of served runs beside those that were reached, and intervals of predictions held back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwmodels.tables import read_toml
+from sim.validation.choices import LIMITS_S, QUANTITIES, loss_under, right_pct, scores, servers
+
+if TYPE_CHECKING:
+    from sim.validation.files import Comparison
+
+HELD_BACK = Path(__file__).with_name("held_back.toml")
+"""What `python -m sim.validation.fit_held_back` wrote."""
+MEDIANS = {"deployments": ((8.0, 15.0), (9.0, 18.0)), "models": ((11.0, 22.0), (11.0, 22.0))}
+"""The most that medians of TPOT and TTFT may be with deployments and models held back, over all rows and of each stack."""
+POOLS = {"": (12.0, 28.0), "sglang": (12.0, 35.0)}
+"""The same of separate pools whose layout is stated, of all stacks and of one."""
+INSIDE = (87.0, 93.0)
+"""The percent of rows that 90 % intervals are to hold."""
+NAMED, LAYOUT, LOSS = 75.0, 93.0, 15.0
+"""The least percent of pairs and of layouts named right, and the most that is lost by a pick."""
+_POOL_FILES = ("e2e_silicon_disagg.csv", "e2e_silicon_speculative_disagg.csv")
+
+
+def held_back() -> Mapping[str, Mapping[str, Any]]:
+    """Errors, intervals and choices with deployments and with models held back."""
+    return read_toml(HELD_BACK)
+
+
+def asked_markdown(
+    pairs: Mapping[str, tuple[Comparison, Comparison]], aggregated: tuple[Comparison, Comparison]
+) -> Iterator[str]:
+    """The part of docs/validation.md with what was asked and reached of the *aggregated* rows and of separate pools."""
+    held = held_back()
+    yield _ASKED
+    yield "| asked | at | reached | met |"
+    yield "| --- | --: | --: | --- |"
+    for kind, (whole, each) in MEDIANS.items():
+        errors = held[kind]["errors"]
+        for name, (_, *medians) in errors.items():
+            most = whole if name == "all" else each
+            yield _most(f"{kind} held back, {name}: median TPOT, TTFT %", most, medians)
+    for file in _POOL_FILES:
+        if file in pairs:
+            yield from _pools(file, pairs[file])
+    rows = servers(aggregated)
+    found = scores(rows)
+    for name, title in QUANTITIES.items():
+        if found[name][0]:
+            yield _least(f"faster stack of a pair by {title}, %", NAMED, right_pct(found[name]))
+    if found["layout"][0]:
+        yield _least("best layout, %", LAYOUT, right_pct(found["layout"]))
+    for limit in LIMITS_S:
+        loss = loss_under(rows, limit)
+        if loss.cases:
+            yield _most(f"loss of picks within {1e3 * limit:g} ms TPOT, a miss as all, %", (LOSS,), (loss.whole_pct,))
+    yield _INTERVALS
+    stacks = held["deployments"]["inside"]
+    yield f"| held back | {' | '.join(f'{stack}, TPOT % | {stack}, TTFT %' for stack in stacks)} |"
+    yield f"| --- |{' --: | --: |' * len(stacks)}"
+    for kind in held:
+        cells = " | ".join(f"{share:.1f}" for shares in held[kind]["inside"].values() for share in shares)
+        yield f"| {kind} | {cells} |"
+
+
+def _pools(file: str, pair: tuple[Comparison, Comparison]) -> Iterator[str]:
+    """The rows of separate pools in *file*."""
+    stacks = pair[0].groups["stack"]
+    for stack, most in POOLS.items():
+        mine = stacks == stack if stack else np.full(len(stacks), True)
+        medians = [float(np.nanmedian(100.0 * np.abs(one.predicted / one.measured - 1.0)[mine])) for one in pair]
+        yield _most(f"`{file}`{f', {stack}' * bool(stack)}: median TPOT, TTFT %", most, medians)
+
+
+def _most(title: str, most: tuple[float, ...], reached: Any) -> str:
+    met = all(value <= limit for value, limit in zip(reached, most, strict=True))
+    asked, got = (", ".join(f"{value:{how}}" for value in values) for values, how in ((most, "g"), (reached, ".1f")))
+    return f"| {title} | <= {asked} | {got} | {'yes' if met else 'no'} |"
+
+
+def _least(title: str, least: float, reached: float) -> str:
+    return f"| {title} | >= {least:g} | {reached:.1f} | {'yes' if reached >= least else 'no'} |"
+
+
+_ASKED = """
+### Asked and reached
+
+Rows held back are predicted as if no fit had seen their deployment, or any row of their model (`python -m
+sim.validation.fit_held_back`); the others are of this run, over the rows that could be replayed.
+"""
+_INTERVALS = f"""
+Share of the rows within the 90 % interval that all other deployments (models) of their stack give; asked of each is
+{INSIDE[0]:g} to {INSIDE[1]:g} %.
+"""

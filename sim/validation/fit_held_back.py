@@ -1,0 +1,128 @@
+"""Errors, intervals and choices of predictions held back, as held_back.toml has them for docs/validation.md.
+
+`python -m sim.validation.fit_held_back MEASURED ERRORS.csv ...`, where ERRORS.csv are what `python -m sim.validation.fit_stacks
+MEASURED --as-they-stand --out ERRORS.csv` wrote for one or more stacks, all of them together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hwmodels.measured import Measurement, read
+from sim.bench.published.rows import rows_of
+from sim.validation.asked import HELD_BACK
+from sim.validation.choices import scores, servers
+from sim.validation.files import Comparison, row_groups
+from sim.validation.fit_stacks import Point, held_of, model_factors, served_points
+from workloads.write import write_whole
+
+KINDS = {"deployments": "deployment", "models": "model"}
+"""What was held back, and its name in the columns of the errors."""
+_QUANTITIES = ("tpot", "ttft")
+
+
+def ratios_of(folder: Path, paths: Sequence[Path]) -> dict[str, tuple[list[Point], list[Mapping[str, str]]]]:
+    """The rows of each stack, and the line of errors of each; ValueError where lines are of other rows."""
+    lines = [line for path in paths for line in csv.DictReader(path.open(encoding="utf-8"))]
+    found = {}
+    for stack in dict.fromkeys(line["stack"] for line in lines):
+        mine, points = [line for line in lines if line["stack"] == stack], served_points(folder, stack)
+        same = ("model_path", "system", "isl", "osl", "concurrency", "tp_size")
+        if [[line[name] for name in same] for line in mine] != [[str(p.row[name]) for name in same] for p in points]:
+            raise ValueError(f"the errors of {stack} are not those of the rows in {folder}")
+        found[stack] = points, mine
+    return found
+
+
+def held_pair(
+    measurement: Measurement, found: Mapping[str, tuple[list[Point], list[Mapping[str, str]]]], kind: str
+) -> tuple[Comparison, Comparison]:
+    """TPOT and TTFT of the rows as predicted with their *kind* held back."""
+    rows = rows_of(measurement)
+    groups = row_groups(measurement, rows)
+    pair = []
+    for quantity in _QUANTITIES:
+        measured = measurement.columns[f"{quantity}_ms"] * 1e-3
+        predicted = np.full(len(rows), np.nan)
+        for stack, (_, lines) in found.items():
+            at = groups["stack"] == stack
+            predicted[at] = measured[at] * [float(line[f"{quantity}_{KINDS[kind]}"]) for line in lines]
+        name = measurement.path.name
+        pair.append(
+            Comparison(file=name, device="", quantity=quantity, predicted=predicted, measured=measured, groups=groups)
+        )
+    return pair[0], pair[1]
+
+
+def inside_unseen(models: Sequence[str], log_ratios: np.ndarray) -> float:
+    """Share of the known ratios within the interval for models never seen that the rows of all other models give."""
+    names, known = np.array(models), np.isfinite(log_ratios)
+    inside = np.zeros(len(names), bool)
+    for each in set(models):
+        mine = names == each
+        low, high = np.log(model_factors(names[~mine].tolist(), log_ratios[~mine]))
+        inside |= mine & (log_ratios >= low) & (log_ratios <= high)
+    return float(inside[known].mean())
+
+
+def held_back(folder: Path, paths: Sequence[Path]) -> dict[str, Any]:
+    """The tables of held_back.toml."""
+    found, measurement = ratios_of(folder, paths), read(folder / "e2e_silicon_agg.csv")
+    tables: dict[str, Any] = {}
+    for kind in KINDS:
+        errors: dict[str, list[float]] = {}
+        inside: dict[str, list[float]] = {}
+        every = []
+        for stack, (points, lines) in found.items():
+            ratios = np.array([[float(line[f"{q}_{KINDS[kind]}"]) for q in _QUANTITIES] for line in lines])
+            every.append(ratios)
+            errors[stack] = _medians(ratios)
+            if kind == "deployments":
+                shares = [held_of([p.group for p in points], -np.log(column)) for column in ratios.T]
+            else:
+                shares = [inside_unseen([p.model for p in points], -np.log(column)) for column in ratios.T]
+            inside[stack] = [round(100.0 * share, 1) for share in shares]
+        choices = scores(servers(held_pair(measurement, found, kind)))
+        tables[kind] = {
+            "errors": {"all": _medians(np.concatenate(every)), **errors},
+            "inside": inside,
+            "choices": {name: [round(number, 1) for number in numbers] for name, numbers in choices.items()},
+        }
+    return tables
+
+
+def _medians(ratios: np.ndarray) -> list[float]:
+    """Rows, and the median error of TPOT and of TTFT in percent."""
+    return [len(ratios), *(round(float(value), 2) for value in np.nanmedian(100.0 * np.abs(ratios - 1.0), axis=0))]
+
+
+_HEAD = """\
+# Written by `python -m sim.validation.fit_held_back`: predictions of aggregated rows whose deployment, or model, no fit had seen.
+# errors: rows, and medians of TPOT and TTFT in percent; inside: percent of the rows within the 90 % interval of TPOT and of TTFT
+# that all other deployments (models) give; choices: `sim.validation.choices.Scores`.
+"""
+
+
+def write(tables: Mapping[str, Any], path: Path) -> None:
+    """Write *tables* as TOML."""
+    parts = [_HEAD]
+    for kind, each in tables.items():
+        for part, entries in each.items():
+            parts += [f"[{kind}.{part}]", *(f"{json.dumps(name)} = {json.dumps(v)}" for name, v in entries.items()), ""]
+    write_whole(path, "\n".join(parts))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_held_back")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("errors", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, default=HELD_BACK)
+    told = parser.parse_args()
+    write(held_back(told.folder, told.errors), told.out)
