@@ -28,8 +28,12 @@ KINDS = {"deployments": "deployment", "models": "model"}
 _QUANTITIES = ("tpot", "ttft")
 
 
-def ratios_of(folder: Path, paths: Sequence[Path]) -> dict[str, tuple[list[Point], list[Mapping[str, str]]]]:
-    """The rows of each stack, and the line of errors of each; ValueError where lines are of other rows."""
+Errors = Mapping[str, tuple[Sequence[Point], Sequence[Mapping[str, str]]]]
+"""The rows of each stack, and the line of errors of each."""
+
+
+def ratios_of(folder: Path, paths: Sequence[Path]) -> Errors:
+    """What *paths* say of the rows in *folder*; ValueError where lines are of other rows."""
     lines = [line for path in paths for line in csv.DictReader(path.open(encoding="utf-8"))]
     found = {}
     for stack in dict.fromkeys(line["stack"] for line in lines):
@@ -41,9 +45,7 @@ def ratios_of(folder: Path, paths: Sequence[Path]) -> dict[str, tuple[list[Point
     return found
 
 
-def held_pair(
-    measurement: Measurement, found: Mapping[str, tuple[list[Point], list[Mapping[str, str]]]], kind: str
-) -> tuple[Comparison, Comparison]:
+def held_pair(measurement: Measurement, found: Errors, kind: str) -> tuple[Comparison, Comparison]:
     """TPOT and TTFT of the rows as predicted with their *kind* held back."""
     rows = rows_of(measurement)
     groups = row_groups(measurement, rows)
