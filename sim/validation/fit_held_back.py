@@ -1,7 +1,8 @@
-"""Errors, intervals and choices of predictions held back, as held_back.toml has them for docs/validation.md.
+"""Errors, intervals and choices of predictions held back, as docs/validation.md has them.
 
 `python -m sim.validation.fit_held_back MEASURED ERRORS.csv ...`, where ERRORS.csv are what `python -m sim.validation.fit_stacks
-MEASURED --as-they-stand --out ERRORS.csv` wrote for one or more stacks, all of them together.
+MEASURED --as-they-stand --out ERRORS.csv` wrote for one or more stacks, all of them together, writes held_back.toml, and the errors
+in words into the stacks' overheads.toml.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from hwmodels.measured import Measurement, read
+from hwmodels.tables import ROOM
 from sim.bench.published.rows import rows_of
 from sim.validation.asked import HELD_BACK
 from sim.validation.choices import scores, servers
 from sim.validation.files import Comparison, row_groups
-from sim.validation.fit_stacks import Point, held_of, model_factors, served_points
+from sim.validation.fit_stacks import Point, by_family, held_of, model_factors, served_points
+from sim.validation.fit_stacks import scores as scores_in_words
 from workloads.write import write_whole
 
 KINDS = {"deployments": "deployment", "models": "model"}
@@ -74,9 +78,8 @@ def inside_unseen(models: Sequence[str], log_ratios: np.ndarray) -> float:
     return float(inside[known].mean())
 
 
-def held_back(folder: Path, paths: Sequence[Path]) -> dict[str, Any]:
+def held_back(measurement: Measurement, found: Errors) -> dict[str, Any]:
     """The tables of held_back.toml."""
-    found, measurement = ratios_of(folder, paths), read(folder / "e2e_silicon_agg.csv")
     tables: dict[str, Any] = {}
     for kind in KINDS:
         errors: dict[str, list[float]] = {}
@@ -105,6 +108,23 @@ def _medians(ratios: np.ndarray) -> list[float]:
     return [len(ratios), *(round(float(value), 2) for value in np.nanmedian(100.0 * np.abs(ratios - 1.0), axis=0))]
 
 
+def in_words(points: Sequence[Point], lines: Sequence[Mapping[str, str]]) -> str:
+    """The errors of a stack as its overheads.toml states them."""
+    measured, parts = np.array([p.measured_s for p in points]), []
+    for what, column in (("Deployments", "deployment"), ("Whole models", "model")):
+        found = measured * [[float(line[f"{q}_{column}"]) for q in _QUANTITIES] for line in lines]
+        parts.append(f"{what} held back: {scores_in_words(points, found)}; {by_family(points, found)}")
+    return ". ".join(parts)
+
+
+def state(path: Path, words: str) -> None:
+    """Put *words* into the `held_back` of a stack's file, before what it says of a recorded run."""
+    old = path.read_text(encoding="utf-8")
+    (said,) = re.findall(r'^held_back = "(.*)"$', old, re.MULTILINE)
+    recorded = re.search(r"\. The recorded .*", said)
+    write_whole(path, old.replace(said, words + (recorded.group() if recorded else "")))
+
+
 _HEAD = """\
 # Written by `python -m sim.validation.fit_held_back`: predictions of aggregated rows whose deployment, or model, no fit had seen.
 # errors: rows, and medians of TPOT and TTFT in percent; inside: percent of the rows within the 90 % interval of TPOT and of TTFT
@@ -125,6 +145,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_held_back")
     parser.add_argument("folder", type=Path)
     parser.add_argument("errors", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=HELD_BACK)
     told = parser.parse_args()
-    write(held_back(told.folder, told.errors), told.out)
+    of_stacks = ratios_of(told.folder, told.errors)
+    write(held_back(read(told.folder / "e2e_silicon_agg.csv"), of_stacks), HELD_BACK)
+    for name, of_rows in of_stacks.items():
+        state(ROOM / "stacks" / name / "overheads.toml", in_words(*of_rows))

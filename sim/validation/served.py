@@ -148,8 +148,8 @@ def write_groups(pairs: Mapping[str, Pair], path: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(GROUP_COLUMNS)
         for name, pair in pairs.items():
-            halves = HALVES if name in dict(OWN_FILES) else ()
-            for by in (*halves, *(names for _, names in BREAKDOWNS)):
+            first = HALVES if name in dict(OWN_FILES) else (("stack",),)
+            for by in (*first, *(names for _, names in BREAKDOWNS)):
                 for group in errors_by(pair, *by):
                     cells = ("" if np.isnan(value) else f"{value:.2f}" for value in _cells(group))
                     writer.writerow([name, " ".join(by), group.name, group.rows, group.unmodelled, *cells])

@@ -571,7 +571,12 @@ def test_groups_of_serving_runs_are_written_with_models_and_loads(tmp_path):
     with (tmp_path / "groups.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == GROUP_COLUMNS
-    assert {row["by"] for row in rows} == {"family stack", "model precision device stack family", "family stack load"}
+    assert {row["by"] for row in rows} == {
+        "stack",
+        "family stack",
+        "model precision device stack family",
+        "family stack load",
+    }
     (one,) = [row for row in rows if row["group"] == "InferenceX, sglang, 17 to 64"]
     assert (one["rows"], one["tpot_median_pct"], one["tpot_bias_pct"]) == ("1", "30.00", "-30.00")
 
