@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 
 HELD_BACK = Path(__file__).with_name("held_back.toml")
 """What `python -m sim.validation.fit_held_back` wrote."""
-MEDIANS = {"deployments": ((8.0, 15.0), (9.0, 18.0)), "models": ((11.0, 22.0), (11.0, 22.0))}
-"""The most that medians of TPOT and TTFT may be with deployments and models held back, over all rows and of each stack."""
-POOLS = {"": (12.0, 28.0), "sglang": (12.0, 35.0)}
-"""The same of separate pools whose layout is stated, of all stacks and of one."""
-INSIDE = (87.0, 93.0)
-"""The percent of rows that 90 % intervals are to hold."""
-NAMED, LAYOUT, LOSS = 75.0, 93.0, 15.0
-"""The least percent of pairs and of layouts named right, and the most that is lost by a pick."""
+ASKED = Path(__file__).with_name("asked.toml")
+"""The figures that were asked."""
 _POOL_FILES = ("e2e_silicon_disagg.csv", "e2e_silicon_speculative_disagg.csv")
 
 
@@ -36,30 +30,31 @@ def asked_markdown(
     pairs: Mapping[str, tuple[Comparison, Comparison]], aggregated: tuple[Comparison, Comparison]
 ) -> Iterator[str]:
     """The part of docs/validation.md with what was asked and reached of the *aggregated* rows and of separate pools."""
-    held = held_back()
+    held, asked = held_back(), read_toml(ASKED)
     yield _ASKED
     yield "| asked | at | reached | met |"
     yield "| --- | --: | --: | --- |"
-    for kind, (whole, each) in MEDIANS.items():
-        errors = held[kind]["errors"]
-        for name, (_, *medians) in errors.items():
-            most = whole if name == "all" else each
+    for kind, each in held.items():
+        for name, (_, *medians) in each["errors"].items():
+            most = asked[kind].get(name, asked[kind]["each"])
             yield _most(f"{kind} held back, {name}: median TPOT, TTFT %", most, medians)
     for file in _POOL_FILES:
         if file in pairs:
-            yield from _pools(file, pairs[file])
+            yield from _pools(file, pairs[file], asked["pools"])
     rows = servers(aggregated)
     found = scores(rows)
     for name, title in QUANTITIES.items():
-        if found[name][0]:
-            yield _least(f"faster stack of a pair by {title}, %", NAMED, right_pct(found[name]))
-    if found["layout"][0]:
-        yield _least("best layout, %", LAYOUT, right_pct(found["layout"]))
+        if found[name][0] > found[name][1]:
+            yield _least(f"faster stack of a pair by {title}, %", asked["named"], right_pct(found[name]))
+    if found["layout"][0] > found["layout"][1]:
+        yield _least("best layout, %", asked["layout"], right_pct(found["layout"]))
     for limit in LIMITS_S:
         loss = loss_under(rows, limit)
         if loss.cases:
-            yield _most(f"loss of picks within {1e3 * limit:g} ms TPOT, a miss as all, %", (LOSS,), (loss.whole_pct,))
-    yield _INTERVALS
+            yield _most(
+                f"loss of picks within {1e3 * limit:g} ms TPOT, a miss as all, %", (asked["loss"],), (loss.whole_pct,)
+            )
+    yield _INTERVALS.format(*asked["inside"])
     stacks = held["deployments"]["inside"]
     yield f"| held back | {' | '.join(f'{stack}, TPOT % | {stack}, TTFT %' for stack in stacks)} |"
     yield f"| --- |{' --: | --: |' * len(stacks)}"
@@ -68,16 +63,17 @@ def asked_markdown(
         yield f"| {kind} | {cells} |"
 
 
-def _pools(file: str, pair: tuple[Comparison, Comparison]) -> Iterator[str]:
-    """The rows of separate pools in *file*."""
+def _pools(file: str, pair: tuple[Comparison, Comparison], asked: Mapping[str, Sequence[float]]) -> Iterator[str]:
+    """The rows of separate pools in *file*, all of them and those of the stacks of which something else is asked."""
     stacks = pair[0].groups["stack"]
-    for stack, most in POOLS.items():
-        mine = stacks == stack if stack else np.full(len(stacks), True)
-        medians = [float(np.nanmedian(100.0 * np.abs(one.predicted / one.measured - 1.0)[mine])) for one in pair]
-        yield _most(f"`{file}`{f', {stack}' * bool(stack)}: median TPOT, TTFT %", most, medians)
+    for name, most in asked.items():
+        mine = np.full(len(stacks), True) if name == "all" else stacks == name
+        off = np.array([100.0 * np.abs(one.predicted / one.measured - 1.0)[mine] for one in pair])
+        if np.isfinite(off).any(axis=1).all():
+            yield _most(f"`{file}`, {name}: median TPOT, TTFT %", most, np.nanmedian(off, axis=1).tolist())
 
 
-def _most(title: str, most: tuple[float, ...], reached: Any) -> str:
+def _most(title: str, most: Sequence[float], reached: Sequence[float]) -> str:
     met = all(value <= limit for value, limit in zip(reached, most, strict=True))
     asked, got = (", ".join(f"{value:{how}}" for value in values) for values, how in ((most, "g"), (reached, ".1f")))
     return f"| {title} | <= {asked} | {got} | {'yes' if met else 'no'} |"
@@ -93,7 +89,7 @@ _ASKED = """
 Rows held back are predicted as if no fit had seen their deployment, or any row of their model (`python -m
 sim.validation.fit_held_back`); the others are of this run, over the rows that could be replayed.
 """
-_INTERVALS = f"""
+_INTERVALS = """
 Share of the rows within the 90 % interval that all other deployments (models) of their stack give; asked of each is
-{INSIDE[0]:g} to {INSIDE[1]:g} %.
+{:g} to {:g} %.
 """

@@ -288,5 +288,4 @@ best of those that truly meet the limit, of which there are two at least; picks 
 
 _WRONG = """
 Most pairs named wrong are DeepSeek in FP4 on B200, where SGLang and TensorRT-LLM are predicted within 4 % of each other:
-TensorRT-LLM's steps of 4 clients are priced about 12 % too slow there, those of 128 clients on 4 GPUs 14 % too fast.
-"""
+TensorRT-LLM's steps of 4 clients are priced about 12 % too slow there, those of 128 clients on 4 GPUs 14 % too fast."""
