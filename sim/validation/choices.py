@@ -29,6 +29,8 @@ PLACE = ("model", "device", "precision", "isl", "osl")
 """What is the same for all servers that are chosen from."""
 QUANTITIES = {"tpot_s": "TPOT", "throughput": "throughput per GPU", "ttft_s": "TTFT"}
 """The figures by which the better of two stacks is named, and their names in tables."""
+CHOICES = {**{name: f"faster stack by {title}" for name, title in QUANTITIES.items()}, "layout": "best layout"}
+"""Everything that is chosen, and its name in tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +220,12 @@ def loss_under(rows: Sequence[Server], limit_s: float) -> Loss:
     )
 
 
+def shares(rows: Sequence[Server]) -> dict[str, Share]:
+    """How often each of `CHOICES` is named right."""
+    pairs = stack_pairs(rows)
+    return {**{name: named(pairs, name) for name in QUANTITIES}, "layout": best_layout(rows)}
+
+
 Scores = dict[str, list[float]]
 """Numbers of each question of `scores`, to be stored: of a `Share` cases, ties, right and constant ones; of a `Loss` cases, none,
 missed, and the mean."""
@@ -225,11 +233,9 @@ missed, and the mean."""
 
 def scores(rows: Sequence[Server]) -> Scores:
     """All shares and losses of *rows*."""
-    pairs = stack_pairs(rows)
-    shares = {**{name: named(pairs, name) for name in QUANTITIES}, "layout": best_layout(rows)}
     losses = {f"{1e3 * limit:g} ms": loss_under(rows, limit) for limit in LIMITS_S}
     return {
-        **{name: [one.cases, one.ties, one.right, one.constant] for name, one in shares.items()},
+        **{name: [one.cases, one.ties, one.right, one.constant] for name, one in shares(rows).items()},
         **{name: [one.cases, one.none, one.missed, one.mean_pct] for name, one in losses.items()},
     }
 
@@ -250,7 +256,7 @@ def choices_markdown(pair: tuple[Comparison, Comparison], held: Mapping[str, Sco
     yield _CHOICES
     yield f"| named right, in % of those that are no tie | cases | ties | constant answer | as replayed |{heads}"
     yield f"| --- | --: | --: | --: | --: |{' --: |' * len(held)}"
-    for name, title in {**{q: f"faster stack by {t}" for q, t in QUANTITIES.items()}, "layout": "best layout"}.items():
+    for name, title in CHOICES.items():
         cases, ties, _, constant = found[name]
         cells = [right_pct([cases, ties, constant]), *(right_pct(each[name]) for each in (found, *held.values()))]
         yield f"| {title} | {cases:.0f} | {ties:.0f} | {' | '.join(map(_shown, cells))} |"

@@ -38,7 +38,9 @@ Errors = Mapping[str, tuple[Sequence[Point], Sequence[Mapping[str, str]]]]
 
 def ratios_of(folder: Path, paths: Sequence[Path]) -> Errors:
     """What *paths* say of the rows in *folder*; ValueError where lines are of other rows."""
-    lines = [line for path in paths for line in csv.DictReader(path.open(encoding="utf-8"))]
+    lines = [
+        line for path in paths for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines(keepends=True))
+    ]
     found = {}
     for stack in dict.fromkeys(line["stack"] for line in lines):
         mine, points = [line for line in lines if line["stack"] == stack], served_points(folder, stack)
@@ -104,8 +106,11 @@ def held_back(measurement: Measurement, found: Errors) -> dict[str, Any]:
 
 
 def _medians(ratios: np.ndarray) -> list[float]:
-    """Rows, and the median error of TPOT and of TTFT in percent."""
-    return [len(ratios), *(round(float(value), 2) for value in np.nanmedian(100.0 * np.abs(ratios - 1.0), axis=0))]
+    """Rows that have a prediction, and the median error of TPOT and of TTFT in percent."""
+    return [
+        int(np.isfinite(ratios).all(axis=1).sum()),
+        *(round(float(value), 2) for value in np.nanmedian(100.0 * np.abs(ratios - 1.0), axis=0)),
+    ]
 
 
 def in_words(points: Sequence[Point], lines: Sequence[Mapping[str, str]]) -> str:
@@ -127,7 +132,7 @@ def state(path: Path, words: str) -> None:
 
 _HEAD = """\
 # Written by `python -m sim.validation.fit_held_back`: predictions of aggregated rows whose deployment, or model, no fit had seen.
-# errors: rows, and medians of TPOT and TTFT in percent; inside: percent of the rows within the 90 % interval of TPOT and of TTFT
+# errors: rows that have one, and medians of TPOT and TTFT in percent; inside: percent of the rows within the 90 % interval of TPOT and of TTFT
 # that all other deployments (models) give; choices: `sim.validation.choices.Scores`.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from sim.cli.tables import print_json, print_table
 if TYPE_CHECKING:
     from hwmodels.measured import Said
     from hwmodels.profiles import Profile
+    from sim.validation.choices import Share
     from sim.validation.coverage import Coverage
     from sim.validation.files import Comparison, ErrorLine, Folder
     from sim.validation.served import GroupErrors
@@ -133,6 +134,14 @@ class _Compared:
         pair = served_pair(self.comparisons)
         return [] if pair is None else [(title, errors_by(pair, *names)) for title, names in BREAKDOWNS]
 
+    def choices(self) -> dict[str, Share]:
+        """How often the better of two servers is named, by what is chosen; nothing without a choice."""
+        from sim.validation.choices import servers, shares
+        from sim.validation.served import served_pair
+
+        pair = served_pair(self.comparisons)
+        return {} if pair is None else {name: one for name, one in shares(servers(pair)).items() if one.cases}
+
 
 def _compared(measured: Path, *, hardware: str | None, dtype: str | None, strict: bool) -> _Compared:
     from sim.validation.coverage import coverage
@@ -189,6 +198,7 @@ def _facts(found: _Compared) -> dict[str, Any]:
         "files": [asdict(line) for line in found.lines],
         "intervals": [asdict(line) for line in found.covered],
         "served": [{"by": title, **asdict(group)} for title, groups in found.served() for group in groups],
+        "choices": [{"choice": name, **asdict(one)} for name, one in found.choices().items()],
         "sessions": [asdict(run) for run in found.sessions.runs],
         "left_out": found.folder.left_out,
     }
@@ -203,7 +213,19 @@ def _print(found: _Compared) -> None:
     _print_reasons(found.lines)
     for title, groups in found.served():
         _print_served(title, groups)
+    _print_choices(found.choices())
     _print_sessions(found.sessions)
+
+
+def _print_choices(found: Mapping[str, Share]) -> None:
+    """Print how often the better of two stacks and the best layout are named."""
+    from sim.validation.choices import CHOICES
+
+    if found:
+        rows = [
+            (CHOICES[name], f"{one.cases}", f"{one.ties}", *_percents(one.right_pct)) for name, one in found.items()
+        ]
+        print_table(("Choices between servers", "cases", "ties", "named right %"), rows, fold_left=True)
 
 
 def _print_sessions(found: Sessions) -> None:
