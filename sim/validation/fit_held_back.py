@@ -132,8 +132,8 @@ def state(path: Path, words: str) -> None:
 
 _HEAD = """\
 # Written by `python -m sim.validation.fit_held_back`: predictions of aggregated rows whose deployment, or model, no fit had seen.
-# errors: rows that have one, and medians of TPOT and TTFT in percent; inside: percent of the rows within the 90 % interval of TPOT and of TTFT
-# that all other deployments (models) give; choices: `sim.validation.choices.Scores`.
+# errors: rows that have one, and medians of TPOT and TTFT in percent; inside: percent of them within the 90 % interval of TPOT and
+# of TTFT that all other deployments (models) give; choices: `sim.validation.choices.Scores`.
 """
 
 
