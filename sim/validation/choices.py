@@ -285,7 +285,8 @@ _CHOICES = """
 Two rows of different stacks on the same model, device, format, number of GPUs, lengths and load are a pair; the better of them is
 named by prediction. Layouts are compared within a stack, at the same lengths and load, by throughput per GPU: output tokens a
 second, from load, TTFT and TPOT. Two that were measured within 5 % of each other are a tie and count in no share. A constant
-answer needs no prediction: the stack that is better more often of two on a device, the layout with the fewest GPUs.
+answer needs no prediction: the stack that is better more often of two on a device, the layout with the fewest GPUs. DeepSeek-R1 and
+DeepSeek-V3 are one model.
 
 A pick is, of all stacks, layouts and loads of a model on a device with the same format and lengths, the one with the highest
 throughput per GPU whose predicted TPOT is within the limit. Its loss is the throughput that it has less, as measured, than the

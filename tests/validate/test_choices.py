@@ -1,6 +1,7 @@
 """Choices between measured servers, counted by hand on small made-up tables."""
 
 import csv
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,9 @@ def test_validate_prints_choices_of_a_table_of_two_layouts(tmp_path):
     assert result.exit_code == 0, result.output
     assert re.search(r"best layout +1 +0 +100\.0", result.output)
     assert "faster stack" not in result.output
+    facts = CliRunner().invoke(build_app(), ["validate", "--measured", str(tmp_path), "--json"])
+    (one,) = json.loads(facts.stdout)["choices"]
+    assert (one["choice"], one["cases"], one["ties"], one["right"]) == ("layout", 1, 0, 1)
 
 
 def test_figures_held_back_are_of_the_rows_that_the_page_states():
