@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwmodels.tables import read_toml
-from sim.validation.choices import LIMITS_S, QUANTITIES, loss_under, right_pct, scores, servers
+from sim.validation.choices import CHOICES, LIMITS_S, right_pct, scores, servers, whole_pct
 
 if TYPE_CHECKING:
     from sim.validation.files import Comparison
@@ -41,19 +41,15 @@ def asked_markdown(
     for file in _POOL_FILES:
         if file in pairs:
             yield from _pools(file, pairs[file], asked["pools"])
-    rows = servers(aggregated)
-    found = scores(rows)
-    for name, title in QUANTITIES.items():
-        if found[name][0] > found[name][1]:
-            yield _least(f"faster stack of a pair by {title}, %", asked["named"], right_pct(found[name]))
-    if found["layout"][0] > found["layout"][1]:
-        yield _least("best layout, %", asked["layout"], right_pct(found["layout"]))
-    for limit in LIMITS_S:
-        loss = loss_under(rows, limit)
-        if loss.cases:
-            yield _most(
-                f"loss of picks within {1e3 * limit:g} ms TPOT, a miss as all, %", (asked["loss"],), (loss.whole_pct,)
-            )
+    found = [scores(servers(aggregated)), *(each["choices"] for each in held.values())]
+    for name, title in CHOICES.items():
+        cases, ties, *_ = found[0][name]
+        if cases > ties:
+            yield _least(f"{title}, %", asked["named"][name], [right_pct(each[name]) for each in found])
+    for limit in (f"{1e3 * limit:g} ms" for limit in LIMITS_S):
+        if found[0][limit][0]:
+            losses = [whole_pct(each[limit]) for each in found]
+            yield _most(f"loss of picks within {limit} TPOT, a miss as all, %", [asked["loss"]] * len(found), losses)
     yield _INTERVALS.format(*asked["inside"])
     stacks = held["deployments"]["inside"]
     yield f"| held back | {' | '.join(f'{stack}, TPOT % | {stack}, TTFT %' for stack in stacks)} |"
@@ -75,19 +71,23 @@ def _pools(file: str, pair: tuple[Comparison, Comparison], asked: Mapping[str, S
 
 def _most(title: str, most: Sequence[float], reached: Sequence[float]) -> str:
     met = all(value <= limit for value, limit in zip(reached, most, strict=True))
-    asked, got = (", ".join(f"{value:{how}}" for value in values) for values, how in ((most, "g"), (reached, ".1f")))
-    return f"| {title} | <= {asked} | {got} | {'yes' if met else 'no'} |"
+    return _line(title, f"<= {', '.join(f'{value:g}' for value in dict.fromkeys(most))}", reached, met)
 
 
-def _least(title: str, least: float, reached: float) -> str:
-    return f"| {title} | >= {least:g} | {reached:.1f} | {'yes' if reached >= least else 'no'} |"
+def _least(title: str, least: float, reached: Sequence[float]) -> str:
+    return _line(title, f">= {least:g}", reached, min(reached) >= least)
+
+
+def _line(title: str, asked: str, reached: Sequence[float], met: bool) -> str:
+    return f"| {title} | {asked} | {', '.join(f'{value:.1f}' for value in reached)} | {'yes' if met else 'no'} |"
 
 
 _ASKED = """
 ### Asked and reached
 
 Rows held back are predicted as if no fit had seen their deployment, or any row of their model (`python -m
-sim.validation.fit_held_back`); the others are of this run, over the rows that could be replayed.
+sim.validation.fit_held_back`). Separate pools are of this run, over the rows that could be replayed; choices are of this run, then
+with deployments, then with models held back.
 """
 _INTERVALS = """
 Share of the rows within the 90 % interval that all other deployments (models) of their stack give; asked of each is

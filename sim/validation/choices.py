@@ -214,7 +214,8 @@ def loss_under(rows: Sequence[Server], limit_s: float) -> Loss:
         if pick.measured.tpot_s > MISSED * limit_s:
             missed += 1
         else:
-            lost.append(100.0 * (1.0 - pick.measured.throughput / max(true)))
+            # One a little beyond the limit may have more than the best within it, which makes up for no other.
+            lost.append(max(0.0, 100.0 * (1.0 - pick.measured.throughput / max(true))))
     return Loss(
         limit_s=limit_s, cases=cases, none=none, missed=missed, mean_pct=float(np.mean(lost)) if lost else np.nan
     )
@@ -243,6 +244,13 @@ def scores(rows: Sequence[Server]) -> Scores:
 def right_pct(numbers: Sequence[float]) -> float:
     """The share of a question in `Scores`."""
     return Share(cases=int(numbers[0]), ties=int(numbers[1]), right=int(numbers[2]), constant=0).right_pct
+
+
+def whole_pct(numbers: Sequence[float]) -> float:
+    """The loss of picks in `Scores` with those that miss as a loss of all."""
+    cases, none, missed, mean_pct = numbers
+    lost = Loss(limit_s=np.nan, cases=int(cases), none=int(none), missed=int(missed), mean_pct=mean_pct)
+    return lost.whole_pct
 
 
 def choices_markdown(pair: tuple[Comparison, Comparison], held: Mapping[str, Scores]) -> Iterator[str]:
@@ -290,7 +298,8 @@ DeepSeek-V3 are one model.
 
 A pick is, of all stacks, layouts and loads of a model on a device with the same format and lengths, the one with the highest
 throughput per GPU whose predicted TPOT is within the limit. Its loss is the throughput that it has less, as measured, than the
-best of those that truly meet the limit, of which there are two at least; picks more than 5 % beyond the limit count apart.
+best of those that truly meet the limit, of which there are two at least, and 0 at least; picks more than 5 % beyond the limit
+count apart.
 """
 
 _WRONG = """

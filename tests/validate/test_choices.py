@@ -104,6 +104,9 @@ def test_a_pick_loses_what_the_best_within_the_limit_has_more():
     missed = loss_under(servers(pair_of(*rows[:2], ("sglang", "TP1", 1, 16, 30.0, 19.0))), 0.02)
     assert (missed.cases, missed.missed, missed.whole_pct) == (1, 1, 100.0)
     assert np.isnan(missed.mean_pct)
+    # Four per cent beyond the limit, with more throughput than any within it: no loss, and no gain.
+    beyond = loss_under(servers(pair_of(*rows[:2], ("sglang", "TP1", 1, 16, 20.8, 19.0))), 0.02)
+    assert (beyond.cases, beyond.missed, beyond.mean_pct) == (1, 0, 0.0)
     # Nothing is predicted within it.
     nothing = loss_under(servers(pair_of(*[(*row[:5], 50.0) for row in rows])), 0.02)
     assert (nothing.cases, nothing.none) == (1, 1)
@@ -132,6 +135,8 @@ def test_the_page_has_choices_beside_those_held_back():
 
 def test_what_was_asked_is_met_or_not(monkeypatch):
     table = {"errors": {"all": [9, 7.0, 20.0]}, "inside": {"vllm": [90.0, 80.0]}}
+    shares = {name: [5, 1, 2, 2] for name in ("tpot_s", "throughput", "ttft_s", "layout")}
+    table["choices"] = {**shares, **{name: [10, 0, 1, 5.0] for name in ("10 ms", "20 ms", "50 ms")}}
     monkeypatch.setattr("sim.validation.asked.held_back", lambda: {"deployments": table, "models": table})
     pair = pair_of(("vllm", "TP1", 1, 4, 10.0, 12.0), ("sglang", "TP1", 1, 4, 12.0, 12.5))
     page = "\n".join(asked_markdown({"e2e_silicon_disagg.csv": pair}, pair))
@@ -139,8 +144,9 @@ def test_what_was_asked_is_met_or_not(monkeypatch):
     assert "| models held back, all: median TPOT, TTFT % | <= 11, 22 | 7.0, 20.0 | yes |" in page
     assert "| `e2e_silicon_disagg.csv`, all: median TPOT, TTFT % | <= 12, 28 | 12.1, 0.0 | no |" in page
     assert "| `e2e_silicon_disagg.csv`, sglang: median TPOT, TTFT % | <= 12, 35 | 4.2, 0.0 | yes |" in page
-    assert "| faster stack of a pair by TPOT, % | >= 75 | 100.0 | yes |" in page
+    assert "| faster stack by TPOT, % | >= 75 | 100.0, 50.0, 50.0 | no |" in page
     assert "by TTFT, %" not in page  # a tie is no choice
+    assert "| loss of picks within 20 ms TPOT, a miss as all, % | <= 15 | 0.0, 14.5, 14.5 | yes |" in page
     assert "| models | 90.0 | 80.0 |" in page
     vllm = pair_of(("vllm", "TP1", 1, 4, 10.0, 12.0))
     assert "csv`, sglang" not in "\n".join(asked_markdown({"e2e_silicon_disagg.csv": vllm}, vllm))
