@@ -15,6 +15,8 @@ class Work(NamedTuple):
     hbm_bytes: Any
     tile_flops: Any = 0.0
     """Arithmetic beside `flops` of rows that only fill the tiles of kernels: it takes power, and is no work."""
+    still_s: Any = 0.0
+    """Seconds of kernels that multiply nothing, such as all-reduces, on each device."""
 
 
 class CostModel(Protocol):

@@ -246,7 +246,7 @@ class GpuKernels(StackKernels):
         if shape.kind == "compressed":
             variants = self._compressed_variants(shape)
             for family, whose in (("compressed_prefill", "prompts"), ("compressed_decode", "decodes")):
-                ask(f"compressed attention for {whose}", family, variants, variants[:1])
+                ask(f"compressed-attention kernels for {whose}", family, variants, variants[:1])
         elif shape.kind == "gqa":
             for family, whose in (("prefill", "prompts"), ("decode", "decodes")):
                 variants = self.attention_variants(shape, cache, prompts=whose == "prompts")

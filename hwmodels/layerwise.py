@@ -117,6 +117,15 @@ class _Stage:
         for op in self.work.linears:
             if not op.of_logits and not op.of_prompts:
                 total = total + op.layers * self.kernels.gemm_s(own, op.n, op.k, precision=op.precision)
+        return self._with_streams_s(total, own)
+
+    def still_s(self, rows: FloatArray) -> FloatArray:
+        """Seconds of the layers' kernels that multiply nothing: those that stream, and those that send."""
+        own = np.ceil(rows * self.share)
+        return self._with_streams_s(self._collectives_s(own, False), own) + self.exchange_s(rows)
+
+    def _with_streams_s(self, total: FloatArray, own: FloatArray) -> FloatArray:
+        """*total* seconds and those of the kernels that stream."""
         for stream in self.work.elementwise:
             size_bytes = own * stream.bytes_per_row
             total = total + stream.layers * self.kernels.elementwise_s(size_bytes, stream.launches, stream.op)
@@ -490,6 +499,7 @@ class LayerwiseCost:
         self._expert_bytes = RowTable(self._expert_bytes_of)
         fills_tiles = any(self._pairs(stage.work, 1.0) is not None for stage in self._stages)
         self._expert_tiles = RowTable(self._multiplied_by_experts) if fills_tiles else None
+        self._still = RowTable(self._still_s)
         self._work_terms = self._linear_work()
         self._tiles = self._query_tiles()
 
@@ -614,6 +624,13 @@ class LayerwiseCost:
                 total = total + experts.flops_of_all(tokens) * self.parallel.expert_tensor
         return total
 
+    def _still_s(self, rows: FloatArray) -> FloatArray:
+        """Seconds of each device for kernels that multiply nothing, the mean over stages."""
+        total = np.zeros_like(rows)
+        for stage in self._stages:
+            total = total + stage.still_s(rows)
+        return total / self.n_stages
+
     def _query_tiles(self) -> tuple[tuple[bool, float, float], ...]:
         """By shapes of softmax attention of decodes: whether their layers are windowed, query tokens that fill a tile, and FLOPs of
         one query token and one KV token over all devices."""
@@ -671,6 +688,7 @@ class LayerwiseCost:
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
             some = columns[0] > 0
             experts = self._expert_bytes.array(columns[0])
+            still = self._still.array(columns[0])
             multiplied = None if self._expert_tiles is None else self._expert_tiles.array(columns[0])
             ops: Ops = ARRAYS
             some_logits = columns[7] > 0
@@ -679,6 +697,7 @@ class LayerwiseCost:
             columns = tuple(int(c) for c in totals)
             some, some_logits = columns[0] > 0, columns[7] > 0
             experts = self._expert_bytes.scalar(columns[0])
+            still = self._still.scalar(columns[0])
             multiplied = None if self._expert_tiles is None else self._expert_tiles.scalar(columns[0])
             ops = SCALARS
             seqs_1 = max(columns[5], 1)
@@ -708,4 +727,4 @@ class LayerwiseCost:
         tile_flops = 0.0 if multiplied is None else ops.maximum(multiplied - rows * w["expert_flops"], 0.0)
         for windowed, tokens, each in self._tiles:
             tile_flops = tile_flops + ops.maximum(tokens - queries, 0) * (kv_window if windowed else kv) * each
-        return Work(flops, hbm_bytes, tile_flops)
+        return Work(flops, hbm_bytes, tile_flops, still)

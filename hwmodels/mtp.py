@@ -56,7 +56,7 @@ class MtpCost:
 
     def work(self, totals: Totals, /) -> Work:
         one, times = self.layer.work(totals), self._times(totals)
-        return Work(times * one.flops, times * one.hbm_bytes, times * one.tile_flops)
+        return Work(times * one.flops, times * one.hbm_bytes, times * one.tile_flops, times * one.still_s)
 
     def __repr__(self) -> str:
         return f"MtpCost({self.layer!r}, modules={self.modules})"

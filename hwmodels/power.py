@@ -1,11 +1,12 @@
 """Power of a device by what it does: nothing, or an iteration that moves so many bytes and computes so much a second.
 
-    share = min(1, idle + memory * bandwidth_share + compute * arithmetic_share^(1/3))   while an iteration runs
-    share = idle                                                                         otherwise
+    share = min(1, idle + memory * bandwidth_share + compute * m * (arithmetic_share / m)^(1/4))   while an iteration runs
+    share = idle                                                                                   otherwise
 
 are shares of a device's power limit (TDP). Arithmetic is that which the kernels do: rows that only fill tiles count
-(`hwmodels.cost.Work.tile_flops`). It counts by its cube root, which fits models held back as well as any of 1/4, 1/3, 2/5 and 1/2:
-at the same rate small products draw more than large ones, for operands travel farther. power.toml has the terms of the devices
+(`hwmodels.cost.Work.tile_flops`), and happens in the part m of the time in which kernels multiply at all: not while all-reduces and
+kernels that stream run (`still_s`). It counts by its fourth root, which fits models held back better than any of 1/3, 1/2 and 1: at
+the same rate small products draw more than large ones, for operands travel farther. power.toml has the terms of the devices
 that were measured (`python -m sim.validation.fit_power` writes it), and those of all together, which stand for any other device.
 
 Under a limit below the TDP (`limited`) power ends at that limit. The clock is the one at which arithmetic at full rate draws no
@@ -29,13 +30,17 @@ FILE = ROOM / "power.toml"
 TERMS = ("idle", "memory", "compute")
 ANY = "any"
 """The entry of power.toml for devices that were not measured."""
-ARITHMETIC_EXPONENT = 1 / 3
+ARITHMETIC_EXPONENT = 1 / 4
+_LEAST_MULTIPLYING = 0.05
+"""Part of the time in which kernels multiply, at least."""
 CLOCK_EXPONENT = 3.0
 
 
-def arithmetic_term(share: ArrayLike) -> FloatArray:
-    """The number that the term `compute` counts by, at this share of peak arithmetic."""
-    return np.clip(np.asarray(share, float), 0.0, 1.0) ** ARITHMETIC_EXPONENT
+def arithmetic_term(share: ArrayLike, still: ArrayLike = 0.0) -> FloatArray:
+    """The number that the term `compute` counts by, at this share of peak arithmetic, where nothing is multiplied for the part
+    *still* of the time."""
+    multiplying = np.clip(1.0 - np.asarray(still, float), _LEAST_MULTIPLYING, 1.0)
+    return multiplying * np.clip(np.asarray(share, float) / multiplying, 0.0, 1.0) ** ARITHMETIC_EXPONENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +59,13 @@ class PowerModel:
     most: float = 1.0
     """The limit that was set, as a share of the TDP."""
 
-    def iteration_share(self, bandwidth_share: ArrayLike, arithmetic_share: ArrayLike) -> FloatArray:
-        """Share of the TDP while an iteration reaches these shares of peak bandwidth and arithmetic, elementwise."""
+    def iteration_share(
+        self, bandwidth_share: ArrayLike, arithmetic_share: ArrayLike, still: ArrayLike = 0.0
+    ) -> FloatArray:
+        """Share of the TDP while an iteration reaches these shares of peak bandwidth and arithmetic, elementwise; nothing is
+        multiplied for the part *still* of it."""
         memory = self.memory * np.clip(np.asarray(bandwidth_share, float), 0.0, 1.0)
-        compute = self.compute * arithmetic_term(arithmetic_share)
+        compute = self.compute * arithmetic_term(arithmetic_share, still)
         return np.minimum(self.most, self.idle + memory + compute)
 
     def limited(self, limit_w: float, tdp_w: float) -> PowerModel:

@@ -55,7 +55,8 @@ class Slowed:
         return self.factor * self.inner.handover_s(rows)
 
     def work(self, totals: Totals, /) -> Work:
-        return self.inner.work(totals)
+        work = self.inner.work(totals)
+        return work._replace(still_s=self.factor * work.still_s)
 
 
 @dataclass(frozen=True)

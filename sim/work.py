@@ -183,6 +183,8 @@ class Iterations(NamedTuple):
     seconds: np.ndarray
     bandwidth: np.ndarray
     arithmetic: np.ndarray
+    still: np.ndarray
+    """The part of each in which nothing is multiplied."""
     tokens: int
     """Output tokens of all of them."""
 
@@ -203,6 +205,7 @@ def iterations_of(cost: CostModel, columns: Columns, *, from_ns: int, to_ns: int
         seconds=seconds,
         bandwidth=work.hbm_bytes / (each * cost.peak_bytes_per_s),
         arithmetic=(work.flops + work.tile_flops) / (each * cost.peak_flops_per_s),
+        still=work.still_s / each,
         tokens=tokens,
     )
 
@@ -217,7 +220,7 @@ def _add_power(
     memory = np.broadcast_to(work.hbm_bytes, times.shape) / (each * alike.cost.peak_bytes_per_s)
     multiplied = np.broadcast_to(work.flops + work.tile_flops, times.shape)
     compute = multiplied / (each * alike.cost.peak_flops_per_s)
-    drawn = alike.power.iteration_share(memory, compute)
+    drawn = alike.power.iteration_share(memory, compute, work.still_s / each)
     bulk.add("busy_s", done, seconds)
     bulk.add("power_share_s", done, np.where(busy, drawn * seconds, 0.0))
 

@@ -1,10 +1,9 @@
 """Fit the terms of `hwmodels.power` to measured power of servers that are kept full, models held back.
 
 `python -m sim.validation.fit_power MEASURED` replays the tables power_mlenergy*_text.csv of that folder and prints power.toml, the
-host terms of the servers (`HOSTS` of `sim.bench.published.powered`) and the comparison for models held back, from both. H100 and
-B200 are fitted together, memory apart: they have the same models behind one release
-of vLLM. The A100's rows are of an engine of 2024 whose steps were mostly waits for its host; they are fitted by themselves, at the
-speed that was measured.
+host terms of the servers (`HOSTS`, `LONE_HOSTS` of `sim.bench.published.powered`) and the comparison for models held back, from
+both. H100 and B200 are fitted together, memory apart: they have the same models behind one release of vLLM. The A100's rows are of
+an engine of 2024 whose steps were mostly waits for its host; they are fitted by themselves, at the speed that was measured.
 
 A row informs the fit where what filled its time is known: its replay is about as fast (`KNOWN`), and stands for it; or the model is
 dense in 16 bits, whose kernels are not in doubt, and far slower than its replay, so that the rest was waiting, and it counts at the
@@ -26,7 +25,7 @@ from hwmodels.device import load_device
 from hwmodels.measured import Measurement, catalogue_model, read
 from hwmodels.power import ANY, ARITHMETIC_EXPONENT, TERMS
 from sim.bench.published.machines import Unmodelled
-from sim.bench.published.powered import HOSTS, RELEASES, Drawn, drawn
+from sim.bench.published.powered import HOSTS, LONE_HOSTS, RELEASES, Drawn, drawn
 from sim.bench.published.rows import rows_of
 from workloads.write import write_whole
 
@@ -42,7 +41,7 @@ MOST_SEATS = 512
 TOGETHER = (("h100-sxm", "b200"), ("a100-40gb-sxm",))
 """Devices that share all terms but memory, newest engine first."""
 EVEN_HOSTS = "h100-sxm"
-"""The device whose servers say what hosts take: those of B200 were slower, unevenly over load."""
+"""The device whose servers say what hosts take, beside those of `LONE_HOSTS`, which were slower, unevenly over load."""
 _SCATTER = 0.05
 """Log ratios up to this size count by their square, larger ones less and less."""
 
@@ -74,6 +73,11 @@ class Row:
     @property
     def speed(self) -> float:
         return self.tokens_per_s / self.drawn.tokens_per_s
+
+    @property
+    def lone(self) -> bool:
+        """Whether its server has the terms of `LONE_HOSTS`."""
+        return self.drawn.devices == 1 and (self.set, self.device) in LONE_HOSTS
 
     @property
     def waits(self) -> bool:
@@ -132,9 +136,18 @@ def least_squares_terms(matrix: FloatArray, share: FloatArray, groups: Sequence[
 
 def host_terms(rows: Sequence[Row]) -> HostTerms:
     """The time that steps of *rows* take beyond replays, by robust log ratios of those on `EVEN_HOSTS`; models weigh alike."""
+    return _beyond([row for row in rows if row.device == EVEN_HOSTS and KNOWN[0] <= row.speed <= KNOWN[1]])
+
+
+def lone_terms(rows: Sequence[Row]) -> HostTerms:
+    """The same of `LONE_HOSTS`, by all of its rows: what they lack is their hosts' time."""
+    some = [row for row in rows if row.lone]
+    return _beyond(some) if some else HostTerms(0.0, 0.0)
+
+
+def _beyond(some: Sequence[Row]) -> HostTerms:
     from scipy.optimize import least_squares
 
-    some = [row for row in rows if row.device == EVEN_HOSTS and KNOWN[0] <= row.speed <= KNOWN[1]]
     weight = 1.0 / np.sqrt([sum(each.model == row.model for each in some) for row in some])
     batch = np.array([row.batch for row in some])
     replayed_s = batch / np.array([row.drawn.tokens_per_s for row in some])
@@ -200,8 +213,11 @@ def without_each(rows: Sequence[Row], devices: tuple[str, ...], by: str, *, meas
 
 def host_without_each(rows: Sequence[Row]) -> list[Row]:
     """The rows, each with the host terms that rows of other models have."""
-    found = {model: host_terms([row for row in rows if row.model != model]) for model in {row.model for row in rows}}
-    return [row.hosted(found[row.model]) for row in rows]
+    found = {}
+    for model in {row.model for row in rows}:
+        others = [row for row in rows if row.model != model]
+        found[model] = {False: host_terms(others), True: lone_terms(others)}
+    return [row.hosted(found[row.model][row.lone]) for row in rows]
 
 
 def joule_factors(rows: Sequence[Row], share: FloatArray) -> FloatArray:
@@ -270,10 +286,12 @@ def entries_of(rows: Sequence[Row]) -> tuple[dict[str, dict[str, Any]], list[str
         used += mine
         fit = Fit.of(mine, devices)
         if newer:
-            more, own = host_terms(mine), HOSTS[mine[0].set]
-            notes.append(
-                f"hosts: step_s = {own['step_s'] + more.step_s:.3g}, sequence_s = {own['sequence_s'] + more.sequence_s:.3g}"
-            )
+            hosts = [("hosts", HOSTS[mine[0].set], host_terms(mine))]
+            hosts += [(f"hosts of one {key[1]}", own, lone_terms(mine)) for key, own in LONE_HOSTS.items()]
+            notes += [
+                f"{name}: step_s = {own['step_s'] + more.step_s:.3g}, sequence_s = {own['sequence_s'] + more.sequence_s:.3g}"
+                for name, own, more in hosts
+            ]
             mine = host_without_each(mine)
         simulated = without_each(mine, devices, "model", measured_speed=False)
         at_speed = without_each(mine, devices, "model", measured_speed=True)

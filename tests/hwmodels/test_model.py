@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from hwmodels.calibrated import Calibrated
+from hwmodels.device import load_device
 from hwmodels.model import CATALOGUE, load_model, model_catalogue, spec_from_config
 from hwmodels.parallel import ParallelConfig
+from hwmodels.totals import Totals
 from hwmodels.work import stage_work
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "model_configs"
@@ -377,14 +380,22 @@ def test_parameters_are_to_the_last_those_that_transformers_makes():
     assert {name: load_model(name).params for name in IN_TRANSFORMERS} == IN_TRANSFORMERS
 
 
+STACKS = (("vllm", "b200"), ("sglang", "h200"), ("trtllm", "b200"), ("vllm-rocm", "mi355x"))
+
+
 @pytest.mark.skipif(not SHARED2.is_dir(), reason=f"the shared configs are not at {SHARED2}")
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow(reason="whole tables of measurements"))])
-def test_every_shared_config_loads(step):
+def test_every_shared_config_loads_and_all_are_priced(step):
     folders = [each for root in (SHARED, SHARED2) for each in sorted(root.iterdir()) if each.is_dir()]
     for folder in folders[::step]:
         spec = load_model(folder)
         assert spec.params > 5e8
         assert spec.name == folder.name
+        for stack, device in STACKS if step == 1 else ():
+            cost = Calibrated.for_stack(stack)(spec, load_device(device), ParallelConfig(tensor=4))
+            prompt, decodes = Totals(1000, 1000, 1, 500_500, 0, 0, 0, 1), Totals(64, 0, 0, 0, 0, 64, 64_000, 64)
+            assert 1e-3 < cost.iteration_s(decodes) < 1.0, (folder.name, stack)
+            assert 1e-3 < cost.iteration_s(prompt) < 1.0, (folder.name, stack)
 
 
 # Elements of the released checkpoints that their pages on the hub state, written from knowledge.

@@ -39,6 +39,15 @@ def test_parameters_by_layer():
     assert spec_of().params == layers + 512 + 2 * 1000 * 512
 
 
+def test_parameters_of_nemotron_nano_9b_v2():
+    """8.89 billion, as its report says (arXiv 2508.14444): 27 layers of Mamba-2, 4 of attention, 25 of two matrices."""
+    spec, h, inner, channels = load_model("nemotron-nano-9b-v2"), 4480, 128 * 80, 128 * 80 + 2 * 8 * 128
+    mamba = h * (inner + channels + 128) + inner * h + 5 * channels + 3 * 128 + inner
+    attention = h * (40 + 2 * 8) * 128 + 40 * 128 * h
+    assert spec.params == 27 * mamba + 4 * attention + 25 * 2 * h * 15_680 + 56 * h + h + 2 * 131_072 * h
+    assert spec.params / 1e9 == pytest.approx(8.89, abs=0.005)
+
+
 def test_a_list_of_layers_says_what_the_pattern_says():
     names = ["mamba", "mlp", "linear_attention", "moe", "full_attention"]
     listed = spec_of(layers_block_type=names, hybrid_override_pattern=None)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hwmodels.calibrated import Calibrated
 from hwmodels.device import load_device
 from hwmodels.model import load_model, model_catalogue
 from hwmodels.operations import expected_active_experts
@@ -198,7 +199,24 @@ def test_work_of_arrays_equals_work_of_scalars():
     arrays = cost.work(Totals(*columns))
     for i in range(50):
         one = cost.work(Totals(*(int(c[i]) for c in columns)))
-        assert tuple(one) == (arrays.flops[i], arrays.hbm_bytes[i], arrays.tile_flops[i])
+        assert tuple(one) == (arrays.flops[i], arrays.hbm_bytes[i], arrays.tile_flops[i], arrays.still_s[i])
+
+
+def test_nothing_is_multiplied_while_kernels_stream_or_send():
+    """The elementwise kernels and all-reduces of the layers, of the even share of a group's rows, and the exchange with experts."""
+    spec, device, decode = load_model("qwen3-30b-a3b"), load_device("h100-sxm"), Totals(64, 0, 0, 0, 0, 64, 64_000, 64)
+    for parallel in (ParallelConfig(), ParallelConfig(tensor=4), ParallelConfig(data=2, expert=2)):
+        cost = Calibrated.for_stack("vllm")(spec, device, parallel)
+        (work,), kernels, own = cost.work_by_stage, cost.kernels, 64 / parallel.data
+        still_s = sum(
+            op.layers * kernels.elementwise_s(own * op.bytes_per_row, op.launches, op.op) for op in work.elementwise
+        )
+        for op in work.collectives:
+            if not op.of_logits:
+                still_s += op.layers * kernels.collective_s(op.kind, own * op.bytes_per_row, op.n)
+        if work.exchange is not None:
+            still_s += work.exchange.layers * kernels.exchange_s(64, work.exchange)
+        assert cost.work(decode).still_s == pytest.approx(float(still_s), rel=1e-9)
 
 
 def test_remainder_layers_go_to_the_first_stages():

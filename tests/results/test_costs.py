@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 
 import sim
+from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import deploy
+from hwmodels.device import load_device
+from hwmodels.layerwise import LayerwiseCost
+from hwmodels.model import load_model
 from hwmodels.power import basis_of, power_model
 from hwmodels.totals import Totals
 from sim.engine import Columns
@@ -180,12 +184,16 @@ def by_hand(result: Any, prompt_tokens: int) -> dict[str, float]:
     flops = flops_of_prompts + flops_of_decodes
     # Of 4 query heads a KV head kernels multiply 64 rows.
     multiplied = flops + 15 * pair * (kv + decode) * (decode > 0)
+    rows, no = (prefill + decode).astype(np.int64), np.zeros(len(prefill), np.int64)
+    cost = Calibrated.for_stack("vllm")(load_model("llama-3.1-8b"), load_device("h100-sxm"))
+    still_s = cost.work(Totals(rows, *[no] * 9)).still_s
+    multiplying = 1 - still_s / seconds
     terms = tomllib.loads((Path(sim.__file__).parents[1] / "hwmodels" / "power.toml").read_text())["h100-sxm"]
     share = np.minimum(
         1.0,
         terms["idle"]
         + terms["memory"] * n_bytes / seconds / peak_bytes
-        + terms["compute"] * (multiplied / seconds / peak_flops) ** (1 / 3),
+        + terms["compute"] * multiplying * (multiplied / seconds / multiplying / peak_flops) ** (1 / 4),
     )
     return {
         **terms,
@@ -378,19 +386,36 @@ def test_power_of_a_known_step_by_hand() -> None:
     memory, arithmetic = n_bytes / 0.010 / 3.35e12, flops / 0.010 / 989.4e12
     tiles = 15 * 32 * 1001 * 4 * 4096 * 32  # 64 rows are multiplied for the 4 query heads of a KV head
     multiplied = arithmetic + tiles / 0.010 / 989.4e12
-    share = model.idle + model.memory * memory + model.compute * multiplied ** (1 / 3)
     cost = deploy(model="llama-3.1-8b", hardware="h100-sxm").cost
     work = cost.work(Totals(32, 0, 0, 0, 0, 32, 32 * 1001, 32))
+    still = 0.1  # norms, of which a roofline knows nothing
+    assert work.still_s == 0.0
+    share = model.idle + model.memory * memory + model.compute * (1 - still) * (multiplied / (1 - still)) ** (1 / 4)
     multiplied = work.flops + work.tile_flops
     reached = work.hbm_bytes / 0.010 / cost.peak_bytes_per_s, multiplied / 0.010 / cost.peak_flops_per_s
-    assert float(model.iteration_share(*reached)) == pytest.approx(share, rel=1e-3)
+    assert float(model.iteration_share(*reached, still)) == pytest.approx(share, rel=1e-3)
     assert 0.5 < share < 1.0
+
+
+WORKLOAD = {
+    "requests": 20, "prompt_tokens": 300, "output_tokens": 50, "arrivals": {"process": "poisson", "rate_per_s": 50.0},
+}  # fmt: skip
+
+
+def test_less_is_drawn_while_kernels_stream_and_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario.from_mapping(
+        {"hardware": "h100-sxm", "cost_model": "calibrated", "parallel": {"tensor": 2}, "workload": WORKLOAD}
+    )
+    joule, work = sim.simulate(scenario).summary["costs"]["joule"], LayerwiseCost.work
+    monkeypatch.setattr(LayerwiseCost, "work", lambda cost, totals: work(cost, totals)._replace(still_s=0.0))
+    assert joule < 0.99 * sim.simulate(scenario).summary["costs"]["joule"]
 
 
 def test_power_rises_with_what_is_reached_and_never_beyond_the_limit() -> None:
     grid, model = np.linspace(0, 1, 11), power_model("b200")
     assert np.all(np.diff(model.iteration_share(grid, 0.0)) >= 0)
     assert np.all(np.diff(model.iteration_share(0.0, grid)) >= 0)
+    assert np.all(np.diff(model.iteration_share(0.2, 0.1, grid)) <= 0)
     assert model.iteration_share(1.0, 1.0) == 1.0
     assert model.limited(500.0, 1000.0).iteration_share(1.0, 1.0) == 0.5
 

@@ -13,9 +13,9 @@ from hwmodels.layerwise import LayerwiseCost
 from hwmodels.overheads import serving_stack
 from hwmodels.power import ARITHMETIC_EXPONENT, power_model
 from sim.bench.published.machines import Unmodelled
-from sim.bench.published.powered import HOSTS, RELEASES, Drawn, drawn, server_of, stack_of
+from sim.bench.published.powered import HOSTS, LONE_HOSTS, RELEASES, Drawn, drawn, server_of, stack_of
 from sim.validation.files import validate
-from sim.validation.fit_power import Fit, Row, host_terms, host_without_each, joule_factors, without_each
+from sim.validation.fit_power import Fit, Row, host_terms, host_without_each, joule_factors, lone_terms, without_each
 
 ROW = {
     "task": "lm-arena-chat", "model": "Qwen/Qwen3-8B", "gpu": "H100", "num_gpus": 1, "precision": "bfloat16", "tp": 1,
@@ -92,9 +92,26 @@ def test_host_terms_are_what_steps_take_more_than_their_replays() -> None:
     assert host_terms([*rows, *slow]) == pytest.approx(found)
 
 
+def test_servers_of_one_device_whose_hosts_are_slow_have_terms_of_their_own() -> None:
+    """Steps of 18 ms and 0.08 ms a sequence, beside which measured ones take three times as long for their hosts."""
+    rows = []
+    for row, batch in zip(made(9, idle=0.15, compute=0.7, memory={"b200": 0.3}), cycle([8.0, 64.0, 256.0])):
+        replay = replace(row.drawn, tokens_per_s=batch / (0.018 + 8e-5 * batch))
+        of_one = replace(row, set="mlenergy3", batch=batch, tokens_per_s=replay.tokens_per_s / 3.0, drawn=replay)
+        rows += [of_one, replace(of_one, tokens_per_s=replay.tokens_per_s, drawn=replace(replay, devices=2))]
+    assert [row.lone for row in rows[:2]] == [True, False]
+    assert lone_terms(rows) == pytest.approx((0.036, 1.6e-4), rel=0.01)
+    even = [replace(row, device="h100-sxm") for row in rows if not row.lone]
+    held_back = host_without_each([*rows, *even])
+    assert [row.speed for row in held_back] == pytest.approx([1.0] * len(held_back), rel=0.01)
+
+
 def test_rows_are_replayed_with_the_terms_of_their_hosts() -> None:
     own = serving_stack("vllm", RELEASES["mlenergy3"]).overheads
     assert stack_of(RELEASES["mlenergy3"]).overheads == replace(own, **HOSTS["mlenergy3"]) != own
+    lone = LONE_HOSTS["mlenergy3", "b200"]
+    assert stack_of(RELEASES["mlenergy3"], "b200").overheads == replace(own, **lone)
+    assert stack_of(RELEASES["mlenergy3"], "h100") == stack_of(RELEASES["mlenergy3"])
     assert stack_of(RELEASES["mlenergy2"]) == serving_stack("vllm", RELEASES["mlenergy2"])
 
 
@@ -130,6 +147,16 @@ def test_rows_that_only_fill_tiles_draw_power(monkeypatch: pytest.MonkeyPatch) -
     assert without.bandwidth == found.bandwidth
     assert without.arithmetic < 0.9 * found.arithmetic
     assert without.watt < 0.95 * found.watt
+
+
+def test_less_power_is_drawn_while_nothing_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = {**ROW, "num_gpus": 2, "tp": 2}
+    found, work = drawn(two, "0.11.1"), LayerwiseCost.work
+    monkeypatch.setattr(LayerwiseCost, "work", lambda cost, totals: work(cost, totals)._replace(still_s=0.0))
+    without = drawn(two, "0.11.1")
+    assert without.tokens_per_s == found.tokens_per_s
+    assert found.arithmetic < 0.95 * without.arithmetic
+    assert found.watt < without.watt
 
 
 def test_prompts_with_images_are_not_replayed() -> None:

@@ -47,9 +47,11 @@ TASKS = {
 }
 """Prompts are assumptions: with these, dense models on H100 were measured at 0.94 to 1.02 of the simulated speed in the median.
 Spreads of answers are of the histograms that the same benchmark publishes; those of the older set's two tasks are assumed too."""
-HOSTS = {"mlenergy3": {"step_s": 1.28e-3, "sequence_s": 3.2e-5}}
+HOSTS = {"mlenergy3": {"step_s": 1.43e-3, "sequence_s": 3.2e-5}}
 """Host terms of a set's servers in place of those of their release, as `sim.validation.fit_power` has them of its rows on H100:
 0.11 has those of 0.12 otherwise, which were fitted to rows of 0.12 alone."""
+LONE_HOSTS = {("mlenergy3", "b200"): {"step_s": 3.1e-3, "sequence_s": 6.1e-5}}
+"""The same of a set's servers of one device of this kind, as the rows of these have them, all of them."""
 _FORMATS = {"bfloat16": "bf16", "fp8": "fp8", "mxfp4": "mxfp4"}
 _ROUNDS = 0.8
 """Requests that are sent after those that fill the server, over its seats."""
@@ -131,10 +133,11 @@ def server_of(row: Mapping[str, Any], release: str) -> Served:
     return replace(served, run=BenchRun(name="", file="", format="", offered=load), decode=decode)
 
 
-def stack_of(release: str) -> ServingStack:
-    """The stack of a release as the rows' servers ran it, with the terms of their hosts."""
+def stack_of(release: str, lone: str = "") -> ServingStack:
+    """The stack of a release as the rows' servers ran it, with the terms of their hosts; *lone*: the device of a server of one."""
     stack = serving_stack(STACK, release)
-    terms = HOSTS.get(next((name for name, each in RELEASES.items() if each == release), ""), {})
+    of = next((name for name, each in RELEASES.items() if each == release), "")
+    terms = LONE_HOSTS.get((of, lone), HOSTS.get(of, {}))
     return replace(stack, overheads=replace(stack.overheads, **terms))
 
 
@@ -142,7 +145,8 @@ def drawn(row: Mapping[str, Any], release: str, stack: ServingStack | None = Non
     """The power of the GPUs of a row's server, with the terms of *stack* or those of `stack_of`; `Unmodelled` where it cannot be
     priced or does not fit."""
     served = server_of(row, release)
-    experiment, deployment = experiment_of(served, stack=stack or stack_of(release))
+    lone = str(row["gpu"]).lower() if whole(row, "num_gpus", 1) == 1 else ""
+    experiment, deployment = experiment_of(served, stack=stack or stack_of(release, lone))
     columns = simulated(experiment)
     finished = np.sort(columns.requests["finish_ns"][columns.requests["finish_ns"] >= 0])
     seats = served.concurrency
@@ -156,7 +160,7 @@ def drawn(row: Mapping[str, Any], release: str, stack: ServingStack | None = Non
     if busy_s <= 0 or not math.isfinite(busy_s):
         raise Unmodelled("no iteration runs in the steady part")
     model = power_model(deployment.device.name)
-    share_s = float((model.iteration_share(steps.bandwidth, steps.arithmetic) * steps.seconds).sum())
+    share_s = float((model.iteration_share(steps.bandwidth, steps.arithmetic, steps.still) * steps.seconds).sum())
 
     def mean(values: np.ndarray) -> float:
         return float((values * steps.seconds).sum() / busy_s)
@@ -168,5 +172,5 @@ def drawn(row: Mapping[str, Any], release: str, stack: ServingStack | None = Non
         devices=deployment.parallel.n_devices,
         busy=min(1.0, busy_s / span_s),
         bandwidth=mean(np.minimum(steps.bandwidth, 1.0)),
-        arithmetic=mean(arithmetic_term(steps.arithmetic)),
+        arithmetic=mean(arithmetic_term(steps.arithmetic, steps.still)),
     )
