@@ -684,6 +684,7 @@ class LayerwiseCost:
         columns: Sequence[Any]
         experts: Any
         multiplied: Any
+        still: Any
         if isinstance(totals[0], np.ndarray):
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
             some = columns[0] > 0
