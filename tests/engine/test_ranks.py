@@ -15,6 +15,7 @@ from policies.published import OrcaPaged
 from policies.ranks import PromptBalance
 from policies.routers import LeastOutstanding, LlmD, RoundRobin, Router
 from policies.schedulers import Sarathi
+from policies.trtllm import TrtLlm
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from sim.engine import Columns, Experiment, InvariantError, MachineSpec, PolicyError, ReplicaSpec, StageTable, run
 from sim.engine.batch.micro_batch import MicroBatch
@@ -285,6 +286,21 @@ def test_a_rank_without_a_seat_has_all_prompts_wait_however_many_wait_there(time
     # The prompts' step takes 1,080 us and those of two decodes 1,002; each of these counts, and the last that counts has prompts.
     assert scheduled[5] == (1080 + (timeout_iters - 1) * 1002) * US
     assert scheduled[4] == columns.requests["finish_ns"][0]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_rank_whose_memory_is_promised_has_all_prompts_wait(overlap: bool) -> None:
+    """All come at once, and a step holds one prompt of a rank: the prompt that is admitted in the first step has promised away the
+    memory that the second one of rank 0 needs, so that rank 1's has to wait for it."""
+    scheduler = TrtLlm(max_num_tokens=49, disable_overlap_scheduler=not overlap)
+    spec = ReplicaSpec(cost=COST, scheduler=scheduler, kv_blocks=100, block_tokens=1)
+    balance = PromptBalance(timeout_iters=50, batching_wait_iters=0)
+    machine = MachineSpec(hosted=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
+    trace = Trace(arrival_ns=[0] * 4, prompt_tokens=[40, 40, 40, 10], output_tokens=[20, 40, 20, 5])
+    columns = run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), check_invariants=True)
+    finish, scheduled = columns.requests["finish_ns"], columns.requests["scheduled_ns"]
+    assert scheduled[:2].tolist() == [0, 0]
+    assert scheduled[2] == scheduled[3] >= finish[0]
 
 
 # Machines with ranks that fail.
