@@ -131,7 +131,7 @@ def test_a_room_of_the_engine_knows_only_those_above_it_in_the_table() -> None:
 
 
 FLOORS = (
-    ("errors", "text", "packages", "under_way"),
+    ("errors", "text", "packages", "under_way", "processes"),
     ("theory", "tokens"),
     ("engine",),
     ("build", "scenario", "metrics", "warmup", "protocols", "results", "run", "work", "extrapolated"),

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from policies.placement import (
     check,
 )
 from sim.placement.serving import NS_PER_S, Outcome, ScreenedBy, Serving, evaluate, evaluate_windows
+from sim.processes import ProcessPool
 from workloads import Trace
 
 _LONG_S = 5.0
@@ -31,7 +31,7 @@ Progress = Callable[[int, float], None]
 class Scoring:
     """A scorer for searches: simulates each placement on one workload, and each only once.
 
-    *jobs* processes simulate at a time. *budget_s* seconds after the first call it raises `BudgetSpent`.
+    The processes of *pool* simulate, or this one. *budget_s* seconds after the first call it raises `BudgetSpent`.
     """
 
     def __init__(
@@ -39,17 +39,15 @@ class Scoring:
         serving: Serving,
         workload: Trace,
         *,
-        jobs: int = 1,
+        pool: ProcessPool | None = None,
         budget_s: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        if jobs < 1:
-            raise ValueError(f"jobs is at least 1; got {jobs!r}")
         if budget_s is not None and not budget_s > 0:
             raise ValueError(f"budget_s is a time above 0, or nothing; got {budget_s!r}")
         self._serving, self._workload = serving, workload
         self._one = serving.scorer(workload)
-        self._jobs, self._budget_s, self._progress = jobs, budget_s, progress
+        self._pool, self._budget_s, self._progress = pool, budget_s, progress
         self._began: float | None = None
         self._cache: dict[Placement, Score] = {}
         self._best = 0.0
@@ -69,7 +67,7 @@ class Scoring:
             self._began = now
         new = list(dict.fromkeys(placement for placement in placements if placement not in self._cache))
         # In pieces, so that the budget is kept and progress shown also when many are asked for at once.
-        step = 16 * self._jobs
+        step = 16 * (1 if self._pool is None else self._pool.jobs)
         for at in range(0, len(new), step):
             if self._budget_s is not None and time.monotonic() - self._began > self._budget_s:
                 self.cut_short = True
@@ -84,15 +82,14 @@ class Scoring:
         return [self._cache[placement] for placement in placements]
 
     def _simulate(self, placements: Sequence[Placement]) -> list[Score]:
-        if self._jobs == 1 or len(placements) == 1:
+        pool = self._pool
+        if pool is None or len(placements) == 1:
             return [self._one(placement) for placement in placements]
-        from joblib import Parallel, delayed
-
-        parts = [placements[at :: self._jobs] for at in range(min(self._jobs, len(placements)))]
-        found: Any = Parallel(n_jobs=self._jobs)(
-            delayed(_scores)(self._serving, self._workload, part) for part in parts
+        parts = [placements[at :: pool.jobs] for at in range(min(pool.jobs, len(placements)))]
+        found = [pool.submit(_scores, self._serving, self._workload, part) for part in parts]
+        scores = dict(
+            zip(itertools.chain(*parts), itertools.chain.from_iterable(each.result() for each in found), strict=True)
         )
-        scores = dict(zip(itertools.chain(*parts), itertools.chain(*found), strict=True))
         return [scores[placement] for placement in placements]
 
 
@@ -152,24 +149,25 @@ def find(
     parts = [workload] if window_s is None else _windows(workload, window_s)
     placements: list[Placement] = []
     simulations, cut_short = 0, False
-    for part in parts:
-        if part is None:
-            # Nothing arrives in this window; what is there stays.
-            placements.append(placements[-1] if placements else Placement(groups=()))
-            continue
-        scoring = Scoring(
-            serving,
-            part,
-            jobs=jobs,
-            budget_s=None if budget_s is None else budget_s / len(parts),
-            progress=progress,
-        )
-        views = serving.views(part)
-        found = search.search(serving.cluster, views, scoring)
-        check(found, serving.cluster, views)
-        placements.append(found)
-        simulations += scoring.simulations
-        cut_short |= scoring.cut_short
+    with ProcessPool(jobs) as pool:
+        for part in parts:
+            if part is None:
+                # Nothing arrives in this window; what is there stays.
+                placements.append(placements[-1] if placements else Placement(groups=()))
+                continue
+            scoring = Scoring(
+                serving,
+                part,
+                pool=pool if jobs > 1 else None,
+                budget_s=None if budget_s is None else budget_s / len(parts),
+                progress=progress,
+            )
+            views = serving.views(part)
+            found = search.search(serving.cluster, views, scoring)
+            check(found, serving.cluster, views)
+            placements.append(found)
+            simulations += scoring.simulations
+            cut_short |= scoring.cut_short
     planning_s, processor_s = time.perf_counter() - began, time.process_time() - processor
     return Plan(
         search=search,

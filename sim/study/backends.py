@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Future
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
 from sim.errors import RooftraceError
+from sim.processes import ProcessPool
 from sim.scenario import Scenario
 from sim.study.records import Outcome, run_batch
 
@@ -30,39 +28,6 @@ class Backend(Protocol):
     def restart(self) -> None: ...
 
     def close(self, *, now: bool) -> None: ...
-
-
-def fresh_processes(jobs: int) -> Any:
-    """An executor of *jobs* processes of this machine (joblib's loky), each with one thread for numerics.
-
-    Fresh for each study: a reused process would keep an older version of a policy that was edited since.
-    """
-    from joblib.externals.loky import ProcessPoolExecutor
-
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return ProcessPoolExecutor(max_workers=jobs, timeout=20, env=threads)
-
-
-@contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Signals that end a command are answered when the block is done, which holds what hands work to an executor of processes: one
-    that was interrupted while it started them cannot be shut down.
-
-    Python answers signals in its main thread alone; in any other nothing has to be held.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    ends = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not None]
-    before = {each: signal.signal(each, lambda number, _frame: came.append(number)) for each in ends}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        if came:
-            signal.raise_signal(came[0])
 
 
 class Inline:
@@ -94,13 +59,10 @@ class Processes:
     def __init__(self, jobs: int, folder: Path) -> None:
         self.width = jobs
         self.folder: str | None = str(folder)
-        self._executor: Any = None
+        self._pool = ProcessPool(jobs)
 
     def submit(self, batch: Sequence[tuple[str, Scenario]]) -> Future[list[Outcome]]:
-        if self._executor is None:
-            self._executor = fresh_processes(self.width)
-        with signals_held():
-            return self._executor.submit(run_batch, batch, self.folder, os.getpid())
+        return self._pool.submit(run_batch, batch, self.folder, os.getpid())
 
     def died(self, error: BaseException) -> bool:
         return isinstance(error, BrokenExecutor)
@@ -109,9 +71,7 @@ class Processes:
         self.close(now=True)
 
     def close(self, *, now: bool) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, kill_workers=now)
-            self._executor = None
+        self._pool.close(now=now)
 
 
 class Cluster:

@@ -10,12 +10,12 @@ from typing import Any
 
 from sim.errors import RooftraceError
 from sim.metrics import limits_in
+from sim.processes import ProcessPool
 from sim.results.words import limit_text
 from sim.run import simulate
 from sim.scenario import Scenario
 from sim.scenario.workload import workload_of
 from sim.study import statistics as st
-from sim.study.backends import fresh_processes
 from sim.study.notes import Noted, Notes
 from sim.under_way import steps, under_way
 
@@ -226,12 +226,9 @@ def highest_rates(
     jobs = min(jobs, len(scenarios))
     if jobs == 1:
         return [search(each) for each in steps(scenarios, unit="candidates")]
-    executor = fresh_processes(jobs)
-    try:
-        searches = [executor.submit(search, each) for each in scenarios]
+    with ProcessPool(jobs) as pool:
+        searches = [pool.submit(search, each) for each in scenarios]
         return [each.result() for each in steps(searches, unit="candidates")]
-    finally:
-        executor.shutdown(wait=True, kill_workers=True)
 
 
 def bisect(

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -100,38 +101,56 @@ def answers(process: subprocess.Popen[str]) -> bool:
     return False
 
 
+LONG = {
+    "reproduce": ["reproduce", "--quick", "--jobs", "2", "--out", "out"],
+    "sweep": ["sweep", "--axis", "seed=0:40:41", "--jobs", "2", "--set", "workload.requests=4000", "--out", "out"],
+    "cost": ["optimize", "--goal", "cost", "--axis", "replicas=1,2,3,4", "--set", "workload.requests=40000", "--jobs", "2",
+             "--out", "out"],
+    "rate": ["optimize", "--axis", "replicas=1,2", "--set", "workload.requests=40000", "--jobs", "2"],
+    "place": ["place", "s.yaml", "--out", "out"],
+    "serve": ["serve", "--port", "0", "--out", "out"],
+}  # fmt: skip
+PLACES = """
+cluster: {devices: 16, memory_gib: 13.0}
+models: [{model: bert-2.7b, copies: 24}]
+workload: {arrivals: {process: gamma, rate_per_s: 40, cv: 4}, popularity: 0.5, duration_s: 2000}
+serving: {slo_scale: 5}
+placement: {policy: partition}
+jobs: 2
+"""
+
+
 @pytest.mark.slow(reason="processes are started and ended")
 @pytest.mark.parametrize(
-    "asked",
+    ("name", "code", "said"),
     [
-        ["reproduce", "--quick", "--jobs", "2", "--out", "out"],
-        ["sweep", "--axis", "seed=0:40:41", "--jobs", "2", "--set", "workload.requests=4000", "--out", "out"],
-        ["optimize", "--goal", "cost", "--axis", "replicas=1,2,3,4", "--set", "workload.requests=40000", "--jobs", "2",
-         "--out", "out"],
-        ["serve", "--port", "0", "--out", "out"],
+        *((name, 143, "Terminated") for name in LONG),
+        *((name, 130, "Interrupted") for name in ("sweep", "rate", "place")),
     ],
-)  # fmt: skip
-def test_sigterm_ends_processes_in_the_middle_of_their_work(tmp_path, asked):
+)
+def test_a_signal_ends_processes_in_the_middle_of_their_work(tmp_path, name, code, said):
+    (tmp_path / "s.yaml").write_text(PLACES)
     start = "from sim.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        [sys.executable, "-c", start, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        [sys.executable, "-c", start, *LONG[name]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env=environment, start_new_session=True,
     ) as process:  # fmt: skip
-        # It has begun when it answers, or has made its folder and two processes beside what counts resources.
-        while process.poll() is None and not (
-            answers(process) if asked[0] == "serve" else any(tmp_path.rglob("*")) and in_group(process.pid) > 3
-        ):
+        # It has begun when it answers, or as soon as it starts a process beside those that count resources.
+        while process.poll() is None and not (answers(process) if name == "serve" else in_group(process.pid) > 3):
             time.sleep(0.05)
         assert process.poll() is None
-        process.terminate()
+        if code == 130:
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        else:
+            process.terminate()
         _, err = process.communicate(timeout=600)
-    assert process.returncode == (0 if asked[0] == "serve" else 143)
-    if asked[0] == "sweep":  # the points that were to come were not waited for
+    assert process.returncode == (0 if name == "serve" else code)
+    if name == "sweep":  # the points that were to come were not waited for
         assert len(list((tmp_path / "out" / "points").glob("*"))) < 41
     assert "Traceback" not in err
-    if asked[0] != "serve":
-        assert [line for line in err.splitlines() if line.startswith("Terminated; ")] == err.splitlines()[-1:]
+    if name != "serve":
+        assert [line for line in err.splitlines() if line.startswith(f"{said}; ")] == err.splitlines()[-1:]
     for _ in range(100):  # what counts resources ends when it sees that nobody is there
         try:
             os.killpg(process.pid, 0)

@@ -179,28 +179,19 @@ def _run(tasks: Sequence[_Task], quick: bool, jobs: int) -> Iterator[tuple[_Task
         return
     from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-    from joblib.externals.loky import ProcessPoolExecutor
+    from sim.processes import ProcessPool
 
-    from sim.study.backends import signals_held
-
-    # Its processes are no forked copies, which may hang where there are threads, and can be ended in the middle of a part.
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)))
     waiting = iter(tasks)
     running: dict[Future[list[Row]], _Task] = {}
-    try:
+    with ProcessPool(min(jobs, len(tasks))) as pool:
         # No more are handed over than run: of those that wait, a pool that is ended loses count.
         while True:
             for task in itertools.islice(waiting, jobs - len(running)):
-                with signals_held():
-                    running[pool.submit(_part_rows, task.group, task.place, quick)] = task
+                running[pool.submit(_part_rows, task.group, task.place, quick)] = task
             if not running:
                 break
             for done in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(done), done.result()
-    except BaseException:
-        pool.shutdown(wait=True, kill_workers=True)
-        raise
-    pool.shutdown(wait=True)
 
 
 def _part_rows(group: str, index: int, quick: bool) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Where runs of a study are run, when a signal comes while work is handed over."""
+"""Processes of this machine, and signals that come while work is handed to them."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from sim.study.backends import Processes, signals_held
+from sim.processes import ProcessPool, signals_held
 
 
 class Ended(Exception):
@@ -69,6 +69,9 @@ def test_another_thread_holds_nothing(answered):
 class Interrupted:
     """An executor to which a signal comes while it starts its processes."""
 
+    def __init__(self, **_settings):
+        self.has_started = False
+
     def submit(self, *_work):
         os.kill(os.getpid(), signal.SIGTERM)
         self.has_started = True
@@ -77,10 +80,21 @@ class Interrupted:
         assert self.has_started
 
 
-def test_processes_can_be_ended_after_a_signal_that_came_while_they_were_started(monkeypatch, tmp_path, answered):
-    monkeypatch.setattr("sim.study.backends.fresh_processes", lambda jobs: Interrupted())
-    processes = Processes(2, tmp_path)
-    with suppress(Ended):
-        processes.submit(())
+def test_processes_can_be_ended_after_a_signal_that_came_while_they_were_started(monkeypatch, answered):
+    monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", Interrupted)
+    with suppress(Ended), ProcessPool(2) as pool:
+        pool.submit(len, ())
     assert answered == [signal.SIGTERM]
-    processes.close(now=True)
+
+
+@pytest.mark.slow(reason="a process is started")
+def test_ctrl_c_is_for_the_command_and_not_for_its_processes():
+    with ProcessPool(1) as pool:
+        pool.submit(signal.raise_signal, signal.SIGINT).result()
+        assert pool.submit(len, "ab").result() == 2
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_there_is_at_least_one_process():
+    with pytest.raises(ValueError, match="at least 1; got 0"):
+        ProcessPool(0)
