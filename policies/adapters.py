@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import overload
 
-from policies.schedulers import checked_as_given, setting_at_least
+from policies.schedulers import setting_at_least
 from policies.view import BASE_MODEL, AdaptersSeen, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
 
 ADAPTERS_SAY = "a scenario says it as adapters.max_loras"
@@ -80,7 +80,6 @@ def admissible(
     return queue if len(asked) <= most else Admissible(queue, seen, taken, most, counts_base=counts_base)
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class MaxLoras:
     """A batch has at most *max_loras* different adapters: waiting requests that would bring one more are passed over.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from policies.schedulers import checked_as_given, setting_at_least
+from policies.schedulers import setting_at_least
 from policies.view import Plan, PlanFunction, ReplicaView, RunningSeq, Scheduler, WaitingSeq, plan_of
 
 TOO_LATE_FOR_ITS_CLASS = "first token of its class cannot be kept"
@@ -42,7 +42,6 @@ def without(view: ReplicaView, gone: Iterable[RunningSeq], **changes: Any) -> Re
     )
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class Preempt:
     """Strict priority with preemption: sequences of lower priority are preempted where the first of the queue is not admitted.
@@ -124,7 +123,6 @@ class Served(NamedTuple):
     inner: object | None = None
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class WeightedFair:
     """Fair sharing by virtual token counters: the queue is shown with the requests of the least served tenant first.
@@ -250,7 +248,6 @@ def by_least_served(view: ReplicaView, counters: dict[int, int], prices: dict[in
     return tuple(queue)
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class KeepSlo:
     """Waiting requests that cannot keep their class's limit of the first token are rejected, demoted or shortened (*otherwise*).

@@ -17,10 +17,10 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def checked_as_given(cls: _Class) -> _Class:
-    """Marks a class whose settings are checked as they were given, by `setting_at_least` and its like.
+    """Marks a class of a compiled module whose settings are checked as they were given, by `setting_at_least` and its like.
 
-    Compiled, it stays an ordinary class with compiled methods; in a native one the settings would have become what their types say
-    before the check, a `true` for a number of tokens 1.
+    It is there for mypyc, which leaves a class with a decorator that it does not know an ordinary one with compiled methods. In a
+    native one the settings would have become what their types say before the check, a `true` for a number of tokens 1.
     """
     return cls
 

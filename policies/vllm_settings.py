@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import ClassVar, Final, Literal, NamedTuple, Self
 
 from policies.adapters import ADAPTERS_SAY
-from policies.schedulers import checked_as_given, setting_at_least, setting_is_fraction
+from policies.schedulers import setting_at_least, setting_is_fraction
 from policies.view import Encodes, Largest
 
 
@@ -48,7 +48,6 @@ RELEASES: Final[dict[str, Rules]] = {
 """The releases whose rules are known, the oldest first."""
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class VllmSettings:
     """Settings of `policies.vllm.Vllm`."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from policies.schedulers import checked_as_given, setting_at_least
+from policies.schedulers import setting_at_least
 from policies.view import (
     ALWAYS_NS,
     Plan,
@@ -28,7 +28,6 @@ OVERDUE = "deadline has passed"
 TOO_LATE = "deadline cannot be met"
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class EvictNewest:
     """Preemption by recomputation around any scheduler: when the decodes cannot grow, the newest sequences are preempted."""
@@ -78,7 +77,6 @@ class EvictNewest:
         return plan._replace(preempt=(*evicted, *plan.preempt), hold=1)
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class Pad:
     """Batches of the inner scheduler are priced at one shape; what runs does not change, only what it costs.
@@ -123,7 +121,6 @@ _ORDERS: dict[str, Callable[[WaitingSeq, Terms], Any]] = {
 }
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class Order:
     """The inner scheduler sees the queue in another order; equals stay as they are in the queue.
@@ -152,7 +149,6 @@ class Order:
         return plan._replace(hold=1) if view.cache is not None and self.by == "shortest_prompt" else plan
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class Cap:
     """The inner scheduler sees no more of the queue than limits on sequences, context and prompts admit.
@@ -202,7 +198,6 @@ class Cap:
         return sum(seq.cached_tokens for seq in view.running) + sum(seq.remaining_tokens for seq in view.prefilling)
 
 
-@checked_as_given
 @dataclass(frozen=True)
 class RejectLate:
     """Waiting requests whose deadline cannot be met any more are rejected, with the reason.

@@ -339,7 +339,7 @@ def _labels(table: _Table, said: Said) -> _Labels:
     device = table.checked("device", own["device"], named.get("device", "") or said.device, _device)
     dtype = table.checked("dtype", own["dtype"], named.get("dtype", "") or said.dtype, _format_word)
     source = table.checked("source", own["source"], named.get("source", ""), _software)
-    if kind != "collective" and not source.all():
+    if kind != "collective" and (source == "").any():
         table.assumed.append(f"{default_stack().title}'s kernels" if kind != "serving" else default_stack().title)
         source = np.where(source == "", default_stack().name, source)
     beside = {
@@ -352,7 +352,7 @@ def _labels(table: _Table, said: Said) -> _Labels:
 
 def _by_label(table: _Table, columns: dict[str, np.ndarray], labels: _Labels) -> list[Measurement]:
     """A measurement of kernels for each combination of labels; where some differ, the path says which."""
-    if table.fit.kind != "collective" and not labels.dtype.all():
+    if table.fit.kind != "collective" and (labels.dtype == "").any():
         table.assumed.append("bf16")
     keys = list(zip(*(words.tolist() for words in labels), strict=True))
     differ = [len(set(words)) > 1 for words in zip(*keys, strict=True)]
@@ -415,13 +415,13 @@ def _impossible(kind: str, c: Mapping[str, np.ndarray]) -> Iterator[tuple[np.nda
 
 
 def _serving(table: _Table, columns: dict[str, np.ndarray], labels: _Labels) -> Measurement:
-    if not labels.device.all():
+    if (labels.device == "").any():
         raise ValueError(
             f"{table.path.name}: a serving table says the device, which neither a column nor its name does here"
         )
     if "protocol" not in table.fit.columns:
         table.assumed.append(f"the protocol {_PROTOCOL}")
-    if not labels.dtype.all():
+    if (labels.dtype == "").any():
         table.assumed.append("the model's own format")
     n = len(labels.device)
     blank = np.full(n, "")

@@ -56,7 +56,7 @@ def least(
     return solve(
         lambda x: np.concatenate((here + slope @ (x - lines.at), x[: len(priors)] * priors)),
         np.clip(lines.at, low + 1e-6, high - 1e-6),
-        jac=lambda _: jacobian,
+        jac=lambda _: jacobian.copy(),  # SciPy scales it in its place, up to 1.15
         bounds=(low, high),
         loss=rho,
         x_scale=1.0 if widths is None else widths,

@@ -85,6 +85,10 @@ def _plain(value: Any, info: core_schema.SerializationInfo) -> Any:
         }
     if isinstance(value, list | tuple):
         return [_plain(each, info) for each in value]
+    if isinstance(value, BaseModel):
+        # Up to 2.13 pydantic fails where it is left a section whose schema was not built yet.
+        how = ("mode", "by_alias", "exclude_unset", "exclude_defaults", "exclude_none")
+        return value.model_dump(**{name: getattr(info, name) for name in how})
     return str(value) if isinstance(value, Path) else value
 
 
