@@ -58,7 +58,7 @@ def test_options_that_do_not_fit_a_log_are_refused(
         (["--what-if", "router=leest"], "leest"),
         (["--step", "0"], "--step"),
         (["--refresh", "0"], "--refresh"),
-        (["--prompt-tokens", "0"], "equal to 1"),
+        (["--prompt-tokens", "0"], "Invalid value for '--prompt-tokens'"),
         (["--since", "2.9"], "half of the time between two samples"),
         (["--since", "nan"], "--since 'nan': expected a date"),
     ],
