@@ -7,8 +7,8 @@
 Every comparison, sum, difference, `and`, `or`, `not`, small number, `continue` and statement that is a call is a place where a
 meaning can change. *count* of them are drawn, each is made in a copy of the tree, and the tests run until one fails. The tests are
 those given or, without, the folder of `tests` that mirrors the file's room. Prints every change that no test noticed, and ends with
-1 if there was one; some of these change nothing that can be seen, which a person has to judge. `--since` takes the files that have
-changed since a commit, `--named` ten changes whose texts are kept here.
+1 if there was one; some of these change nothing that can be seen, which a person has to judge. `--since` takes the files of the
+package that have changed since a commit, `--named` ten changes whose texts are kept here.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 LIMIT_S = 600.0
 """A change after which the tests run longer counts as noticed: it made something endless."""
 _COPIED = ("sim", "hwmodels", "policies", "workloads", "tests", "benchmarks", "examples", "docs", "notebooks", ".ci")
+_ROOMS = ("sim/", "hwmodels/", "policies/", "workloads/", "rooftrace.py")
 _COMPARED = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -106,7 +107,7 @@ def _changed(node: ast.AST) -> str | None:
 
 NAMED = (
     ("sim/engine/batch/stages.py", "ready = end + handover", "ready = end", ("tests/engine/test_pipeline.py",)),
-    ("sim/engine/tiers/links.py", "[0] * spec.concurrent_transfers", "[0]", ("tests/engine/test_handover.py",)),
+    ("sim/engine/tiers/links.py", "[0] * spec.concurrent_transfers", "[0]", ("tests/engine/test_links.py",)),
     ("sim/engine/record/streaming.py", "sent = begins | (", "sent = (", ("tests/engine/test_streaming.py",)),
     ("hwmodels/totals.py", "rest * (rest + 1) // 2", "rest * (rest - 1) // 2", ("tests/engine/test_meanings.py",)),
     ("hwmodels/cache.py", "layers[i::n]", "layers[i * size : (i + 1) * size]", ("tests/hwmodels/test_hybrid.py",)),
@@ -145,10 +146,12 @@ def named() -> Iterator[Mutation]:
 
 
 def mirror_of(file: str) -> tuple[str, ...]:
-    """The folder of tests that mirrors the room of a file: of `sim/engine/kv/runs.py` it is `tests/engine`."""
+    """The folder of tests that mirrors the room of a file: of `sim/engine/kv/runs.py` it is `tests/engine`, and of `sim/text.py`
+    `tests/test_text.py`."""
     parts = Path(file).parts
-    room = parts[1] if parts[0] == "sim" and len(parts) > 2 else parts[0]
-    return (f"tests/{room}",) if (ROOT / "tests" / room).is_dir() else ("tests",)
+    room = parts[1] if parts[0] == "sim" else parts[0]
+    mirrors = (f"tests/{room.removesuffix('.py')}", f"tests/test_{room}")
+    return next(((each,) for each in mirrors if (ROOT / each).exists()), ("tests",))
 
 
 def noticed(mutation: Mutation, tree: Path) -> str | None:
@@ -216,11 +219,14 @@ def main() -> int:
     if given.since:
         changed = ["git", "diff", "--name-only", "--diff-filter=d", given.since, "--", "*.py"]
         listed = subprocess.run(changed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-        files += [file for file in listed if not file.startswith(("tests/", "benchmarks/"))]
+        files += [file for file in listed if file.startswith(_ROOMS)]
     drawn: list[Mutation] = list(named()) if given.named else []
     if files:
         every = [each for file in files for each in mutations_of(file, (ROOT / file).read_text(encoding="utf-8"))]
         drawn += random.Random(given.seed).sample(every, min(given.count, len(every)))
+    if not drawn and given.since:
+        print(f"nothing that can be changed has changed since {given.since}")
+        return 0
     if not drawn:
         parser.error("name files, or give --since or --named")
     with_tests = [replace(each, tests=tuple(given.tests or each.tests or mirror_of(each.file))) for each in drawn]

@@ -41,4 +41,5 @@ def test_the_named_changes_fit_the_code():
 def test_the_mirror_of_a_file_are_those_of_its_room():
     assert mirror_of("sim/engine/kv/runs.py") == mirror_of("sim/engine/kv/block_runs.py") == ("tests/engine",)
     assert mirror_of("policies/vllm.py") == ("tests/policies",)
-    assert mirror_of("rooftrace.py") == ("tests",)
+    assert mirror_of("sim/text.py") == ("tests/test_text.py",)
+    assert mirror_of("rooftrace.py") == mirror_of("sim/run.py") == ("tests",)

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from typing import ClassVar
 
 import pytest
 
@@ -69,22 +70,31 @@ def test_another_thread_holds_nothing(answered):
 class Interrupted:
     """An executor to which a signal comes while it starts its processes."""
 
+    made: ClassVar[list] = []
+
     def __init__(self, **_settings):
-        self.has_started = False
+        self.has_started, self.killed = False, None
+        self.made.append(self)
 
     def submit(self, *_work):
         os.kill(os.getpid(), signal.SIGTERM)
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self.has_started = True
 
     def shutdown(self, *, wait, kill_workers):
         assert self.has_started
+        self.killed = kill_workers
 
 
 def test_processes_can_be_ended_after_a_signal_that_came_while_they_were_started(monkeypatch, answered):
     monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", Interrupted)
     with suppress(Ended), ProcessPool(2) as pool:
         pool.submit(len, ())
+    (executor,) = Interrupted.made
     assert answered == [signal.SIGTERM]
+    assert executor.killed
+    # They are started deaf to Ctrl-C, and the command hears it again.
+    assert executor.blocked - signal.pthread_sigmask(signal.SIG_BLOCK, ()) == {signal.SIGINT}
 
 
 @pytest.mark.slow(reason="a process is started")
