@@ -2,11 +2,12 @@
 
     python -m benchmarks.peers [ROW ...] [--repeats N]
 
-Rows: azure, mooncake, ragpulse-40, ragpulse-72, million, fleet, folder; all of them where none is named. Each run is in a process
-of its own, which builds the experiment first; its time is the processor time of `sim.engine.run`, the least of the repeats, and its
-memory the most that the process held. Published figures are from other machines and of other models of engines: they say how much
-work a trace is thought to be, not who is faster. RAGPulse's public days are repeated to the number of requests that was published,
-squeezed into one day; what occurs once in the trace has another content in each copy, what occurs again is shared by all.
+Rows: azure, mooncake, ragpulse-40, ragpulse-72, million, fleet, sessions, folder; all of them where none is named. Each run is
+in a process of its own, which builds the experiment first; its time is the processor time of `sim.engine.run`, the least of the
+repeats, and its memory the most that the process held. Published figures are from other machines and of other models of
+engines: they say how much work a trace is thought to be, not who is faster. RAGPulse's public days are repeated to the number
+of requests that was published, squeezed into one day; what occurs once in the trace has another content in each copy, what
+occurs again is shared by all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.prefix import DEFAULT_SESSIONS, sessions_cost
 from sim.build import is_compiled
 from sim.engine import Columns, run
 from sim.engine.spec.experiment import Experiment
@@ -46,6 +48,7 @@ STRETCHED_TO = 537_600
 DAY_MS = 86_400_000
 MILLION = 1_000_000
 FLEET_REQUESTS, FLEET = 200_000, 1_000
+FOLDER_REQUESTS = 150_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +99,8 @@ def azure() -> Experiment:
     return build(scenario_of(workload=f"{{trace: {AZURE}}}"))
 
 
-def mooncake(caching: bool = True) -> Experiment:
-    scenario = scenario_of(workload=f"{{trace: {MOONCAKE}}}", replicas=8)
+def mooncake(caching: bool = True, replicas: int = 8, router: str = "round_robin") -> Experiment:
+    scenario = scenario_of(workload=f"{{trace: {MOONCAKE}}}", replicas=replicas, router=router)
     return build(scenario.with_set(f"memory.prefix_caching={str(caching).lower()}"))
 
 
@@ -110,8 +113,8 @@ def ragpulse(replicas: int) -> Experiment:
     return replace(experiment, workload=trace)
 
 
-def million() -> Experiment:
-    return replace(build(scenario_of()), workload=synthetic(MILLION, 5.0))
+def million(requests: int = MILLION) -> Experiment:
+    return replace(build(scenario_of()), workload=synthetic(requests, 5.0))
 
 
 def fleet(replicas: int, router: str) -> Experiment:
@@ -179,6 +182,14 @@ def mooncake_row(repeats: int) -> None:
     on, off = (alone(partial(mooncake, caching), repeats) for caching in (True, False))
     shown("Mooncake, 8 replicas, prefix cache", on, theirs)
     shown("  without the cache", off, f"speed with the cache {off.run_s / on.run_s:.2f} of without")
+    shown("  on 5 replicas, by prefix", alone(partial(mooncake, True, 5, "prefix"), repeats))
+
+
+def sessions_row(_repeats: int) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        requests, read_s, ended_s, peak_gb = pool.submit(sessions_cost, DEFAULT_SESSIONS).result()
+    found = Cost(requests=requests, run_s=ended_s, peak_gb=peak_gb, saved_s={})
+    shown("recorded sessions, 4 replicas, whole process", found, f"{read_s:.2f} s of it until they are read")
 
 
 def ragpulse_row(replicas: int, repeats: int) -> None:
@@ -199,11 +210,11 @@ def fleet_row(repeats: int) -> None:
 
 
 def folder_row(repeats: int) -> None:
-    for name, make in (("Azure conversation", azure), ("a million synthetic requests", million)):
-        found = alone(make, repeats, True)
+    for requests in (FOLDER_REQUESTS, MILLION):
+        found = alone(partial(million, requests), repeats, True)
         parts = ", ".join(f"{part} {took_s:.2f} s" for part, took_s in found.saved_s.items())
         share = sum(found.saved_s.values()) / found.run_s
-        shown(f"{name}, results folder", found, f"{parts}: {share:.2f} of the run")
+        shown(f"{requests:,} synthetic requests, results folder", found, f"{parts}: {share:.2f} of the run")
 
 
 ROWS: dict[str, tuple[Callable[[int], None], Path | None]] = {
@@ -213,7 +224,8 @@ ROWS: dict[str, tuple[Callable[[int], None], Path | None]] = {
     "ragpulse-72": (partial(ragpulse_row, 72), RAGPULSE),
     "million": (million_row, None),
     "fleet": (fleet_row, None),
-    "folder": (folder_row, AZURE),
+    "sessions": (sessions_row, DEFAULT_SESSIONS),
+    "folder": (folder_row, None),
 }
 """Rows, and the trace that each needs."""
 

@@ -109,8 +109,9 @@ def by_load(trace: Path, factor: float) -> tuple[float, ...]:
     return rate, used, float(found), float(curve.hit_rate(tokens)), float(curve.hit_rate(tokens * (1 - used)))
 
 
-def sessions_cost(sessions: Path) -> tuple[float, float, float]:
-    """Seconds of processor time since this process began, when the file is read and when the run has ended; and its peak in GB."""
+def sessions_cost(sessions: Path) -> tuple[int, float, float, float]:
+    """The requests of the sessions; seconds of processor time since this process began, when the file is read and when the run has
+    ended; and its peak in GB."""
     config = json.loads((ROOT / "hwmodels" / "models" / "qwen3-32b.json").read_text())
     with TemporaryDirectory() as folder:
         model = Path(folder) / "config.json"
@@ -122,9 +123,14 @@ def sessions_cost(sessions: Path) -> tuple[float, float, float]:
         arrivals = "{process: poisson, rate_per_s: 0.02}"
         experiment = build(scenario.with_set(f"workload={{sessions: {sessions}, arrivals: {arrivals}}}"))
         read_s = time.process_time()
-        run(experiment)
+        columns = run(experiment)
         ended_s = time.process_time()
-    return read_s, ended_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024e-9
+    return (
+        len(columns.requests["arrival_ns"]),
+        read_s,
+        ended_s,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024e-9,
+    )
 
 
 def main() -> None:
@@ -135,7 +141,7 @@ def main() -> None:
     # First, since a process counts the peak of the one that started it as its own.
     if options.sessions.exists():
         with ProcessPoolExecutor(1, get_context("spawn")) as own:
-            read_s, ended_s, peak = own.submit(sessions_cost, options.sessions).result()
+            _, read_s, ended_s, peak = own.submit(sessions_cost, options.sessions).result()
         print(f"sessions: {ended_s:.2f} s of processor time, {read_s:.2f} s until they are read; {peak:.2f} GB")
     else:
         print(f"{options.sessions} is not here: the sessions are left out")
