@@ -171,7 +171,7 @@ def open_backend(
         if importlib.util.find_spec(name) is None:
             raise CalibrationError(
                 f"the {name} back end needs the package {name}, which is not installed; "
-                f"pip install -e '.[{name}]' in Rooftrace's folder, or take --backend numpy for the CPU"
+                f"pip install {name}, or take --backend numpy for the CPU"
             )
     if not names:
         raise CalibrationError(f"no installed back end reaches a {device}; install torch for cuda or jax for tpu")

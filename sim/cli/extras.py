@@ -15,7 +15,7 @@ EXTRAS = {
     "distributed": ("distributed",),
     "notebooks": ("jupyterlab", "jupytext"),
 }
-"""Extra of `pip install -e '.[EXTRA]'` -> the packages that it brings (pyproject.toml)."""
+"""Extra (`pip install -e '.[EXTRA]'` in a clone) -> the packages that it brings (pyproject.toml)."""
 
 
 def missing(extra: str) -> list[str]:
@@ -26,4 +26,4 @@ def missing(extra: str) -> list[str]:
 def needs(extra: str) -> None:
     """RooftraceError where the command that is called as *extra* lacks a package of it."""
     if lacking := missing(extra):
-        raise RooftraceError(f"rooftrace {extra} needs {lacking[0]}: pip install -e '.[{extra}]'")
+        raise RooftraceError(f"rooftrace {extra} needs {lacking[0]}: pip install {' '.join(lacking)}")

@@ -83,7 +83,7 @@ class Cluster:
         try:
             from distributed import Client
         except ImportError:
-            raise RooftraceError("--cluster needs Dask: pip install -e '.[distributed]'") from None
+            raise RooftraceError("--cluster needs Dask: pip install distributed") from None
         try:
             self._client: Any = Client(address, timeout="10s", set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:

@@ -159,7 +159,7 @@ def run_live(settings: LiveSettings, *, report: Callable[[str], None] = lambda _
         import transformers
     except ImportError as error:
         raise RooftraceError(
-            f"live runs need {error.name}, which is not installed; pip install -e '.[torch]'"
+            f"live runs need {error.name}, which is not installed; pip install torch transformers"
         ) from None
     try:
         profile = read_profile(settings.profile)

@@ -40,7 +40,7 @@ class Arima(Forecast):
     def __post_init__(self) -> None:
         super().__post_init__()
         if importlib.util.find_spec("statsmodels") is None:
-            raise ValueError("arima needs statsmodels: pip install -e '.[forecast]'; kalman and holt_winters do not")
+            raise ValueError("arima needs statsmodels: pip install statsmodels; kalman and holt_winters do not")
         if min(self.order) < 0:
             raise ValueError(f"order has three numbers of at least 0; got {self.order!r}")
         if self.season_s is not None:
