@@ -49,7 +49,8 @@ class Decoding(Protocol):
 class RunningSet:
     """The decoding sequences of a micro-batch as an engine core sees them; only the set knows if they speculate."""
 
-    # A base class and not a protocol: compiled, its methods are found without a look-up by name.
+    # A base class and not a protocol, whose methods are looked up by name: with this one and `Prices` as protocols the compiled
+    # conversation trace takes 9 % longer (0.30 for 0.28 s, Sarathi 0.36 for 0.33).
 
     n: int
     cached: int

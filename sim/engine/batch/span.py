@@ -14,8 +14,6 @@ from sim.engine.time.clock import elapsed, iterations_to_reach
 class Span:
     """*n* iterations in flight from *start_ticks* on; a cut leaves fewer of them."""
 
-    # A base class and not a protocol: compiled, its methods are found without a look-up by name.
-
     __slots__ = ("growth_first", "n", "start_ticks")
 
     is_recorded: ClassVar[bool] = True

@@ -12,8 +12,6 @@ from sim.engine.machine.groups import Group
 class AnyMachine:
     """Takes requests and gives them up; routers see it as a `policies.routers.ReplicaLoad`."""
 
-    # A base class and not a protocol: compiled, its methods are found without a look-up by name.
-
     def __init__(self, index: int, groups: Sequence[Group] = ()) -> None:
         """*groups*: the engine cores of each model that it hosts."""
         self.index = index

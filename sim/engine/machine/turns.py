@@ -23,8 +23,6 @@ from sim.engine.time.events import MACHINES, Alarm, Clock
 class Turns:
     """The loop that the turns of all machines have in common."""
 
-    # A base class and not a protocol: compiled, its methods are found without a look-up by name.
-
     def __init__(self, groups: Sequence[Group], clock: Clock, *, fast_forward: bool) -> None:
         self.events = 0
         self._groups = groups
