@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from policies.acceptance import FromDistributions
 from sim.theory import speculative as th
@@ -23,12 +22,14 @@ def single(target, draft, **options):
 
 def chi_square_p(counts, probabilities):
     """p-value of *counts* under *probabilities*, cells expected below 5 merged into one."""
+    from scipy.stats import chisquare
+
     expected = counts.sum() * probabilities
     small = expected < 5.0
     if small.any():
         counts = np.append(counts[~small], counts[small].sum())
         expected = np.append(expected[~small], expected[small].sum())
-    return stats.chisquare(counts, expected).pvalue
+    return chisquare(counts, expected).pvalue
 
 
 def by_hand(target, draft, k, length, state, vocabulary):
