@@ -179,6 +179,7 @@ def test_jobs_and_clusters_exclude_each_other():
         sweep(TINY, axes={"replicas": [1]}, jobs=2, cluster="tcp://127.0.0.1:1")
 
 
+@pytest.mark.slow(reason="processes are started and ended")
 def test_two_processes_give_the_table_of_one(tmp_path):
     axes = {"workload.rate_scale": "0.5:3:2"}
     alone = sweep(TINY, axes=axes, replications=2, out=tmp_path / "alone", jobs=1)

@@ -249,7 +249,7 @@ def traces(draw) -> Trace:
 
 
 @given(traces())
-@settings(max_examples=80 if ALL else 25, deadline=None)
+@settings(max_examples=80 if ALL else 12, deadline=None)
 def test_what_is_written_is_read_back(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("csv") / "round.csv"
     trace.to_csv(path)
