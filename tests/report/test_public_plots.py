@@ -173,6 +173,11 @@ def test_the_command_draws_a_run_and_a_figure_of_a_sweep(folders, tmp_path):
     assert (folders / "sweep-plots" / "e2el-s-mean-by-replicas.svg").is_file()
 
 
+def test_a_sweep_over_two_numbers_has_lines_a_load_curve_and_a_heat_map():
+    names = {"sweep-by-workload-rate-scale", "throughput-latency", "heatmap-ttft-s-p99"}
+    assert set(plots.sweep_figures(TABLE, ["workload.rate_scale", "replicas"])) == names
+
+
 @pytest.mark.slow(reason="every picture of a sweep is drawn")
 def test_the_command_draws_all_of_a_sweep(folders, tmp_path):
     swept = CliRunner().invoke(build_app(), ["plot", str(folders / "sweep"), "--out", str(tmp_path / "s")])
