@@ -17,6 +17,8 @@ import pytest
 import typer.main
 from hypothesis import settings
 
+from sim.scenario import modules
+
 # Continuous integration tries the same examples every time, so that a failure is a change's own; at a desk they are new each time.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 if os.environ.get("CI"):
@@ -96,6 +98,14 @@ def _one_application() -> Iterator[None]:
     """The command line is built once for all tests that call it in this process: that takes longer than most of their calls."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", functools.cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tests_are_not_looked_through() -> Iterator[None]:
+    """A test's own policy belongs to the package of all tests, whose imports take a second to parse for a hash."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modules, "_INSTALLED", {*modules._INSTALLED, str(Path(__file__).parents[1])})
         yield
 
 

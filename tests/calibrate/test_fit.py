@@ -28,7 +28,7 @@ TRUTH = CpuGemmParams(
 ATTENTION = CpuAttentionParams(launch_s=2e-5, compute_efficiency=0.3, softmax_flops=100.0)
 
 
-def calibrated(folder: Path, backend: FakeBackend, operations: int = 200) -> Profile:
+def calibrated(folder: Path, backend: FakeBackend, operations: int = 300) -> Profile:
     chosen = grid(backend.facts, [shapes_of("gpt2")], ["fp32"])[:operations]
     collect(backend, chosen, Log(folder, backend.facts, taken_on="2026-01-01"), budget_s=60.0, allow_noise=True)
     return fit_samples(folder, fitted_on="2026-01-02", sheet=DATASHEET)

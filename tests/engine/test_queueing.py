@@ -92,6 +92,6 @@ def test_classes_wait_as_in_an_m_m_c_queue_with_priorities(load: float, servers:
 
 
 def test_a_short_run_agrees_with_priorities_within_fifteen_percent() -> None:
-    waits = np.mean([waits_by_class_s((0.5, 0.5), 0.7, 2, seed, n=8_000) for seed in range(2)], axis=0)
+    waits = np.mean([waits_by_class_s((0.5, 0.5), 0.7, 2, seed, n=6_000) for seed in range(2)], axis=0)
     rates = np.array([0.5, 0.5]) * 0.7 * 2 / SERVICE_S
     np.testing.assert_allclose(waits, priority_wait_s(rates, SERVICE_S, 2), rtol=0.15)
