@@ -128,6 +128,10 @@ class Profile:
     lender: Lender | None = field(default=None, repr=False, compare=False)
     """The lender that stands in for kernels that were not measured."""
 
+    def __hash__(self) -> int:
+        # The hash of everything went through hundreds of kernels whenever a table of theirs was looked up.
+        return hash((self.name, self.note, len(self.kernels)))
+
     @property
     def kind(self) -> str:
         """The kind of device whose kernels these are: gpu, tpu or cpu."""

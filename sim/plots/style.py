@@ -82,8 +82,9 @@ def save(figure: Figure, path: Path, *, svg: bool = True) -> list[Path]:
 def svg_bytes(figure: Figure) -> bytes:
     """*figure* as SVG, for a page that holds it."""
     from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.BytesIO()
     with rc_context({"svg.hashsalt": "rooftrace", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "rooftrace"})
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": "rooftrace"})
     return buffer.getvalue()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
+import sys
 from typing import Any, get_args
 
 from sim.scenario.keys import Settings
@@ -44,13 +46,19 @@ def schema_of(settings: type[Section], title: str) -> dict[str, Any]:
     for name, found in {settings.__name__: schema, **schema["$defs"]}.items():
         if "description" in found:
             found["description"] = found["description"].partition("\n\n")[0]
-        (body,) = ast.parse(inspect.getsource(sections[name])).body
-        assert isinstance(body, ast.ClassDef)
-        for node, following in itertools.pairwise(body.body):
+        for node, following in itertools.pairwise(_written(sections[name].__module__)[sections[name].__name__].body):
             match node, following:
                 case ast.AnnAssign(target=ast.Name(id=setting)), ast.Expr(value=ast.Constant(value=text)):
                     found["properties"][setting]["description"] = text
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
+
+
+@functools.cache
+def _written(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module as they stand in its source."""
+    # Read once: `inspect.getsource` of a class reads the whole of its module again for each.
+    body = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {each.name: each for each in body if isinstance(each, ast.ClassDef)}
 
 
 def _sections_in(kind: Any) -> dict[str, type]:

@@ -83,6 +83,7 @@ def test_numpy_calibrates_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "gemm_" in checked.output
 
 
+@pytest.mark.slow(reason="a process is started and ended")
 def test_ctrl_c_ends_the_command_with_its_samples_kept(tmp_path: Path) -> None:
     arguments = ["--backend", "numpy", "--budget", "1h", "--clock", "cpu", "--allow-noise", "--out", str(tmp_path)]
     # A process in the background of a script, as these tests may be, inherits that Ctrl-C is ignored.

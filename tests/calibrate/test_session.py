@@ -200,7 +200,7 @@ def test_the_timing_half_imports_numpy_and_nothing_else_of_weight(tmp_path: Path
         import sys
         for name in {heavy!r}:
             sys.modules[name] = None
-        sys.argv = ["calibrate", "--backend", "numpy", "--budget", "0.4s", "--allow-noise", "--out", {str(tmp_path)!r}]
+        sys.argv = ["calibrate", "--backend", "numpy", "--budget", "0.1s", "--allow-noise", "--out", {str(tmp_path)!r}]
         import runpy
         runpy.run_module("hwmodels.calibrate", run_name="__main__")
         """

@@ -111,6 +111,7 @@ def test_an_attainment_without_an_slo_is_refused():
         Target(attainment=0.99).miss(summary)
 
 
+@pytest.mark.slow(reason="several searches")
 def test_one_search_answers_both_commands():
     settings = ["--set", POISSON, "--set", "slo.ttft_s=0.3"]
     ours = rooftrace("--slo", "--queue-p50", "1e6", "--replications", "3", "--tolerance", "0.5", *settings, "--json")

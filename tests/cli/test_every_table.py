@@ -54,7 +54,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "models show": [("llama-3.1-8b",)],
     "hardware": [()],
     "hardware show": [("h100-sxm",)],
-    "hardware diff": [("l40s", "rtx-pro-6000")],
+    "hardware diff": [("a100-80gb-sxm", "tpu-v6e")],
     "doctor": [()],
 }
 """Arguments of commands that print tables."""

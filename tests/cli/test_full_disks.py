@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from sim.cli import build_app
 from tests.bench.own import VLLM_DETAILED
 
 APP = build_app()
+COMMAND = typer.main.get_command(APP)
 SMALL = "scheduler: vllm\nworkload: {trace: conversation, limit: 5}\nslo: {ttft_s: 1.0}\n"
 PLACE = """\
 cluster: {devices: 2, memory_gib: 13.0}
@@ -108,7 +110,7 @@ def run_into(stdout, words):
     """Exit code and standard error of a command whose standard output goes there."""
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(stdout), pytest.raises(SystemExit) as ended:
-        APP(list(words), prog_name="rooftrace")
+        COMMAND(list(words), prog_name="rooftrace")
     return ended.value.code, stderr.getvalue()
 
 

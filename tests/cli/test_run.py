@@ -259,13 +259,8 @@ def test_a_disk_that_records_of_iterations_fill_is_a_sentence(monkeypatch):
     assert_refused(rooftrace("run", *TINY, "--out", "deep/out"), "No space left on device; choose another --out")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow(reason="processes are started and ended")),
-    ],
-)
+@pytest.mark.slow(reason="processes are started and ended")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_in_the_middle_leaves_nothing(number, code):
     # 60,000 requests take seconds: the signal comes while they are simulated.
     command = ["run", "--out", "out", "--set", "workload={trace: conversation, requests: 60000, rate_scale: 20}"]

@@ -11,9 +11,9 @@ from tests.sample import few
 
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
-@pytest.mark.parametrize("seed", few(range(0, 120, 30)))
+@pytest.mark.parametrize("seed", few(range(0, 120, 20)))
 def test_requests_tokens_blocks_and_times_balance(seed: int, speculative: bool) -> None:
-    for case in range(seed, seed + 30):
+    for case in range(seed, seed + 20):
         experiment, columns = an_experiment(case, speculative=speculative), ran(case, speculative=speculative)
         requests, iterations = columns.requests, columns.iterations()
         status = requests["status"]

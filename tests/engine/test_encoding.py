@@ -453,7 +453,7 @@ def check_encoding(experiment: Experiment, found: Columns) -> None:
         assert not np.isin(requests["status"], (UNFINISHED, LOST)).any()
 
 
-@pytest.mark.parametrize("seed", few(some(range(200)), 8))
+@pytest.mark.parametrize("seed", few(some(range(200)), 4))
 def test_random_runs_with_encoders_keep_every_request_and_step_as_they_run(seed: int) -> None:
     experiment = encoded_first(seed)
     found = run(experiment, check_invariants=True)

@@ -494,7 +494,7 @@ def test_news_that_a_plan_does_not_know_yet_ends_steps_of_ranks_that_are_alike(r
     [Vllm(), Vllm(async_scheduling=False), Sglang(), TrtLlm(), TrtLlm(capacity_scheduler_policy="MAX_UTILIZATION")],
 )
 def test_engines_hand_over_and_their_books_balance(scheduler: Any, first_token: Any) -> None:
-    trace = poisson(30, 400, prompt=150, output=30, seed=3)
+    trace = poisson(30, 200, prompt=150, output=30, seed=3)
     evicts = scheduler if isinstance(scheduler, (Vllm, Sglang, TrtLlm)) else EvictNewest(scheduler)
     one = ReplicaSpec(cost=Linear(fixed_s=1e-3, row_s=1e-6), scheduler=evicts, kv_blocks=120)
     path = KvPath(link=LinkSpec(2e8), bytes_per_token=1000.0)

@@ -289,7 +289,7 @@ def one_model(seed: int) -> Experiment | None:
     return None if any(each.model is not None for each in alone) else replace(found, replicas=tuple(alone))
 
 
-@pytest.mark.parametrize("seed", few(some(range(250)), 8))
+@pytest.mark.parametrize("seed", few(some(range(250)), 4))
 def test_random_runs_end_and_are_the_same_with_spans_and_without(seed: int) -> None:
     experiment = one_model(seed)
     if experiment is None:

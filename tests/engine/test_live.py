@@ -40,7 +40,7 @@ def experiment_of(*settings: str) -> Experiment:
     return resolve(Scenario.default().with_set(*settings), workload=live_trace((), 16)).experiment
 
 
-def played(experiment: Experiment, seed: int, n: int = 60, gone: float = 0.2) -> tuple[LiveRun, Log]:
+def played(experiment: Experiment, seed: int, n: int = 40, gone: float = 0.2) -> tuple[LiveRun, Log]:
     """A live run of *n* random requests, half of which share beginnings, and of which a share goes before the end."""
     rng = np.random.default_rng(seed)
     log = Log()

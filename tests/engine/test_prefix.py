@@ -416,7 +416,7 @@ def test_without_ids_or_without_a_cache_nothing_changes() -> None:
 @patches_the_engine
 @pytest.mark.parametrize(
     "seeds",
-    [range(25), pytest.param(some(range(25, 1500)), marks=pytest.mark.slow(reason="many random runs"))],
+    [range(12), pytest.param(some(range(12, 1500)), marks=pytest.mark.slow(reason="many random runs"))],
     ids=["some", "many"],
 )
 def test_what_one_request_alone_has_is_its_own(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:

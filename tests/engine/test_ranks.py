@@ -30,7 +30,7 @@ from tests.engine.costs import Linear, Ranked
 from tests.engine.independent import TICKS, Model, Request, Rules
 from tests.engine.random_runs import HoldsTooLong, an_experiment, assert_same, with_ranks
 from tests.engine.test_independent import TICK_S, difference, some_rules, spec_of
-from tests.sample import some
+from tests.sample import few, some
 from workloads import ClosedLoop, Trace
 
 US = 1_000
@@ -348,7 +348,7 @@ def random_ranks(cases: range) -> list[Experiment]:
     return [experiment for experiment in found if any(machine.ranks > 1 for machine in experiment.machines)]
 
 
-@pytest.mark.parametrize("first", [0, 40])
+@pytest.mark.parametrize("first", few([0, 40]))
 def test_plans_that_are_held_give_what_plans_of_each_step_give(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "_FEWEST", 2)  # small runs have few steps alike
     for experiment in random_ranks(range(first, first + 40)):

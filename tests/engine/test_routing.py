@@ -309,10 +309,10 @@ def test_a_session_stays_on_its_machine() -> None:
 def test_spans_are_equal_to_stepping_whatever_a_router_asks(router: Router, seed: int) -> None:
     load = SharedPrefix(groups=4, prompts_per_group=3, system_prompt_tokens=40, question_tokens=20, output_tokens=30,
                         block_tokens=4, pause_s=0.1,
-                        stages=(LoadStage(rate_per_s=9, duration_s=4), LoadStage(rate_per_s=20, duration_s=2)))  # fmt: skip
+                        stages=(LoadStage(rate_per_s=9, duration_s=2), LoadStage(rate_per_s=20, duration_s=1)))  # fmt: skip
     trace = load.trace(seed)
     fast, slow = (
-        served(trace, router, n=3, blocks=60, fixed_s=0.01, fast_forward=how, check_invariants=True)
+        served(trace, router, n=3, blocks=60, fixed_s=0.01, fast_forward=how, check_invariants=how)
         for how in (True, False)
     )
     assert_same(fast, slow)
@@ -441,7 +441,7 @@ def test_machines_kept_in_order_of_their_loads_get_the_requests_that_a_look_at_e
     router: Any,
 ) -> None:
     kept = 0
-    for seed in range(10):
+    for seed in range(7):
         experiment = an_experiment(seed, speculative=seed % 4 == 0)
         experiment = replace(experiment, replicas=(*experiment.machines, *experiment.machines, *experiment.machines))
         in_order, asked = (run(replace(experiment, router=each)) for each in (router, router.route))

@@ -436,6 +436,7 @@ def test_axe_finds_nothing(opened: Opened, fake: Fake, scheme: str) -> None:
         assert found.violations_count == 0, f"{tab.inner_text()}: {found.generate_report()}"
 
 
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_watched_fleet_is_shown_first_and_again_when_it_changes(opened: Opened, fake: Fake) -> None:
     fake.data["watch"] = {"where": "http://fleet/metrics"}
     let_go = fake.hold_back("watch")
@@ -453,6 +454,7 @@ def test_a_watched_fleet_is_shown_first_and_again_when_it_changes(opened: Opened
     expect(page.get_by_role("alert")).to_contain_text("it is gone. What follows is what was seen last.")
 
 
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_page_that_watches_nothing_has_no_view_of_now(opened: Opened, fake: Fake) -> None:
     page = opened("#view=now")
     expect(page.get_by_role("tab", name="Answer")).to_have_attribute("aria-selected", "true")

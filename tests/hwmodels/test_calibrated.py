@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+from functools import cache
 
 import numpy as np
 import pytest
@@ -44,12 +45,12 @@ DEPLOYMENTS = {
 }
 
 
+@cache
 def deployed(name):
     model, device, degrees, precision, stack = DEPLOYMENTS[name]
     return deploy(model=model, hardware=device, parallel=degrees, precision=precision, cost=Calibrated.for_stack(stack))
 
 
-COSTS = {name: deployed(name).cost for name in DEPLOYMENTS}
 DECODE = Totals(8, 0, 0, 0, 0, 8, 8 * 1500, 8)
 
 
@@ -88,18 +89,18 @@ def test_tensorrt_llm_is_refused_where_it_does_not_run(name):
     deploy(model="llama-3.1-8b", hardware=name, cost=Calibrated.for_stack("vllm"))
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 @settings(max_examples=15, deadline=None)
 @given(batch=st.lists(totals(), min_size=1, max_size=8))
 def test_scalars_and_arrays_agree_bit_for_bit(name, batch):
-    assert_scalars_and_arrays_agree(COSTS[name], batch)
+    assert_scalars_and_arrays_agree(deployed(name).cost, batch)
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 @settings(max_examples=25, deadline=None)
 @given(base=totals(), field=st.sampled_from(Totals._fields), more=st.integers(1, 5000))
 def test_times_are_positive_finite_and_do_not_fall_when_a_total_grows(name, base, field, more):
-    assert_time_does_not_fall(COSTS[name], base, field, more, rel=1e-12)
+    assert_time_does_not_fall(deployed(name).cost, base, field, more, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_times_are_positive_finite_and_do_not_fall_when_a_total_grows(name, base
     ],
 )
 def test_prompts_of_one_token_are_replayed_as_decodes_by_vllm_alone(name, replayed):
-    cost = COSTS[name]
+    cost = deployed(name).cost
     one, two = prompt(1), prompt(2)
     both = Totals(*(2 * total for total in one))
     quiet = [Totals(*(0 for _ in one))] * (cost.parallel.data - 1)
@@ -136,18 +137,18 @@ def test_a_prompt_that_another_machine_has_computed_is_a_decode_of_any_stack(sta
     assert (over.iteration_s(prompt(1)) == here.iteration_s(prompt(1))) == (stack == "vllm")
 
 
-@pytest.mark.parametrize("name", [name for name in COSTS if name != "tpu"])
+@pytest.mark.parametrize("name", [name for name in DEPLOYMENTS if name != "tpu"])
 def test_nothing_is_faster_than_the_roofline_of_the_datasheet(name):
     model, device, degrees, precision, _ = DEPLOYMENTS[name]
     roof = deploy(model=model, hardware=device, parallel=degrees, precision=precision, cost=Roofline).cost
     for batch in (DECODE, prompt(512), prompt(4096)):
         for stage in range(roof.n_stages):
             # Collectives of the roofline are rings; switches that reduce in flight beat them.
-            assert COSTS[name].iteration_s(batch, stage) > 0.8 * roof.iteration_s(batch, stage)
+            assert deployed(name).cost.iteration_s(batch, stage) > 0.8 * roof.iteration_s(batch, stage)
 
 
 def test_attention_forms_are_the_kernels_that_were_fitted():
-    cost = COSTS["dense"]
+    cost = deployed("dense").cost
     profile, stack = cost.kernels.profile, cost.kernels.stack.overheads
     shape = cost._stages[0].work.attention[0]
     prefill, decode = cost.kernels.prefill_form(shape), cost.kernels.decode_form(shape)
@@ -476,7 +477,7 @@ def test_formats_are_priced_by_tables_of_their_own_and_what_stands_in_is_said():
 def test_a_device_of_ones_own_borrows_from_its_maker_and_a_strange_one_is_refused():
     own = dataclasses.replace(load_device("h100-sxm"), name="h100-overclocked", hbm_bytes_per_s=4e12)
     cost = Calibrated.for_stack("vllm")(load_model("llama-3.1-8b"), own)
-    assert cost.iteration_s(DECODE) < COSTS["dense"].iteration_s(DECODE)
+    assert cost.iteration_s(DECODE) < deployed("dense").cost.iteration_s(DECODE)
     strange = dataclasses.replace(own, vendor="Nobody")
     with pytest.raises(ValueError, match="no calibrated device is of a kind with those from Nobody"):
         Calibrated.for_stack("vllm")(load_model("llama-3.1-8b"), strange)
@@ -500,7 +501,7 @@ def test_unknown_stacks_are_answered_with_the_nearest():
 
 
 def test_models_survive_pickling():
-    cost = COSTS["windows and experts"]
+    cost = deployed("windows and experts").cost
     again = pickle.loads(pickle.dumps(cost))
     assert again == cost
     assert again.iteration_s(DECODE) == cost.iteration_s(DECODE)

@@ -384,7 +384,7 @@ STACKS = (("vllm", "b200"), ("sglang", "h200"), ("trtllm", "b200"), ("vllm-rocm"
 
 
 @pytest.mark.skipif(not SHARED2.is_dir(), reason=f"the shared configs are not at {SHARED2}")
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow(reason="whole tables of measurements"))])
+@pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.slow(reason="whole tables of measurements"))])
 def test_every_shared_config_loads_and_all_are_priced(step):
     folders = [each for root in (SHARED, SHARED2) for each in sorted(root.iterdir()) if each.is_dir()]
     for folder in folders[::step]:

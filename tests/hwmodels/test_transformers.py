@@ -7,8 +7,6 @@ import pytest
 from hwmodels.model import load_model, model_catalogue
 from hwmodels.model.fields import PLAIN
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.torch, pytest.mark.slow(reason="transformers is imported, which takes seconds")]
 
 AS = {
@@ -50,6 +48,7 @@ def shortened(config, layers):
 
 def in_transformers(data):
     """Elements of all parameters, and of the routers' biases, which are buffers there; the head apart."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     kind = AS.get(data["model_type"], data["model_type"])
     config = transformers.AutoConfig.for_model(kind, **{k: v for k, v in data.items() if k != "model_type"})
     with torch.device("meta"):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from policies.acceptance import (
     BetaAlpha,
@@ -96,9 +95,11 @@ def test_processes_are_values(process):
 
 
 def test_counts_of_a_round_are_capped_geometric():
+    from scipy.stats import chisquare
+
     # Chi-square over 100,000 rounds, p > 0.001.
     counts = np.bincount(many(Iid(alpha=0.7), 5).ravel(), minlength=6)
-    assert stats.chisquare(counts, counts.sum() * th.tokens_pmf(0.7, 5)).pvalue > 0.001
+    assert chisquare(counts, counts.sum() * th.tokens_pmf(0.7, 5)).pvalue > 0.001
 
 
 def test_draws_of_rounds_and_requests_are_not_correlated():

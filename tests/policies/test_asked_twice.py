@@ -198,17 +198,15 @@ def test_a_scheduler_that_is_asked_twice_alone_or_in_wrappers_leaves_the_run_as_
     found = evicted = 0
     for around, cache in (
         ([], "tree"),
-        ([], "blocks"),
-        (wrappers[:4], "tree"),
-        (wrappers[4:], "blocks"),
-        (wrappers, None),
+        (wrappers[:4], "blocks"),
+        (wrappers[4:], "tree"),
     ):
         scheduler = chain(rng, name, around)
         columns = assert_asking_twice_changes_nothing(small(rng, scheduler, cache), scheduler)
         evicted += columns.meta.get("prefix_evictions", 0)
         found += int(columns.requests["prefix_hit_tokens"].sum()) if cache else 0
-    assert found > 60
-    assert evicted > 30
+    assert found > 40
+    assert evicted > 20
 
 
 @pytest.mark.slow(reason="many random runs")

@@ -395,7 +395,7 @@ def test_a_memo_comes_back_until_there_is_nothing_to_do_and_preempted_wait_last_
 def test_spans_equal_stepping(overlap: bool) -> None:
     """Over random runs, some of which starve; the ratio falls in spans as it does in steps."""
     preempted = 0
-    for seed in (*range(8), 33):
+    for seed in (*range(5), 33):
         scheduler = Sglang(
             chunked_prefill_size=[16, 64, -1][seed % 3],
             max_running_requests=[3, 12][seed % 2],

@@ -161,19 +161,28 @@ def folders(tmp_path_factory):
     return folder
 
 
-def test_the_command_draws_a_run_and_a_sweep(folders, tmp_path):
+def test_the_command_draws_a_run_and_a_figure_of_a_sweep(folders, tmp_path):
     run = CliRunner().invoke(build_app(), ["plot", str(folders / "run"), "--out", str(tmp_path / "run")])
     assert run.exit_code == 0, run.output
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {"latency-distributions.png", "over-time.svg"}
-    swept = CliRunner().invoke(build_app(), ["plot", str(folders / "sweep"), "--out", str(tmp_path / "s")])
-    names = {Path(line).name for line in swept.stdout.split()}
-    assert names >= {"sweep-by-workload-rate-scale.png", "throughput-latency.svg", "heatmap-ttft-s-p99.png"}
     one = CliRunner().invoke(
         build_app(),
         ["plot", str(folders / "sweep"), "--x", "replicas", "--y", "e2el_s.mean", "--hue", "workload.rate_scale"],
     )
     assert "e2el-s-mean-by-replicas.png" in one.stdout
     assert (folders / "sweep-plots" / "e2el-s-mean-by-replicas.svg").is_file()
+
+
+def test_a_sweep_over_two_numbers_has_lines_a_load_curve_and_a_heat_map():
+    names = {"sweep-by-workload-rate-scale", "throughput-latency", "heatmap-ttft-s-p99"}
+    assert set(plots.sweep_figures(TABLE, ["workload.rate_scale", "replicas"])) == names
+
+
+@pytest.mark.slow(reason="every picture of a sweep is drawn")
+def test_the_command_draws_all_of_a_sweep(folders, tmp_path):
+    swept = CliRunner().invoke(build_app(), ["plot", str(folders / "sweep"), "--out", str(tmp_path / "s")])
+    names = {Path(line).name for line in swept.stdout.split()}
+    assert names >= {"sweep-by-workload-rate-scale.png", "throughput-latency.svg", "heatmap-ttft-s-p99.png"}
 
 
 @pytest.mark.parametrize(

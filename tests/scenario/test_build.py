@@ -318,7 +318,7 @@ def test_a_requests_count_for_a_trace_file_points_to_limit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "limit", [64, pytest.param(None, marks=pytest.mark.slow(reason="every example at its full length"))]
+    "limit", [32, pytest.param(None, marks=pytest.mark.slow(reason="every example at its full length"))]
 )
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run_and_account_for_every_request(path, limit):

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("openai", reason="needs the library openai (pip install -e '.[test]')")
 pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
-
-import openai
 
 from sim.serve.app import Limits
 from tests.serve.serving import Serving, serving, until
+
+
+@pytest.fixture(scope="module")
+def openai() -> Any:
+    """The library, which takes a second to import, in the process that asks for it."""
+    return pytest.importorskip("openai", reason="needs the library openai (pip install -e '.[test]')")
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def at() -> Iterator[Serving]:
 
 
 @pytest.fixture
-def client(at: Serving) -> Iterator[Any]:
+def client(openai: Any, at: Serving) -> Iterator[Any]:
     with openai.OpenAI(base_url=f"{at.url}/v1", api_key="none", max_retries=0, timeout=30) as found:
         yield found
 
@@ -68,7 +71,7 @@ def test_a_chat_is_answered_at_once_with_simulated_times(client: Any) -> None:
         ("BadRequestError", {"model": "gpt-4o", "prompt": "a", "n": 3}),
     ],
 )
-def test_refusals_are_the_library_s_own_errors(client: Any, error: str, body: dict[str, Any]) -> None:
+def test_refusals_are_the_library_s_own_errors(openai: Any, client: Any, error: str, body: dict[str, Any]) -> None:
     with pytest.raises(getattr(openai, error)) as caught:
         client.completions.create(**body)
     assert caught.value.body["message"]
@@ -81,7 +84,7 @@ def test_a_client_that_leaves_a_stream_aborts_its_sequence(at: Serving, client: 
     until(lambda: not at.session.open)
 
 
-def test_its_retries_get_through_when_there_is_room_again(at: Serving) -> None:
+def test_its_retries_get_through_when_there_is_room_again(openai: Any, at: Serving) -> None:
     with openai.OpenAI(base_url=f"{at.url}/v1", api_key="none", max_retries=5, timeout=30) as patient:
         held = [
             patient.completions.create(model="gpt-4o", prompt="a", max_tokens=100_000, stream=True) for _ in range(2)

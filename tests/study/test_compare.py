@@ -8,6 +8,7 @@ from sim import RooftraceError, Scenario, simulate, sweep
 from sim.cli import build_app
 from sim.study import statistics as st
 from sim.study.compare import Difference, compare
+from tests.sample import few
 
 BUSY = Scenario.default().with_set(
     "scheduler={policy: sarathi}",
@@ -74,7 +75,7 @@ def test_scenarios_are_compared_on_the_same_random_numbers():
 DRAFTS = "decoding={method: ngram, num_speculative_tokens: 2, acceptance: {alpha: 0.7}}"
 
 
-@pytest.mark.parametrize("folders", [False, True])
+@pytest.mark.parametrize("folders", few([False, True], reason="several whole runs"))
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [

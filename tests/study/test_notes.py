@@ -38,15 +38,18 @@ def test_a_sentence_stands_once_with_the_places_that_it_holds_for():
     ]
 
 
+SEARCHES = pytest.mark.slow(reason="several searches or whole runs")
+
+
 @pytest.mark.parametrize(
     "command",
     [
-        ["run", "SCENARIO", "--out", "OUT"],
+        ["run", "SCENARIO", "--out", "OUT", "--no-plots"],
         ["sweep", "SCENARIO", "--axis", "replicas=1,2", "--jobs", "1", "--out", "OUT"],
         ["optimize", "SCENARIO", "--goal", "cost", "--axis", "replicas=1,2", "--replications", "2", "--jobs", "1"],
-        ["optimize", "SCENARIO", "--goal", "rate", "--replications", "2", "--tolerance", "0.9"],
         ["compare", "SCENARIO", "SCENARIO", "--replications", "2", "--jobs", "1"],
-        ["capacity", "SCENARIO", "--slo", "--tolerance", "0.9"],
+        ["optimize", "SCENARIO", "--goal", "rate", "--replications", "2", "--tolerance", "0.9"],
+        pytest.param(["capacity", "SCENARIO", "--slo", "--tolerance", "0.9"], marks=SEARCHES),
     ],
     ids=lambda command: " ".join(word for word in command[:4] if word.islower()),
 )
@@ -91,7 +94,7 @@ def test_candidates_that_are_equal_are_all_said(scenario):
     ("goal", "equal", "head"),
     [
         ("gpu-seconds", "as_little", "Equal"),
-        pytest.param("rate", "as_high", "; as high:", marks=pytest.mark.slow(reason="several searches or whole runs")),
+        pytest.param("rate", "as_high", "; as high:", marks=SEARCHES),
     ],
 )
 def test_optimize_says_which_candidates_equal_the_one_that_it_names(goal, equal, head, scenario):

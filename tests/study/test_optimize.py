@@ -191,7 +191,7 @@ def test_a_candidate_that_cannot_be_is_said_with_its_reason(tmp_path):
 
 def test_the_command_finds_a_rate_and_a_deployment(tmp_path):
     file = tmp_path / "s.yaml"
-    file.write_text(BASE.with_set("slo={ttft_s: 0.3, tpot_s: 0.05}").to_yaml())
+    file.write_text(BASE.with_set("slo={ttft_s: 0.3, tpot_s: 0.05}", "workload.requests=40").to_yaml())
     rate = CliRunner().invoke(build_app(), ["optimize", str(file), "--tolerance", "0.2", "--json"])
     assert rate.exit_code == 0, rate.output
     assert json.loads(rate.stdout)["best"]["rate_per_s"] > 0

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -179,7 +180,18 @@ def test_jobs_and_clusters_exclude_each_other():
         sweep(TINY, axes={"replicas": [1]}, jobs=2, cluster="tcp://127.0.0.1:1")
 
 
-def test_two_processes_give_the_table_of_one(tmp_path):
+class InThreads(ThreadPoolExecutor):
+    def shutdown(self, wait=True, kill_workers=False):
+        super().shutdown(wait)
+
+
+@pytest.mark.parametrize(
+    "workers", ["threads", pytest.param("processes", marks=pytest.mark.slow(reason="processes are started and ended"))]
+)
+def test_two_workers_give_the_table_of_one(tmp_path, monkeypatch, workers):
+    if workers == "threads":
+        monkeypatch.setattr("sim.study.backends.fresh_processes", InThreads)
+        monkeypatch.setattr(os, "getppid", os.getpid)  # a worker whose parent is another than its owner ends
     axes = {"workload.rate_scale": "0.5:3:2"}
     alone = sweep(TINY, axes=axes, replications=2, out=tmp_path / "alone", jobs=1)
     both = sweep(TINY, axes=axes, replications=2, out=tmp_path / "both", jobs=2)

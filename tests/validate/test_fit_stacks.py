@@ -127,7 +127,14 @@ RANKED = "openai/gpt-oss-120b,b200_sxm,trtllm,,fp4,nvfp4,nvfp4,agg,1024,1024,32,
 """Attention on four ranks."""
 
 
-@pytest.mark.parametrize(("row", "clients"), [(DENSE, "4"), (RANKED, "8"), (RANKED, "3")])
+@pytest.mark.parametrize(
+    ("row", "clients"),
+    [
+        (RANKED, "8"),
+        pytest.param(RANKED, "3", marks=pytest.mark.slow(reason="several replays")),
+        (DENSE, "4"),
+    ],
+)
 def test_slopes_on_a_frozen_schedule_are_those_of_another_replay(row, clients):
     row = row_of(row) | {"osl": "64", "concurrency": clients}
     point = Point(row=row, measured_s=(0.01, 0.09), group="x")

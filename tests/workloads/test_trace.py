@@ -219,6 +219,10 @@ def test_equal_traces_are_equal_also_after_pickling():
     assert trace != trace.scale_rate(2)
 
 
+LETTERS = "aZ09-_./:,;|#='\"\\éß漢字\U0001f600"
+"""Of a model's name: what stands for something in a file among them. All of Unicode takes a second to be put in order."""
+
+
 @st.composite
 def traces(draw) -> Trace:
     n = draw(st.integers(1, 6))
@@ -226,7 +230,7 @@ def traces(draw) -> Trace:
     def column(low: int, high: int):
         return draw(st.lists(st.integers(low, high), min_size=n, max_size=n))
 
-    names = draw(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1), max_size=3))
+    names = draw(st.lists(st.text(LETTERS, min_size=1), max_size=3))
     # The file lists models in order of appearance, so the trace does too.
     names = list(dict.fromkeys(names))[:n]
     index = [*range(len(names)), *(draw(st.integers(0, max(len(names) - 1, 0))) for _ in range(n - len(names)))]
@@ -249,7 +253,7 @@ def traces(draw) -> Trace:
 
 
 @given(traces())
-@settings(max_examples=80 if ALL else 25, deadline=None)
+@settings(max_examples=80 if ALL else 12, deadline=None)
 def test_what_is_written_is_read_back(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("csv") / "round.csv"
     trace.to_csv(path)

@@ -7,6 +7,7 @@ import pytest
 
 from hwmodels.measured import predict, read
 from hwmodels.profiles import load_profile
+from tests.sample import few
 
 DEVICES = ("h100", "h200", "b200")
 KINDS = {
@@ -29,7 +30,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", few(DEVICES, reason="whole tables of measurements"))
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_is_read_and_predicted_in_full(shared, device, name):
     path = next(shared.glob(f"measured[23]/{name.format(device)}.csv"))
