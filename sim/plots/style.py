@@ -97,7 +97,8 @@ def _labelled(axis: Axis, switch: str) -> list[tuple[float, str]]:
 
 def _lighten(ax: Axes, along_x: bool, label_points: float) -> None:
     from matplotlib.collections import LineCollection
-    from matplotlib.lines import TICKDOWN, TICKLEFT, Line2D
+    from matplotlib.lines import Line2D
+    from matplotlib.markers import TICKDOWN, TICKLEFT
     from matplotlib.transforms import ScaledTranslation
 
     axis = ax.xaxis if along_x else ax.yaxis

@@ -103,7 +103,7 @@ def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
         pq.ParquetWriter(
             file,
             first.schema,
-            compression={name: "none" if name in packed else "snappy" for name in first.schema.names},
+            compression={name: "none" if name in packed else "snappy" for name in first.schema.names},  # type: ignore[arg-type]
             write_statistics=[name for name in first.schema.names if name.endswith("_ns")],  # type: ignore[arg-type]
             use_dictionary=texts,  # type: ignore[arg-type]  # the stubs know only bool
             column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
