@@ -8,7 +8,7 @@ from sim.metrics.columns import PLACES, STATUS_NAMES, TRANSFER_NAMES, Columns, t
 from sim.metrics.figures import summary
 from sim.metrics.fleet import STATES as MACHINE_STATES
 from sim.metrics.fleet import stays
-from sim.metrics.iterations import kv_holdings, last_iteration_end_ns
+from sim.metrics.iterations import IterationSums, kv_holdings, last_iteration_end_ns, sums_of
 from sim.metrics.requests import e2el_s, first_arrival_ns, queue_s, slo_met, span_ns, tpot_s, ttft_s
 from sim.metrics.slo import limits_in
 from sim.metrics.spread import (
@@ -34,6 +34,7 @@ __all__ = [
     "WHOLE",
     "Blocks",
     "Columns",
+    "IterationSums",
     "WindowError",
     "e2el_s",
     "first_arrival_ns",
@@ -50,6 +51,7 @@ __all__ = [
     "statistics",
     "stays",
     "summary",
+    "sums_of",
     "tpot_s",
     "transfers_of",
     "ttft_s",

@@ -45,7 +45,10 @@ def kv_holdings(
     for block in blocks:
         for replica, mine in by_replica(block):
             start_ns, used = block["start_ns"][mine], block["kv_blocks_used"][mine]
-            end_ns = np.maximum.accumulate(start_ns + block["duration_ns"][mine])
+            end_ns = start_ns + block["duration_ns"][mine]
+            # Nearly always in order: a look costs a fifth of the running maximum.
+            if (end_ns[1:] < end_ns[:-1]).any():
+                end_ns = np.maximum.accumulate(end_ns)
             if replica in latest:
                 since_ns, in_use, busy_until_ns = latest[replica]
                 start_ns, used = np.append(since_ns, start_ns), np.append(in_use, used)
@@ -58,6 +61,8 @@ def kv_holdings(
 
 def last_iteration_end_ns(columns: Columns) -> int:
     """The instant at which the last iteration ended; -1 without any."""
+    if (kept := getattr(columns, "iteration_sums", None)) is not None:
+        return kept.last_end_ns
     return max(map(_last_end_ns, columns.iteration_blocks()), default=-1)
 
 
@@ -66,6 +71,13 @@ def _last_end_ns(block: Mapping[str, NDArray[Any]]) -> int:
 
 
 def iteration_sums(columns: Columns) -> IterationSums:
+    """The sums over all iterations; as *columns* have them, where they keep them."""
+    kept = getattr(columns, "iteration_sums", None)
+    return sums_of(columns) if kept is None else kept
+
+
+def sums_of(columns: Columns) -> IterationSums:
+    """`iteration_sums`, worked out."""
     n, last_end_ns = 0, -1
 
     def counted() -> Iterator[Mapping[str, NDArray[Any]]]:

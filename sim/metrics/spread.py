@@ -33,7 +33,7 @@ def weighted_statistics(blocks: Blocks) -> dict[str, float | None]:
     for gaps_ns, weights in blocks():
         size += gaps_ns.size
         count += int(weights.sum())
-        total_ns += int((gaps_ns * weights).sum())
+        total_ns += int(np.dot(gaps_ns, weights))
         largest_ns = max(largest_ns, int(gaps_ns.max(initial=0)))
     if not count:
         return dict.fromkeys(STATISTICS)
@@ -43,7 +43,10 @@ def weighted_statistics(blocks: Blocks) -> dict[str, float | None]:
     def summed() -> Iterator[tuple[IntArray, IntArray]]:
         nonlocal squares
         for gaps_ns, weights in blocks():
-            squares += float((np.square(gaps_ns - mean_ns) * weights).sum())
+            squared = gaps_ns - mean_ns
+            np.square(squared, out=squared)
+            squared *= weights
+            squares += float(squared.sum())
             yield gaps_ns, weights
 
     p50, p90, p95, p99 = (float(q) * 1e-9 for q in _quantiles(summed(), blocks, size, largest_ns, _QUANTILES))
@@ -72,31 +75,33 @@ def _quantiles(
 ) -> FloatArray:
     """`block_quantile` of pieces, *size* values in all, that are read *once* and *again*. Nothing is expanded and nothing sorted as
     a whole: a histogram finds the few narrow ranges that hold the ranks asked for, and only those are sorted."""
-    # About a bin a value, so that one holds few distinct ones, and at most 2^20, so that the histogram stays in cache.
-    shift = max(0, largest.bit_length() - min(size.bit_length(), 20))
+    # About a bin a value, so that one holds few distinct ones, and at most 2^16, so that the histogram stays in cache.
+    shift = max(0, largest.bit_length() - min(size.bit_length(), 16))
     n_bins = (largest >> shift) + 1
-    counts = np.zeros(n_bins, np.int64)
+    in_floats = np.zeros(n_bins)
     for values, weights in _in_bulk(once):
         # Sums of integers below 2^53 in floats: exact.
-        counts += np.bincount(values >> shift, weights=weights, minlength=n_bins).astype(np.int64)
+        in_floats += np.bincount(values >> shift, weights=weights, minlength=n_bins)
+    counts = in_floats.astype(np.int64)
     reached = np.cumsum(counts)
     last = int(reached[-1]) - 1
     if last < 0:
         raise ValueError("weighted_quantile needs at least one value; got none")
     positions = [last * probability for probability in probabilities]
     ranks = sorted({min(math.floor(position) + more, last) for position in positions for more in (0, 1)})
-    wanted = np.unique(np.searchsorted(reached, ranks, side="right"))
+    wanted = np.zeros(n_bins, bool)
+    wanted[np.searchsorted(reached, ranks, side="right")] = True
     found: list[IntArray] = []
     found_weights: list[IntArray] = []
     for values, weights in _in_bulk(again()):
-        inside = np.isin(values >> shift, wanted)
+        inside = wanted[values >> shift]
         found.append(values[inside])
         found_weights.append(weights[inside])
     members, member_weights = np.concatenate(found), np.concatenate(found_weights)
     order = np.argsort(members, kind="stable")
     members, cumulative = members[order], np.cumsum(member_weights[order])
     # Ranks among the members: those of bins that are not asked for lie in between.
-    skipped = np.cumsum(np.where(np.isin(np.arange(n_bins), wanted), 0, counts))
+    skipped = np.cumsum(np.where(wanted, 0, counts))
 
     def at_rank(rank: int) -> float:
         index = int(np.searchsorted(reached, rank, side="right"))
@@ -142,7 +147,8 @@ class KeptBlocks:
 
 def narrow(values: IntArray) -> NDArray[Any]:
     """The same numbers, none of which is negative, in as few bytes as the largest needs."""
-    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
+    narrowest = np.min_scalar_type(int(values.max(initial=0)))
+    return values if narrowest.itemsize == values.itemsize else values.astype(narrowest)
 
 
 def kept_blocks(blocks: Blocks) -> Blocks:

@@ -103,7 +103,11 @@ def plot_steps(
 
 def share_axis(ax: Axes) -> None:
     """Ticks of a vertical axis of shares, in percent."""
-    ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    from matplotlib.ticker import FixedLocator
+
+    # Not `set_yticks`, which makes artists for the ticks at once.
+    ax.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}".replace("%", " %"))
 
 
 def _label_seconds(ax: Axes) -> None:

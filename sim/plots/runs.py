@@ -16,7 +16,7 @@ from sim.plots.frames import blocks_of, latency_cdf, running, throughput
 from sim.plots.latency import plot_latency_ecdf, plot_steps, weighted_ecdf
 from sim.plots.levels import Blocks, plot_level
 from sim.plots.over_time import over_time
-from sim.plots.style import figure, save, sheet
+from sim.plots.style import figure, lighten, save, sheet
 from sim.results import Result
 from sim.results.costs import usd_per_machine_hour
 from sim.text import seconds_text
@@ -52,6 +52,8 @@ def save_run(result: Result, folder: Path) -> list[Path]:
         fleet=columns.meta.get("fleet"),
         title=f"{_timeline_headline(result)}\n{result.label}",
     )
+    lighten(latency)
+    lighten(timeline)
     paths = [*save(latency, folder / "latency.png", svg=False), *save(timeline, folder / "timeline.png", svg=False)]
     if result.manifest.get("classes"):
         title = f"{_classes_headline(result)}\n{result.label}"
@@ -184,7 +186,6 @@ def timeline_figure(
     width = seconds_text(float(edges_s[1] - edges_s[0]))
     output_ax.set_xlabel(f"time since the first arrival, s (means over intervals of {width})", fontsize=9)
     output_ax.set_xlim(0, float(edges_s[-1]))
-    figure.align_ylabels()
     return figure
 
 

@@ -23,9 +23,14 @@ _ABSENT_IS_NULL = (
     *("prefill_replica", "prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns"),
     "adapter",
     *("encoder", "encode_begin_ns", "encoded_ns", "encode_landed_ns"),
-    *("loaded_tokens", "loads_under_way", "stores_under_way"),  # of iterations, on replicas without tiers
-    "adapters",  # of iterations, on replicas without adapters
 )
+_MAY_LACK = (
+    *("loaded_tokens", "loads_under_way", "stores_under_way"),  # on replicas without tiers
+    "adapters",  # on replicas without adapters
+)
+"""Columns of iterations that are null somewhere."""
+_CHANGING = ("kv_blocks_used",)
+"""Columns of 32 bits that change from one iteration to the next."""
 _WIDE = ("start_ns", "duration_ns", "kv_tokens")  # iteration columns that need more than 32 bits
 _TEXTS = {"what": metrics.TRANSFER_NAMES, "source": metrics.PLACES, "destination": metrics.PLACES}
 """Columns of transfers that are text."""
@@ -37,10 +42,8 @@ _STATUS_CODES = {name: code for code, name in enumerate(metrics.STATUS_NAMES)}
 
 def request_table(columns: metrics.Columns) -> pa.Table:
     """Requests as an Arrow table: times in ns, null where absent; status and reason as text."""
-    import pyarrow as pa
-
     given = columns.requests
-    out: dict[str, Any] = {}
+    out: dict[str, pa.Array] = {}
     for name, values in given.items():
         if name == "status":
             out[name] = _text_column(values, metrics.STATUS_NAMES)
@@ -49,52 +52,59 @@ def request_table(columns: metrics.Columns) -> pa.Table:
         else:
             column = values.astype(np.int64, copy=False)
             out[name] = _number_column(column, (values < 0) if name in _ABSENT_IS_NULL else None)
-    return pa.table(out)
+    return _table(out, (*_ABSENT_IS_NULL, "reason"))
 
 
 def iteration_table(iterations: Mapping[str, NDArray[Any]]) -> pa.Table:
     """Iterations as an Arrow table: times and KV tokens 64 bits wide, counts 32, null where absent."""
-    import pyarrow as pa
-
-    out = {}
+    out: dict[str, pa.Array] = {}
     for name, values in iterations.items():
         width = np.int64 if name in _WIDE or name.endswith("_ns") else np.int32
         column = values if values.dtype.kind == "f" else values.astype(width, copy=False)
-        out[name] = _number_column(column, (values < 0) if name in _ABSENT_IS_NULL else None)
-    return pa.table(out)
+        out[name] = _number_column(column, (values < 0) if name in _MAY_LACK else None)
+    return _table(out, _MAY_LACK)
 
 
 def transfer_table(transfers: Mapping[str, NDArray[Any]]) -> pa.Table:
     """Transfers of KV as an Arrow table: what they were, from where and to where as text."""
-    import pyarrow as pa
-
-    return pa.table(
+    return _table(
         {
             name: _text_column(values, _TEXTS[name]) if name in _TEXTS else _number_column(values.astype(np.int64))
             for name, values in transfers.items()
-        }
+        },
+        (),
     )
+
+
+def _table(columns: Mapping[str, pa.Array], may_be_null: Sequence[str]) -> pa.Table:
+    """*columns* by name; those that are never null say so, since levels of nulls take a fifth of the time to write."""
+    import pyarrow as pa
+
+    fields = [pa.field(name, column.type, name in may_be_null) for name, column in columns.items()]
+    return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
 
 
 def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
     """Write *tables* of one schema, at least one, under each other; equal tables make equal files.
 
-    Integers are stored as packed differences (DELTA_BINARY_PACKED), which for 450,000 iterations is both smaller
-    and faster to write than dictionaries with any compressor.
+    Integers of 64 bits are stored as packed differences (DELTA_BINARY_PACKED), those of 32, most of which are the same in iteration
+    after iteration, as they are under Snappy: for 3.9 million iterations smaller (47 MB for 52) and faster (0.23 s for 0.36) than
+    packed differences alone, and than dictionaries with any compressor. Of times alone the least and largest are stored as well.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     tables = iter(tables)
     first = next(tables)
-    packed = [field.name for field in first.schema if pa.types.is_integer(field.type)]
+    packed = [each.name for each in first.schema if pa.types.is_int64(each.type) or each.name in _CHANGING]
     texts = [field.name for field in first.schema if pa.types.is_string(field.type)]
     with (
         open_whole(path, binary=True) as file,
         pq.ParquetWriter(
             file,
             first.schema,
-            compression="none",
+            compression={name: "none" if name in packed else "snappy" for name in first.schema.names},  # type: ignore[arg-type]
+            write_statistics=[name for name in first.schema.names if name.endswith("_ns")],  # type: ignore[arg-type]
             use_dictionary=texts,  # type: ignore[arg-type]  # the stubs know only bool
             column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
         ) as writer,

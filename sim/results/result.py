@@ -279,6 +279,10 @@ class _Once:
         self._dear: list[dict[str, NDArray[Any]]] = []
         """The columns of many iterations that take long, block by block."""
 
+    @functools.cached_property
+    def iteration_sums(self) -> metrics.IterationSums:
+        return metrics.sums_of(self)
+
     def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]:
         if self._few == ():
             self._few = _few(self._columns.iteration_blocks())
@@ -305,7 +309,7 @@ class _WithKept(Mapping[str, NDArray[Any]]):
             return self._block[name]
         if name not in self._kept:
             self._kept[name] = metrics.narrow(self._block[name])
-        return self._kept[name].astype(np.int64)
+        return self._kept[name].astype(np.int64, copy=False)
 
     def __contains__(self, name: object) -> bool:
         return name in self._block

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from sim import Scenario, simulate
-from sim.plots import classes, latency, levels, runs
+from sim.plots import classes, latency, levels, runs, style
 from sim.text import seconds_text
 
 
@@ -58,10 +60,14 @@ def test_rate_spreads_an_iteration_over_its_duration():
     assert other.tolist() == pytest.approx([0.5, 0.5, 1.0])
 
 
-def test_rates_of_iterations_of_any_order_are_what_was_done_within_each_interval(monkeypatch):
+@pytest.mark.parametrize("least", [1, 10, 1000], ids=["runs in order", "of all but short ones", "one by one"])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_rates_of_iterations_are_what_was_done_within_each_interval(monkeypatch, least, in_order):
+    monkeypatch.setattr(levels, "_LEAST_IN_ORDER", least)
     rng = np.random.default_rng(3)
     edges = np.linspace(200.0, 900.0, 8)
     starts, durations, amounts = rng.integers(0, 1000, 300), rng.integers(0, 400, 300), rng.integers(0, 50, 300)
+    starts = np.sort(starts) if in_order else starts
     lasting = np.maximum(durations, 1)
     inside = np.minimum(edges[1:, None], starts + lasting) - np.maximum(edges[:-1, None], starts)
     expected = (amounts * np.maximum(inside, 0) / lasting).sum(axis=1) / np.diff(edges) * 1e9
@@ -70,6 +76,30 @@ def test_rates_of_iterations_of_any_order_are_what_was_done_within_each_interval
     parts = [(starts[at : at + 40], durations[at : at + 40], amounts[at : at + 40]) for at in range(0, 300, 40)]
     assert levels.rate_of_parts(edges, parts) == pytest.approx(expected)
     assert levels.rate_of_parts(edges, []).tolist() == [0.0] * 7
+
+
+def test_lightened_axes_look_as_matplotlib_draws_them():
+    def drawn(lightly: bool) -> tuple[set[str], np.ndarray]:
+        """Its texts, and the picture without them."""
+        values_s = np.random.default_rng(0).lognormal(0, 2, 500)
+        figure = runs.latency_figure(
+            ttft_s=values_s, e2el_s=values_s, itl_blocks=lambda: [], itl_quantiles_s=None, title="Latency"
+        )
+        if lightly:
+            style.lighten(figure)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        texts = {text.get_text() for text in figure.findobj(Text) if text.get_visible()}
+        for text in figure.findobj(Text):
+            text.set_visible(False)
+        canvas.draw()
+        return texts, np.asarray(canvas.buffer_rgba()).astype(int)
+
+    (texts, light), (all_texts, plain) = drawn(True), drawn(False)
+    # Where a line of the grid lies on a spine they differ a little; a line of the grid is 34 from white.
+    assert np.abs(light - plain).max() <= 20
+    assert texts <= all_texts
+    assert {"0 %", "100 %", "share at or below", "latency, log scale", "1 s", "10 ms"} <= texts
 
 
 @pytest.mark.parametrize(

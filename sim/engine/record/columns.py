@@ -617,18 +617,22 @@ class Columns:
             rows_of = IterationRows(
                 index,
                 replica.queued_ns,
-                _BlockGrowth(replica.joins, replica.block_tokens).between if several else None,
+                _BlockGrowth(replica.joins, replica.block_tokens).before_each if several else None,
                 "prefix_hit_tokens" in self.requests,
                 _of_tiers(replica) if tiered else {},
                 (_of_adapters(replica),) if adapted else (),
             )
-            at = 0
+            at, some = 0, max_rows
             while at < len(spans) or (at == 0 and not len(spans)):
-                ends = np.cumsum(spans["n"][at : at + max_rows], dtype=np.int64)
+                ends = np.cumsum(spans["n"][at : at + some], dtype=np.int64)
+                if some < max_rows and int(ends[-1]) <= max_rows:
+                    some = max_rows
+                    continue
                 to = at + max(1, int(np.searchsorted(ends, max_rows, side="right")))
                 rows = int(ends[min(to - at, len(ends)) - 1]) if len(ends) else 0
                 yield index, rows, rows_of.table(spans[at:to])
-                at = to
+                # About as many spans as before make a piece.
+                at, some = to, min(2 * (to - at), max_rows)
 
     def transfers(self) -> Table | None:
         """One row a transfer of KV between a device and a tier or from one machine to another, in the order in which they were
@@ -788,22 +792,34 @@ class _BlockGrowth:
         """Blocks taken in rounds first, ..., last - 1 for each pair; the rounds of one call should lie close together."""
         if not len(first):
             return np.empty(0, np.int64)
-        low, high, block = int(first.min()), int(last.max()), self._block
+        low = int(first.min())
+        total = self.before_each(low, int(last.max()))
+        return total[last - low] - total[first - low]
+
+    def before_each(self, low: int, high: int) -> IntArray:
+        """Blocks taken in rounds low, ..., r - 1 for each r from *low* to *high*."""
+        block = self._block
         inside = (self._first < high) & (self._until > low)
         begin, until = self._first[inside], np.minimum(self._until[inside], high)
         begin += np.maximum(0, -(-(low - begin) // block)) * block
         which, turn = expand(np.maximum(0, -(-(until - begin) // block)))
         taken = np.bincount(begin[which] + turn * block - low, minlength=high - low)
-        total = np.concatenate(([0], np.cumsum(taken)))
-        return total[last - low] - total[first - low]
+        return np.concatenate(([0], np.cumsum(taken)))
 
 
 def _round_ends(spans: IntArray) -> tuple[IntArray, IntArray]:
     """End time in ns, and number of sequences that had not ended, of every round of *spans*, rows as in `_rounds_in_blocks`."""
     n, start_ns, start_frac, first, growth, seqs = spans
-    cumulated = np.cumsum(n)
-    done = np.arange(1, int(cumulated[-1]) + 1) - np.repeat(cumulated - n, n)
-    elapsed = np.repeat(start_frac, n) + done * np.repeat(first, n)
+    row = np.repeat(np.arange(len(n)), n)
+    done = np.arange(1, len(row) + 1) - (np.cumsum(n) - n)[row]
+    elapsed = first[row]
+    elapsed *= done
     if growth.any():
-        elapsed += np.repeat(growth, n) * (done * (done - 1) // 2)
-    return np.repeat(start_ns, n) + (elapsed >> TICK_BITS), np.repeat(seqs, n)
+        grown = done * (done - 1)
+        grown >>= 1
+        grown *= growth[row]
+        elapsed += grown
+    elapsed += start_frac[row]
+    elapsed >>= TICK_BITS
+    elapsed += start_ns[row]
+    return elapsed, seqs[row]
