@@ -258,6 +258,9 @@ What is known of the largest errors:
   too long.
 * Three rows of SGLang with multi-token prediction (8192 tokens, one prefill and six decode workers, 16 to 64 requests in flight)
   take the token times of those without, of which only 8 requests are in the table: their label may be wrong.
+* Rows without numbers of workers: of 30, every second one of up to 128 requests in flight, one prefill worker with one, two or
+  four decode workers gives the nearest TPOT in 14, 7 and 9. Any one of these for all would leave TPOT 28 to 32 % off, so none is
+  assumed.
 * TensorRT-LLM with multi-token prediction on H100 at 60 requests in flight and more, and six requests on five decode workers of
   one seat each on B200: TTFT is half of what was measured. There requests wait though other workers have seats free, as if
   workers were not chosen in turn.

@@ -181,6 +181,9 @@ def test_jobs_and_clusters_exclude_each_other():
 
 
 class InThreads(ThreadPoolExecutor):
+    def __init__(self, *, max_workers, timeout, env):
+        super().__init__(max_workers)
+
     def shutdown(self, wait=True, kill_workers=False):
         super().shutdown(wait)
 
@@ -190,7 +193,7 @@ class InThreads(ThreadPoolExecutor):
 )
 def test_two_workers_give_the_table_of_one(tmp_path, monkeypatch, workers):
     if workers == "threads":
-        monkeypatch.setattr("sim.study.backends.fresh_processes", InThreads)
+        monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", InThreads)
         monkeypatch.setattr(os, "getppid", os.getpid)  # a worker whose parent is another than its owner ends
     axes = {"workload.rate_scale": "0.5:3:2"}
     alone = sweep(TINY, axes=axes, replications=2, out=tmp_path / "alone", jobs=1)
