@@ -94,7 +94,7 @@ def test_processes_can_be_ended_after_a_signal_that_came_while_they_were_started
     (executor,) = Interrupted.made
     assert answered == [signal.SIGTERM]
     assert executor.killed
-    # They are started deaf to Ctrl-C, and the command hears it again.
+    # They are started with Ctrl-C blocked, and for the command it is no longer.
     assert executor.blocked - signal.pthread_sigmask(signal.SIG_BLOCK, ()) == {signal.SIGINT}
     assert executor.settings["max_workers"] == 2
     assert {executor.settings["env"][name] for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"1"}
