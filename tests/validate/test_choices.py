@@ -72,6 +72,12 @@ def test_the_faster_of_two_stacks_is_named_or_not():
     assert named(stack_pairs(servers(edge)), "tpot_s").ties == 0
 
 
+def test_two_names_of_one_model_are_a_pair():
+    tpot, ttft = pair_of(("trtllm", "TP8", 8, 4, 10.0, 10.0), ("sglang", "TP8", 8, 4, 12.0, 11.0))
+    groups = tpot.groups | {"model": np.array(["deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3"])}
+    assert len(stack_pairs(servers((replace(tpot, groups=groups), replace(ttft, groups=groups))))) == 1
+
+
 def test_throughput_is_of_the_closed_loop_by_gpu():
     (one,) = servers(pair_of(("vllm", "TP2", 2, 4, 10.0, 40.0)))
     assert one.measured.throughput == pytest.approx(4 * 101 / 2.0 / 2)
