@@ -1,4 +1,4 @@
-"""Work in processes of this machine, which a signal ends with the command that started them."""
+"""Work in processes of this machine, which end with the command that started them when a signal ends it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ProcessPool:
             if self._executor is None:
                 threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
                 self._executor = ProcessPoolExecutor(max_workers=self.jobs, timeout=_IDLE_S, env=threads)
-            with _deaf_to_the_terminal():
+            with _interrupts_blocked():
                 return self._executor.submit(work, *arguments)
 
     def close(self, *, now: bool) -> None:
@@ -79,9 +79,9 @@ def signals_held() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _deaf_to_the_terminal() -> Iterator[None]:
-    """Processes that are started in the block do not hear Ctrl-C, which a terminal sends to all of a command's: the command itself
-    ends them, and each would print where it was."""
+def _interrupts_blocked() -> Iterator[None]:
+    """SIGINT is blocked, and so it is in processes that are started in the block: a terminal sends Ctrl-C to all processes of a
+    command, which ends its own by itself, and each of them would print a traceback."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -72,7 +72,8 @@ class Interrupted:
 
     made: ClassVar[list] = []
 
-    def __init__(self, **_settings):
+    def __init__(self, **settings):
+        self.settings = settings
         self.has_started, self.killed = False, None
         self.made.append(self)
 
@@ -93,8 +94,10 @@ def test_processes_can_be_ended_after_a_signal_that_came_while_they_were_started
     (executor,) = Interrupted.made
     assert answered == [signal.SIGTERM]
     assert executor.killed
-    # They are started deaf to Ctrl-C, and the command hears it again.
+    # They are started with Ctrl-C blocked, and for the command it is no longer.
     assert executor.blocked - signal.pthread_sigmask(signal.SIG_BLOCK, ()) == {signal.SIGINT}
+    assert executor.settings["max_workers"] == 2
+    assert {executor.settings["env"][name] for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"1"}
 
 
 @pytest.mark.slow(reason="a process is started")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sim.validation.files import Comparison
 
 HELD_BACK = Path(__file__).with_name("held_back.toml")
-"""What `python -m sim.validation.fit_held_back` wrote."""
+"""The file that `python -m sim.validation.fit_held_back` writes."""
 ASKED = Path(__file__).with_name("asked.toml")
 """The figures that were asked."""
 _POOL_FILES = ("e2e_silicon_disagg.csv", "e2e_silicon_speculative_disagg.csv")

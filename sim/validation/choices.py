@@ -26,7 +26,7 @@ LIMITS_S = (0.01, 0.02, 0.05)
 MISSED = 1.05
 """A pick whose measured TPOT is above this times the limit has missed it."""
 PLACE = ("model", "device", "precision", "isl", "osl")
-"""What is the same for all servers that are chosen from."""
+"""Columns that are the same for all servers that are chosen from."""
 QUANTITIES = {"tpot_s": "TPOT", "throughput": "throughput per GPU", "ttft_s": "TTFT"}
 """The figures by which the better of two stacks is named, and their names in tables."""
 CHOICES = {**{name: f"faster stack by {title}" for name, title in QUANTITIES.items()}, "layout": "best layout"}
@@ -194,8 +194,8 @@ def best_layout(rows: Sequence[Server]) -> Share:
 
 
 def loss_under(rows: Sequence[Server], limit_s: float) -> Loss:
-    """What is lost where, of all stacks, layouts and loads of one model on one device with the same lengths, the one is picked that
-    is predicted to have the highest throughput per GPU within *limit_s*."""
+    """The loss where, of all stacks, layouts and loads of one model on one device with the same lengths, the one is picked that is
+    predicted to have the highest throughput per GPU within *limit_s*."""
     places: dict[tuple[str, ...], list[Server]] = defaultdict(list)
     for row in rows:
         places[row.place].append(row)

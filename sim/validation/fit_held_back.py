@@ -28,7 +28,7 @@ from sim.validation.fit_stacks import scores as scores_in_words
 from workloads.write import write_whole
 
 KINDS = {"deployments": "deployment", "models": "model"}
-"""What was held back, and its name in the columns of the errors."""
+"""Each kind of rows that are held back together, and its name in the columns of the errors."""
 _QUANTITIES = ("tpot", "ttft")
 
 
@@ -37,7 +37,7 @@ Errors = Mapping[str, tuple[Sequence[Point], Sequence[Mapping[str, str]]]]
 
 
 def ratios_of(folder: Path, paths: Sequence[Path]) -> Errors:
-    """What *paths* say of the rows in *folder*; ValueError where lines are of other rows."""
+    """The errors that *paths* have for the rows in *folder*; ValueError where lines are of other rows."""
     lines = [
         line for path in paths for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines(keepends=True))
     ]

@@ -12,6 +12,7 @@ from sim.cli import build_app
 from sim.cli.commands import reproduce as command
 from sim.cli.commands.reproduce import _facts, _Progress, _run, _Task
 from sim.reproduce import Part, Row, groups, load_group, parts
+from tests.study.test_sweep import InThreads
 
 
 def row(case: str, simulated: float, **settings) -> Row:
@@ -106,6 +107,14 @@ def test_parts_run_in_processes_give_the_rows_that_they_give_here():
     tasks += [_Task("speculative", 7, "", 1.0)]
     alone, together = (dict(_run(tasks, True, jobs)) for jobs in (1, 2))
     assert alone == together
+
+
+def test_each_part_that_workers_run_is_yielded_with_its_own_rows(monkeypatch):
+    monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", InThreads)
+    monkeypatch.setattr(command, "_part_rows", lambda group, place, quick: [row(f"{group} {place}", 1.0)])
+    tasks = [_Task(group, place, "", 1.0) for group in ("a", "b") for place in range(3)]
+    found = {task: [each.case for each in rows] for task, rows in _run(tasks, True, 2)}
+    assert found == {task: [f"{task.group} {task.place}"] for task in tasks}
 
 
 def test_every_group_can_be_run_in_parts():

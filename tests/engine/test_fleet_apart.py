@@ -415,6 +415,18 @@ def test_where_no_machine_that_decodes_comes_back_requests_are_held_to_the_end_a
     assert found.requests["prompts_computed"].tolist() == [1, 1]
 
 
+def test_who_is_held_waits_for_a_machine_that_does_both_where_no_other_comes_back() -> None:
+    trace = Trace(arrival_ns=[10 * MS], prompt_tokens=[20], output_tokens=[4])
+    # A policy that is asked every 5 ms is asked until the machine starts that does both.
+    starts = Scaling(policy=Says((0, 0, 0, 1)), min_machines=0, initial=1, interval_s=0.005)
+    experiment = pools(fails(0, 1), fails(2, 2), fails(3, 3), trace=trace, scaling=(starts, None))
+    assert experiment.handover is not None
+    roles = replace(experiment.handover, roles=("prefill", "both", "decode", "decode"))
+    found = both_ways(replace(experiment, handover=roles))
+    assert found.requests["status"].tolist() == [FINISHED]
+    assert found.requests["replica"].tolist() == [1]
+
+
 def test_a_client_who_goes_while_no_machine_decodes_is_gone_and_its_blocks_are_free() -> None:
     trace = Trace(
         arrival_ns=[0, 30 * MS], prompt_tokens=[20, 20], output_tokens=[4, 4], abort_ns=np.array([5 * MS, -1])

@@ -215,6 +215,16 @@ def test_steps_alike_end_when_a_plan_does() -> None:
     assert_same(found, replay(2, *work, scheduler=patient, fast_forward=False))
 
 
+def test_a_plan_that_holds_for_so_many_steps_is_carried_out_so_often() -> None:
+    def patient(view: ReplicaView, /) -> Plan:
+        """Admits all that wait whenever it is asked, which is after twenty steps of decodes."""
+        run = tuple((seq.id, seq.tokens) for seq in view.waiting)
+        return Plan(decode=view.n_decoding > 0, run=run, hold=1 if run else 20, through_arrivals=not run)
+
+    work = ([0, 0, 5000], [40, 40, 40], [300, 300, 1])
+    assert replay(2, *work, scheduler=patient).requests["scheduled_ns"][2] == (1040 + 20 * 1001) * US
+
+
 def test_each_rank_has_memory_of_its_own() -> None:
     # Two prompts of four blocks: of a pool of six one machine admits one at a time, each of two ranks its own.
     assert replay(1, [0, 0], [64, 64], [2, 2], kv_blocks=6).requests["scheduled_ns"].tolist()[1] > 0

@@ -30,7 +30,7 @@ from sim.engine.gateway.routing import SentTo
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import an_experiment, assert_same
 from tests.sample import few
-from workloads import Conversations, Deterministic, Fixed, LoadStage, Poisson, SharedPrefix, Trace, Uniform
+from workloads import ClosedLoop, Conversations, Deterministic, Fixed, LoadStage, Poisson, SharedPrefix, Trace, Uniform
 
 S = 10**9
 SPACE = (0, 4, 1)
@@ -285,6 +285,20 @@ def test_polled_loads_are_those_of_the_last_poll() -> None:
     served(trace, Looks(Knowledge(poll_s=0.5)))
     # Looked at at 1.0 (before the first is there), and at 1.5: the iteration in flight was planned when the second had not come.
     assert seen == [[0, 0], [0, 0], [0, 0], [1, 0]]
+
+
+def test_clients_who_answer_meet_the_loads_that_requests_known_from_the_start_would_meet() -> None:
+    """Each thinks for longer than the time between two polls, so that the poll ahead of its next request is still to come."""
+    alike = {"prompt_tokens": [8] * 12, "output_tokens": [5] * 12}
+    think_ns = np.arange(12) * 300_000_000 + 700_000_000
+    loop = ClosedLoop(**alike, concurrency=4, think_ns=think_ns, start_ns=np.arange(4) * 1_300_000_000)
+    replica = ReplicaSpec(cost=Linear(fixed_s=1.0), scheduler=Vllm(max_num_seqs=1), kv_blocks=100)
+    of_loop, of_trace = Sees(Knowledge(poll_s=0.5), []), Sees(Knowledge(poll_s=0.5), [])
+    columns = run(Experiment(workload=loop, replicas=(replica,) * 2, router=of_loop))
+    trace = Trace(arrival_ns=columns.requests["arrival_ns"], **alike)
+    run(Experiment(workload=trace, replicas=(replica,) * 2, router=of_trace))
+    assert of_loop.told == of_trace.told
+    assert max(of_loop.told) > 0
 
 
 def test_a_session_stays_on_its_machine() -> None:

@@ -308,7 +308,7 @@ def test_other_experts_and_releases_fill_no_tiles(asked):
 
 def test_spread_experts_take_more_for_each_operation_where_no_graph_replays_them():
     largest, per_flop = 512, 4e-15
-    # Qwen3-30B-A3B: three matrices of 2048 x 768 for each of 8 experts, halves of whose operations lie on 8 or on 4 devices.
+    # Qwen3-30B-A3B: three matrices of 2048 x 768 for each of 8 experts, on each of 8 devices an eighth of all operations.
     flops = 2 * 3 * 8 * 2048 * 768 / 8
     for precision, expert, more_s in (
         ("fp8_block", 8, per_flop * flops),

@@ -72,6 +72,7 @@ def test_several_modules_all_read_the_prompt_and_take_memory():
     assert (one.cost.modules, two.cost.modules, four.cost.modules) == (1, 2, 3)
     assert two.cost.iteration_s(prompt(512)) == 2 * one.cost.iteration_s(prompt(512))
     assert four.cost.iteration_s(decodes(8)) == one.cost.iteration_s(decodes(8))
+    assert two.cost.work(prompt(512)) == tuple(2 * each for each in one.cost.work(prompt(512)))
     single = mtp_draft(deploy(model=replace(model, mtp_layers=1), hardware="b200", parallel={"tensor": 8}), 1)
     assert one.held.weight_bytes_per_device == pytest.approx(3 * single.held.weight_bytes_per_device)
     assert one.held.kv_bytes_per_token_per_device == 3 * single.held.kv_bytes_per_token_per_device

@@ -9,6 +9,7 @@ from hwmodels.model import load_model, model_catalogue
 from hwmodels.operations import expected_active_experts
 from hwmodels.parallel import ParallelConfig
 from hwmodels.roofline import Roofline
+from hwmodels.slowed import slowed
 from hwmodels.totals import Totals
 from hwmodels.work import stage_work
 
@@ -217,6 +218,15 @@ def test_nothing_is_multiplied_while_kernels_stream_or_send():
         if work.exchange is not None:
             still_s += work.exchange.layers * kernels.exchange_s(64, work.exchange)
         assert cost.work(decode).still_s == pytest.approx(float(still_s), rel=1e-9)
+
+
+def test_each_stage_multiplies_nothing_for_its_own_part_and_a_slow_machine_for_longer():
+    spec, device, decode = load_model("llama-3.1-8b"), load_device("h100-sxm"), Totals(64, 0, 0, 0, 0, 64, 64_000, 64)
+    made = Calibrated.for_stack("vllm")
+    whole, halves = (made(spec, device, ParallelConfig(pipeline=stages)) for stages in (1, 2))
+    assert halves.work(decode).still_s == pytest.approx(whole.work(decode).still_s / 2, rel=0.05)
+    slow = slowed(whole, 1.5)
+    assert slow.work(decode) == whole.work(decode)._replace(still_s=1.5 * whole.work(decode).still_s)
 
 
 def test_remainder_layers_go_to_the_first_stages():

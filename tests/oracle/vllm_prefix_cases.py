@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -195,6 +196,9 @@ def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
     columns = cluster.run()
     assert set(columns.requests["status"].tolist()) <= {FINISHED, ABORTED}, columns.reasons
     scheduler.close(kv)
+    # Each is counted once, those as well that were to go and had ended by then.
+    gone = Counter(id_ for step in scheduler.steps for id_ in step[2])
+    assert columns.requests["preemptions"].tolist() == [gone[id_] for id_ in range(len(case["requests"]))]
     merged: list[Any] = []
     for second, run, preempted, held, found, evicted in scheduler.steps:
         if merged and merged[-1][0] == second:

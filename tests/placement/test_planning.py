@@ -11,6 +11,7 @@ from policies.placement import ClockworkPlusPlus, EqualGroups, Group, PartitionS
 from sim.errors import ScenarioError
 from sim.placement import Scoring, Serving, evaluate, find, load_placement, save_placement, serve
 from sim.plots.placement import attainment_figure, busy_share, placement_figure
+from tests.study.test_sweep import InThreads
 
 
 def test_search_finds_that_sharing_pipelines_serves_bursts_better(serving, traffic):
@@ -48,8 +49,12 @@ def test_screened_scores_are_those_of_the_event_loop(serving, traffic, slo_scale
         assert score(placement) == held.outcome(placement, workload).score(placement.replicas)
 
 
-@pytest.mark.slow(reason="starts processes")
-def test_parallel_scores_are_those_of_one_at_a_time(serving, traffic):
+@pytest.mark.parametrize(
+    "workers", ["threads", pytest.param("processes", marks=pytest.mark.slow(reason="starts processes"))]
+)
+def test_parallel_scores_are_those_of_one_at_a_time(serving, traffic, monkeypatch, workers):
+    if workers == "threads":
+        monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", InThreads)
     one = find(EqualGroups(inter_op=4, beam=2), serving, traffic)
     two = find(EqualGroups(inter_op=4, beam=2), serving, traffic, jobs=2)
     assert one.placements == two.placements

@@ -416,6 +416,9 @@ def test_power_rises_with_what_is_reached_and_never_beyond_the_limit() -> None:
     assert np.all(np.diff(model.iteration_share(grid, 0.0)) >= 0)
     assert np.all(np.diff(model.iteration_share(0.0, grid)) >= 0)
     assert np.all(np.diff(model.iteration_share(0.2, 0.1, grid)) <= 0)
+    # Kernels multiply for a twentieth of the time at least.
+    nearly, least, none = model.iteration_share(0.2, 0.001, np.array([0.9, 0.95, 1.0]))
+    assert nearly > least == pytest.approx(none)
     assert model.iteration_share(1.0, 1.0) == 1.0
     assert model.limited(500.0, 1000.0).iteration_share(1.0, 1.0) == 0.5
 

@@ -13,6 +13,7 @@ from sim.engine.record.iterations import IterationTable, joined
 from sim.errors import OutputError
 from sim.plots import save_run
 from sim.results import FILES, Result, staging
+from sim.results.parquet import iteration_table
 from sim.results.words import fact_rows
 from tests.results.fakes import FakeColumns, iterations, plausible, requests
 
@@ -92,6 +93,12 @@ def test_absent_times_are_null_and_status_and_reason_are_text(tmp_path):
     assert table["finish_ns"].isna().tolist() == [False, True, True]
     assert table["arrival_ns"].tolist() == [0, 1, 2]
     assert not (tmp_path / "out" / "latency.png").exists()
+
+
+def test_iterations_of_replicas_without_adapters_have_null_of_them_and_other_columns_are_never_null():
+    table = iteration_table({"start_ns": np.array([0, 1]), "adapters": np.array([-1, 2])})
+    assert table["adapters"].to_pylist() == [None, 2]
+    assert [field.nullable for field in table.schema] == [False, True]
 
 
 def test_a_loaded_result_equals_the_saved_one(tmp_path):

@@ -67,6 +67,15 @@ def test_the_faster_of_two_stacks_is_named_or_not():
     assert np.isnan(named(pairs, "ttft_s").right_pct)
     # 1 + 100 steps: 2 s against 2.2, 1.8 and 2.04; 2.04 s is a tie with 2, and no longer one with 2.2.
     assert named(pairs, "throughput").ties == 1
+    # Five per cent between two are a choice, and less is none.
+    edge = pair_of(("vllm", "TP1", 1, 4, 1000.0, 1.0), ("sglang", "TP1", 1, 4, 1050.0, 2.0))
+    assert named(stack_pairs(servers(edge)), "tpot_s").ties == 0
+
+
+def test_two_names_of_one_model_are_a_pair():
+    tpot, ttft = pair_of(("trtllm", "TP8", 8, 4, 10.0, 10.0), ("sglang", "TP8", 8, 4, 12.0, 11.0))
+    groups = tpot.groups | {"model": np.array(["deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3"])}
+    assert len(stack_pairs(servers((replace(tpot, groups=groups), replace(ttft, groups=groups))))) == 1
 
 
 def test_throughput_is_of_the_closed_loop_by_gpu():

@@ -137,6 +137,13 @@ def test_what_a_full_server_draws_follows_from_what_it_reaches() -> None:
     assert two.joule_per_token == pytest.approx(2 * two.watt / two.tokens_per_s)
 
 
+def test_a_server_of_one_b200_is_replayed_with_its_own_hosts_terms() -> None:
+    release, one = RELEASES["mlenergy3"], {**ROW, "gpu": "B200"}
+    found = drawn(one, release)
+    assert found.tokens_per_s == drawn(one, release, stack_of(release, "b200")).tokens_per_s
+    assert found.tokens_per_s < drawn(one, release, stack_of(release)).tokens_per_s
+
+
 def test_rows_that_only_fill_tiles_draw_power(monkeypatch: pytest.MonkeyPatch) -> None:
     long = {**ROW, "task": "gpqa", "max_num_seqs": 32, "avg_output_len": 4000.0}
     found = drawn(long, "0.11.1")

@@ -220,7 +220,7 @@ def test_equal_traces_are_equal_also_after_pickling():
 
 
 LETTERS = "aZ09-_./:,;|#='\"\\éß漢字\U0001f600"
-"""Of a model's name: what stands for something in a file among them. All of Unicode takes a second to be put in order."""
+"""Letters of a model's name, some of which stand for something in a file. All of Unicode takes a second to be put in order."""
 
 
 @st.composite
