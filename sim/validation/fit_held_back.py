@@ -20,7 +20,7 @@ import numpy as np
 from hwmodels.measured import Measurement, read
 from hwmodels.tables import ROOM
 from sim.bench.published.rows import rows_of
-from sim.validation.asked import HELD_BACK
+from sim.validation.aims import HELD_BACK
 from sim.validation.choices import scores, servers
 from sim.validation.files import Comparison, row_groups
 from sim.validation.fit_stacks import Point, by_family, held_of, model_factors, served_points

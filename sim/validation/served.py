@@ -13,7 +13,7 @@ from hwmodels.overheads import stack_releases
 from sim.bench.published import speculated
 from sim.bench.published.rows import ASSUMED
 from sim.protocols import protocols
-from sim.validation.asked import asked_markdown, held_back
+from sim.validation.aims import aims_markdown, held_back
 from sim.validation.choices import choices_markdown
 from sim.validation.files import Comparison
 from workloads.write import open_whole
@@ -181,7 +181,7 @@ def served_markdown(found: Sequence[Comparison]) -> str:
     pair, pairs = served_pair(found), served_pairs(found)
     if pair is not None:
         held = held_back()
-        parts += asked_markdown(pairs, pair)
+        parts += aims_markdown(pairs, pair)
         parts += choices_markdown(pair, {kind: each["choices"] for kind, each in held.items()})
         parts += ["\n### Errors by family and stack\n", *_table(errors_by(pair, "family", "stack"))]
         parts.append(_UNEXPLAINED)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hwmodels.measured import read
 from sim.bench.published.rows import layout_of, rows_of
 from sim.cli import build_app
-from sim.validation.asked import asked_markdown, held_back
+from sim.validation.aims import aims_markdown, held_back
 from sim.validation.choices import Loss, best_layout, choices_markdown, loss_under, named, scores, servers, stack_pairs
 from sim.validation.files import Comparison, row_groups
 from sim.validation.fit_held_back import held_pair, inside_unseen, ratios_of, state
@@ -142,13 +142,13 @@ def test_the_page_has_choices_beside_those_held_back():
     assert "Choices between stacks" in served_markdown(pair)
 
 
-def test_what_was_asked_is_met_or_not(monkeypatch):
+def test_an_aim_is_met_or_not(monkeypatch):
     table = {"errors": {"all": [9, 7.0, 20.0]}, "inside": {"vllm": [90.0, 80.0]}}
     shares = {name: [5, 1, 2, 2] for name in ("tpot_s", "throughput", "ttft_s", "layout")}
     table["choices"] = {**shares, **{name: [10, 0, 1, 5.0] for name in ("10 ms", "20 ms", "50 ms")}}
-    monkeypatch.setattr("sim.validation.asked.held_back", lambda: {"deployments": table, "models": table})
+    monkeypatch.setattr("sim.validation.aims.held_back", lambda: {"deployments": table, "models": table})
     pair = pair_of(("vllm", "TP1", 1, 4, 10.0, 12.0), ("sglang", "TP1", 1, 4, 12.0, 12.5))
-    page = "\n".join(asked_markdown({"e2e_silicon_disagg.csv": pair}, pair))
+    page = "\n".join(aims_markdown({"e2e_silicon_disagg.csv": pair}, pair))
     assert "| deployments held back, all: median TPOT, TTFT % | <= 8, 15 | 7.0, 20.0 | no |" in page
     assert "| models held back, all: median TPOT, TTFT % | <= 11, 22 | 7.0, 20.0 | yes |" in page
     assert "| `e2e_silicon_disagg.csv`, all: median TPOT, TTFT % | <= 12, 28 | 12.1, 0.0 | no |" in page
@@ -158,7 +158,7 @@ def test_what_was_asked_is_met_or_not(monkeypatch):
     assert "| loss of picks within 20 ms TPOT, a miss as all, % | <= 15 | 0.0, 14.5, 14.5 | yes |" in page
     assert "| models | 90.0 | 80.0 |" in page
     vllm = pair_of(("vllm", "TP1", 1, 4, 10.0, 12.0))
-    assert "csv`, sglang" not in "\n".join(asked_markdown({"e2e_silicon_disagg.csv": vllm}, vllm))
+    assert "csv`, sglang" not in "\n".join(aims_markdown({"e2e_silicon_disagg.csv": vllm}, vllm))
 
 
 def test_a_model_never_seen_is_judged_by_the_rows_of_the_others():

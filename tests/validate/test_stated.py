@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hwmodels.overheads import serving_stack
-from sim.validation.asked import held_back
+from sim.validation.aims import held_back
 from sim.validation.choices import right_pct
 
 ROOT = Path(__file__).resolve().parents[2]
