@@ -52,6 +52,7 @@ def every_operation_has_a_time(backend: Backend) -> None:
     backend.close()
 
 
+@pytest.mark.slow(reason="every operation is timed")
 def test_numpy_times_every_operation() -> None:
     every_operation_has_a_time(open_backend("numpy", "cpu", clock="cpu"))
 

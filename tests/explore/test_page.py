@@ -40,6 +40,7 @@ def opened(browser: Any, fake: Fake) -> Iterator[Opened]:
     pages.close()
 
 
+@pytest.mark.slow(reason="a browser loads the page")
 def test_the_first_paint_has_the_answer_and_asks_for_no_run(opened: Opened, fake: Fake) -> None:
     page = opened()
     expect(figure(page, "TTFT, p95")).to_contain_text("378 ms", use_inner_text=True)
@@ -48,6 +49,7 @@ def test_the_first_paint_has_the_answer_and_asks_for_no_run(opened: Opened, fake
     assert fake.states_asked("run") == []
 
 
+@pytest.mark.slow(reason="a browser loads the page")
 def test_a_moved_slider_shows_an_estimate_and_then_the_exact_run(opened: Opened, fake: Fake) -> None:
     page = opened()
     let_go = fake.hold_back("run")

@@ -90,6 +90,7 @@ def test_a_head_that_drips_is_closed_in_time(quick: Serving) -> None:
         drips(there)
 
 
+@pytest.mark.slow(reason="rests for longer than a server waits for a head")
 def test_a_connection_that_is_kept_may_rest_for_longer_than_a_head_may_take(quick: Serving) -> None:
     with httpx.Client() as client:
         for _ in range(2):

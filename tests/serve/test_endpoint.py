@@ -256,6 +256,7 @@ def test_a_client_that_stops_reading_holds_up_nobody_else() -> None:
             assert not at.session.open
 
 
+@pytest.mark.slow(reason="waits until the server has waited long enough")
 def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> None:
     with serving(limits=Limits(head_s=0.2, head_bytes=20_000)) as at:
         host, port = at.url.removeprefix("http://").split(":")
