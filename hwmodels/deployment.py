@@ -27,9 +27,6 @@ from hwmodels.stack_kernels import RECURRENT_BYTES_SHARE, RECURRENT_FLOPS_SHARE
 from hwmodels.steps.cost import StepTimes
 from hwmodels.work import stage_work
 
-# vLLM's default limit on running sequences (max_num_seqs); recurrent states are set aside for that many.
-STATE_SEQUENCES = 256
-
 
 class FrontEnd(NamedTuple):
     """Seconds from a request's arrival until a scheduler sees it."""
@@ -151,10 +148,10 @@ class Deployment:
             "bandwidth, which are assumptions.",
         )
 
-    def stage_bytes(self) -> tuple[tuple[float, float, float, range], ...]:
-        """For each stage, on one device: weights, recurrent states, cache of one token, and which layers."""
+    def stage_bytes(self) -> tuple[tuple[float, float, range], ...]:
+        """For each stage, on one device: weights, cache of one token, and which layers."""
         return tuple(
-            (stage.resident_bytes, _state_bytes(stage, self.parallel), _kv_bytes(stage), layers)
+            (stage.resident_bytes, _kv_bytes(stage), layers)
             for stage, layers in zip(self._stages(), self.parallel.stage_layers(self.model.n_layers), strict=True)
         )
 
@@ -226,56 +223,6 @@ class Deployment:
         fewer = "" if plan.adapters is None else "; fewer adapters.max_loras, or a lower max_lora_rank, take less"
         return self._offers(fits) + fewer
 
-    def free_bytes(self, gpu_fraction: float = 0.9, reserve_bytes: float = 0.0) -> tuple[float, ...]:
-        """For each stage, what one device has left for the cache; negative where the weights do not fit."""
-        return _free_bytes(self.model, self.device, self.parallel, self.kv_precision, gpu_fraction, reserve_bytes)
-
-    def kv_pool_blocks(self, gpu_fraction: float = 0.9, reserve_bytes: float = 0.0, block_tokens: int = 16) -> int:
-        """Blocks of *block_tokens* tokens that the replica's cache holds, over all groups of data-parallel attention.
-
-        Of a model whose layers do not all keep every token each block has room for all the same, and states of
-        `STATE_SEQUENCES` sequences are set aside: the least there is. `memory_plan` counts what a mean sequence holds.
-
-        Each stage caches its own layers of every token, so the fullest stage decides. ValueError if the weights, or not
-        even one block beside them, fit; the message says what is missing and what would fit.
-        """
-        if not 0 < gpu_fraction <= 1:
-            raise ValueError(f"gpu_fraction is a share of the memory in (0, 1]; got {gpu_fraction!r}")
-        if not 0 <= reserve_bytes < float("inf"):
-            raise ValueError(f"reserve_bytes must be a finite number of at least 0; got {reserve_bytes!r}")
-        if isinstance(block_tokens, bool) or not isinstance(block_tokens, int) or block_tokens < 1:
-            raise ValueError(f"block_tokens must be an integer of at least 1; got {block_tokens!r}")
-        free = self.free_bytes(gpu_fraction, reserve_bytes)
-        needs = [_kv_bytes(stage) * block_tokens for stage in self._stages()]
-        # A stage of linear-attention layers only caches nothing and limits nothing.
-        blocks = min(
-            (int(have // need) if need else (1 << 40)) if have >= 0 else -1
-            for have, need in zip(free, needs, strict=True)
-        )
-        if blocks < 1:
-            missing = max(need - have for have, need in zip(free, needs, strict=True))
-            usable = self.device.memory_bytes * gpu_fraction - reserve_bytes
-            if usable <= 0:
-                raise ValueError(
-                    f"reserve_bytes ({reserve_bytes / 1e9:.1f} GB) leaves nothing of the {gpu_fraction:.0%} of a "
-                    f"{self.device.name}'s {self.device.memory_bytes / 1e9:.1f} GB; reserve less"
-                )
-            raise ValueError(
-                f"{self.model.name} ({_formats(self.model)}) does not fit: a {self.device.name} offers "
-                f"{usable / 1e9:.1f} GB for it and it takes {self.weight_bytes_per_device / 1e9:.1f} GB of weights on "
-                f"each device, so {missing / 1e9:.1f} GB is missing with {_degrees(self.parallel)}; "
-                f"{self._way_out(gpu_fraction, reserve_bytes, block_tokens)}"
-            )
-        return blocks * self.parallel.data
-
-    def _way_out(self, gpu_fraction: float, reserve_bytes: float, block_tokens: int) -> str:
-        def fits(device: Device, parallel: ParallelConfig) -> bool:
-            free = _free_bytes(self.model, device, parallel, self.kv_precision, gpu_fraction, reserve_bytes)
-            stages = _stages(self.model, parallel, self.kv_precision)
-            return all(have >= _kv_bytes(stage) * block_tokens for have, stage in zip(free, stages, strict=True))
-
-        return self._offers(fits)
-
     def _offers(self, in_memory: Callable[[Device, ParallelConfig], bool]) -> str:
         """The nearest layouts and device on which the model runs and *in_memory* holds, in words."""
 
@@ -338,25 +285,6 @@ def _stages(spec: ModelSpec, parallel: ParallelConfig, kv_precision: str) -> tup
     return tuple(stage_work(spec, parallel, s, kv_precision=kv_precision) for s in range(parallel.pipeline))
 
 
-def _free_bytes(
-    spec: ModelSpec,
-    device: Device,
-    parallel: ParallelConfig,
-    kv_precision: str,
-    gpu_fraction: float,
-    reserve_bytes: float,
-) -> tuple[float, ...]:
-    usable = device.memory_bytes * gpu_fraction - reserve_bytes
-    found = []
-    for stage in _stages(spec, parallel, kv_precision):
-        found.append(usable - stage.resident_bytes - _state_bytes(stage, parallel))
-    return tuple(found)
-
-
-def _state_bytes(stage: StageWork, parallel: ParallelConfig) -> float:
-    return stage.recurrence.held_bytes * STATE_SEQUENCES / parallel.data if stage.recurrence else 0.0
-
-
 @functools.lru_cache(maxsize=256)
 def _deployment(
     spec: ModelSpec, device: Device, parallel: ParallelConfig, kv_precision: str, cost: CostFactory
@@ -385,7 +313,8 @@ def deploy(
 
     *precision* None keeps the checkpoint's own formats; *kv_precision* None takes the checkpoint's, else its base
     format (16 bits for quantised weights). *expert_precision* sets experts apart. Equal arguments give the same object.
-    Whether it fits in memory is asked of `kv_pool_blocks`. ValueError for unknown names and impossible combinations.
+    Whether it fits in memory is asked of `memory_plan` and `Deployment.fitted`. ValueError for unknown names and impossible
+    combinations.
     """
     given = [name for name, value in (("precision", precision), ("kv_precision", kv_precision)) if value is not None]
     spec = model if isinstance(model, ModelSpec) else load_model(model, given=given)

@@ -75,7 +75,7 @@ class Deployed(Protocol):
         """For each stage, what one of its devices keeps, layer by layer."""
         ...
 
-    def stage_bytes(self) -> tuple[tuple[float, float, float, range], ...]:
+    def stage_bytes(self) -> tuple[tuple[float, float, range], ...]:
         """For each stage, on one device: weights, recurrent states, cache of one token, and which layers."""
         ...
 
@@ -139,8 +139,6 @@ class StageMemory:
     budget_bytes: float
     """The bytes that all that follows and the cache may take together."""
     weight_bytes: float
-    state_bytes: float
-    """Recurrent states of linear-attention layers that are set aside; 0 where a sequence's states count with its cache."""
     activation_bytes: float
     graph_bytes: float
     context_bytes: float
@@ -166,7 +164,6 @@ class StageMemory:
             self.weight_bytes
             + self.draft_bytes
             + self.adapter_bytes
-            + self.state_bytes
             + self.activation_bytes
             + self.graph_bytes
             + self.context_bytes
@@ -290,7 +287,6 @@ class MemoryPlan:
             "draft_bytes": stage.draft_bytes,
             "adapter_bytes": stage.adapter_bytes,
             "encoder_bytes": stage.encoder_bytes,
-            "state_bytes": stage.state_bytes,
             "activation_bytes": stage.activation_bytes,
             "graph_bytes": stage.graph_bytes,
             "context_bytes": stage.context_bytes,
@@ -535,7 +531,7 @@ def memory_plan(
     layer_groups = None
     stages = []
     caches = deployment.stage_caches()
-    for i, (weights, state, per_token, layers) in enumerate(deployment.stage_bytes()):
+    for i, (weights, per_token, layers) in enumerate(deployment.stage_bytes()):
         used = _used_by_the_stack(deployment, rules, share, total, i, layers, largest)
         drafts = _draft_of(draft if i == 0 else None, rules, device)
         draft_bytes = drafts.token_bytes * block_tokens
@@ -556,8 +552,6 @@ def memory_plan(
                 device_bytes=total,
                 budget_bytes=used.budget_bytes,
                 weight_bytes=weights + used.padding_bytes,
-                # States are kept by the sequences that there are, not by as many as there may be, where these have pages.
-                state_bytes=state if alike else 0.0,
                 activation_bytes=used.activation_bytes,
                 graph_bytes=used.graph_bytes + drafts.graph_bytes,
                 context_bytes=used.context_bytes,
@@ -646,7 +640,6 @@ _PARTS = (
     ("draft", "draft_bytes"),
     ("adapters", "adapter_bytes"),
     ("encoder", "encoder_bytes"),
-    ("states", "state_bytes"),
     ("activations", "activation_bytes"),
     ("CUDA graphs", "graph_bytes"),
     ("context", "context_bytes"),

@@ -95,7 +95,7 @@ class Log:
 
     @property
     def _block_bytes(self) -> float:
-        _, _, token_bytes, _ = self.deployment.stage_bytes()[0]
+        _, token_bytes, _ = self.deployment.stage_bytes()[0]
         return token_bytes * self.block_tokens
 
 

@@ -2,8 +2,14 @@
 
 import pytest
 
-from hwmodels.deployment import STATE_SEQUENCES, deploy
+from hwmodels.deployment import Deployment, deploy
+from hwmodels.memory import LargestBatch, MemoryPlan, memory_plan
 from hwmodels.parallel import ParallelConfig
+
+
+def plan(found: Deployment, **settings: float) -> MemoryPlan:
+    """The memory of a deployment with nothing set aside beside weights and cache."""
+    return found.fitted(memory_plan(found, None, largest=LargestBatch(0, 0), **settings))
 
 
 def test_pool_of_llama_8b_by_hand():
@@ -11,22 +17,20 @@ def test_pool_of_llama_8b_by_hand():
     free = 80 * 2**30 * 0.9 - 16_060_522_496 - 1e9
     assert found.weight_bytes_per_device == 16_060_522_496
     assert found.kv_bytes_per_token_per_device == 131_072
-    assert found.kv_pool_blocks(0.9, 1e9, 16) == int(free // (131_072 * 16))
+    assert plan(found, reserve_bytes=1e9).kv_blocks == int(free // (131_072 * 16))
 
 
 def test_the_fullest_stage_limits_the_pool():
     # 32 layers on 3 stages: 11, 11 and 10, the last with the head.
     found = deploy(model="llama-3.1-8b", hardware="h100-sxm", parallel={"pipeline": 3})
-    blocks = [
-        int(free // (16 * need)) for free, need in zip(found.free_bytes(), found.stage_kv_bytes_per_token, strict=True)
-    ]
+    blocks = [stage.blocks for stage in plan(found).stages]
     assert len(set(blocks)) > 1
-    assert found.kv_pool_blocks() == min(blocks)
+    assert plan(found).kv_blocks == min(blocks)
 
 
 def test_fp8_cache_doubles_the_pool():
-    plain = deploy(model="llama-3.1-8b", hardware="h100-sxm").kv_pool_blocks()
-    fp8 = deploy(model="llama-3.1-8b", hardware="h100-sxm", kv_precision="fp8").kv_pool_blocks()
+    plain = plan(deploy(model="llama-3.1-8b", hardware="h100-sxm")).kv_blocks
+    fp8 = plan(deploy(model="llama-3.1-8b", hardware="h100-sxm", kv_precision="fp8")).kv_blocks
     assert fp8 in (2 * plain, 2 * plain + 1)
 
 
@@ -40,7 +44,7 @@ def test_latent_cache_is_on_every_device_and_data_parallel_groups_add_up():
     tensor = deploy(model="deepseek-r1", hardware="h200", parallel={"tensor": 8})
     data = deploy(model="deepseek-r1", hardware="h200", parallel={"data": 8, "expert": 8})
     assert tensor.kv_bytes_per_token_per_device == data.kv_bytes_per_token_per_device == 70_272
-    assert data.kv_pool_blocks() > 5 * tensor.kv_pool_blocks()
+    assert plan(data).kv_blocks > 5 * plan(tensor).kv_blocks
 
 
 def test_a_tied_head_is_stored_once_but_on_both_ends_of_a_pipeline():
@@ -48,15 +52,8 @@ def test_a_tied_head_is_stored_once_but_on_both_ends_of_a_pipeline():
     two = deploy(model="qwen3-0.6b", hardware="l4", parallel={"pipeline": 2})
     table = 151_936 * 1024 * 2
     assert one.weight_bytes_per_device == 596_049_920 * 2
-    total = sum(0.9 * two.device.memory_bytes - free for free in two.free_bytes())
+    total = sum(stage.weight_bytes for stage in plan(two).stages)
     assert total == pytest.approx(596_049_920 * 2 + table, rel=1e-12)
-
-
-def test_recurrent_states_are_set_aside():
-    found = deploy(model="qwen3.5-397b-a17b", hardware="b200", parallel={"tensor": 8})
-    state = 45 * (64 * 128 * 128 * 4 + 3 * (2 * 16 + 64) * 128 * 2) / 8 * STATE_SEQUENCES
-    free = found.device.memory_bytes * 0.9 - found.weight_bytes_per_device - state
-    assert found.free_bytes()[0] == pytest.approx(free, rel=1e-12)
 
 
 def test_a_model_that_does_not_fit_says_what_is_missing_and_what_would_fit():
@@ -67,42 +64,32 @@ def test_a_model_that_does_not_fit_says_what_is_missing_and_what_would_fit():
         r"63\.8 GB is missing with tensor 1, pipeline 1; it would fit with tensor 2 or with pipeline 2 "
         r"or with b200 \(193 GB\)",
     ):
-        found.kv_pool_blocks()
+        plan(found)
 
 
 def test_a_larger_device_that_is_proposed_is_of_the_same_maker():
     """MI325X (275 GB) is smaller than B300, and what is measured of one maker's devices may not run on another's."""
     found = deploy(model="llama-3.1-405b", hardware="b200", parallel={"tensor": 4})
     with pytest.raises(ValueError, match="does not fit") as caught:
-        found.kv_pool_blocks()
+        plan(found)
     assert not any(name in str(caught.value) for name in ("mi3", "gaudi", "tpu", "trainium"))
 
 
 @pytest.mark.parametrize(("name", "degree"), [("tensor", 2), ("pipeline", 2)])
 def test_what_the_error_proposes_does_fit(name, degree):
-    assert deploy(model="llama-3.1-70b", hardware="h100-sxm", parallel={name: degree}).kv_pool_blocks() > 0
-    assert deploy(model="llama-3.1-70b", hardware="b200").kv_pool_blocks() > 0
+    assert plan(deploy(model="llama-3.1-70b", hardware="h100-sxm", parallel={name: degree})).kv_blocks > 0
+    assert plan(deploy(model="llama-3.1-70b", hardware="b200")).kv_blocks > 0
 
 
 def test_a_model_that_fits_nowhere_says_so():
     found = deploy(model="llama-3.1-405b", hardware="a10", precision="fp32")
     with pytest.raises(ValueError, match="no tensor or pipeline degree up to 64 and no larger device fits"):
-        found.kv_pool_blocks(0.1)
+        plan(found, share=0.1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"gpu_fraction": 1.5}, r"gpu_fraction is a share of the memory in \(0, 1\]; got 1.5"),
-        ({"reserve_bytes": -1}, "reserve_bytes must be a finite number"),
-        ({"block_tokens": 0}, "block_tokens must be an integer of at least 1; got 0"),
-        ({"reserve_bytes": 80e9}, "leaves nothing"),
-        ({"reserve_bytes": 70e9}, "does not fit"),
-    ],
-)
-def test_bad_memory_settings_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        deploy(model="llama-3.1-8b", hardware="h100-sxm").kv_pool_blocks(**arguments)
+def test_a_reserve_that_leaves_too_little_is_refused():
+    with pytest.raises(ValueError, match="does not fit"):
+        plan(deploy(model="llama-3.1-8b", hardware="h100-sxm"), reserve_bytes=70e9)
 
 
 def test_equal_arguments_give_the_same_deployment():

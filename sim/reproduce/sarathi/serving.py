@@ -13,6 +13,7 @@ import numpy as np
 
 from hwmodels.cost import CostModel
 from hwmodels.deployment import Deployment
+from hwmodels.memory import LargestBatch, memory_plan
 from policies.published import OrcaPaged
 from policies.sarathi import ChunkedOnly
 from policies.schedulers import Sarathi
@@ -150,12 +151,14 @@ STRICT_S = {"mistral-7b": 0.1, "yi-34b": 0.2, "llama-2-70b": 1.0, "falcon-180b":
 def capacity(deployed: Deployment, system: str, dataset: str, tbt_p99_s: float, requests: int) -> float:
     """Highest rate within a limit on token gaps and two seconds of median delay; 0.0 where none was found.
 
-    The cache has what the weights leave of 90 % of the memory.
+    The cache has what the weights leave of 90 % of the memory; each layer keeps each token.
     """
     # Equal deployments may be priced differently, so what is kept goes by the price.
     strict = tbt_p99_s <= STRICT_S[deployed.model.name]
     scheduler = _scheduler(system, tbt_p99_s, strict)
-    return _capacity(deployed.cost, deployed.kv_pool_blocks(), scheduler, dataset, tbt_p99_s, requests)
+    # Blocks are counted at a context within every window, as if there were none.
+    plan = deployed.fitted(memory_plan(deployed, None, largest=LargestBatch(0, 0), context_tokens=16))
+    return _capacity(deployed.cost, plan.kv_blocks, scheduler, dataset, tbt_p99_s, requests)
 
 
 @functools.cache
