@@ -20,6 +20,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 Csv = Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")]
 SummaryJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
 
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.", show_default=False)]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option("--axis", metavar="KEY=VALUES", help="256,512,1024, or a range FROM:TO:COUNT[:log]; repeatable."),
+]
+Dtype = Annotated[str | None, typer.Option(help="Number format of tables that do not say theirs; bf16 without.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse a folder with a file or row that is not understood.")]
+
 Fetch = Annotated[
     bool,
     typer.Option("--fetch", help="Ask the HuggingFace hub for the config.json of a model that is unknown otherwise."),

@@ -12,7 +12,7 @@ import typer
 
 from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.options import Json, Limits, ScenarioFile, set_option
+from sim.cli.options import Jobs, Json, Limits, ScenarioFile, set_option
 from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def advise(
     out: Annotated[
         Path | None, typer.Option(help="Folder that keeps the runs, as of a sweep.", show_default=False)
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; all cores by default.", show_default=False)
-    ] = None,
+    jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:
     """Say what this traffic needs and what each change of the deployment would do, ranked by cost. Exit code 1 if nothing keeps the

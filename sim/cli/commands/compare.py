@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exports import takes_export
-from sim.cli.options import IntervalReplays, Json, set_option
+from sim.cli.options import IntervalReplays, Jobs, Json, set_option
 from sim.cli.tables import console, print_facts, print_json, print_notes
 from sim.errors import RooftraceError
 
@@ -33,9 +33,7 @@ def compare(
     replications: Annotated[
         int | None, typer.Option(min=2, help="Runs of each scenario; 10 without.", show_default=False)
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes for scenarios; all cores by default.", show_default=False)
-    ] = None,
+    jobs: Jobs = None,
     intervals: IntervalReplays = None,
     as_json: Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.options import Json
+from sim.cli.options import Dtype, Json, Strict
 from sim.cli.tables import print_json, print_notes, print_table
 from sim.errors import RooftraceError
 from sim.text import unknown
@@ -36,13 +36,9 @@ def fit(
         typer.Option(help="Catalogue name, or path to a datasheet (.toml); tables that say no device are of this one."),
     ],
     out: Annotated[Path, typer.Option(help="Profile to write (.toml).", show_default=False)],
-    dtype: Annotated[
-        str | None, typer.Option(help="Number format of tables that do not say theirs; bf16 without.")
-    ] = None,
+    dtype: Dtype = None,
     max_points: Annotated[int, typer.Option(min=50, help="Rows of a kernel that a fit uses at most.")] = 1500,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a folder with a file or row that is not understood.")
-    ] = False,
+    strict: Strict = False,
     only: Annotated[
         str | None,
         typer.Option(

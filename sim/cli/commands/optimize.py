@@ -14,7 +14,7 @@ import typer
 
 from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.options import IntervalReplays, Json, Limits, set_option
+from sim.cli.options import Axes, IntervalReplays, Jobs, Json, Limits, set_option
 from sim.cli.tables import print_facts, print_json, print_notes, print_table, written
 from sim.errors import RooftraceError
 from sim.text import unknown
@@ -40,10 +40,7 @@ def optimize(
     goal: Annotated[
         str, typer.Option(help="rate, or what to make least of: cost, gpu-seconds, energy, devices, latency.")
     ] = "rate",
-    axis: Annotated[
-        list[str] | None,
-        typer.Option("--axis", metavar="KEY=VALUES", help="What may be chosen, as in rooftrace sweep; repeatable."),
-    ] = None,
+    axis: Axes = None,
     set_: Annotated[list[str] | None, set_option("Change a setting, e.g. --set slo.ttft_s=1.")] = None,
     limit: Limits = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must keep the SLO.")] = 0.99,
@@ -56,10 +53,7 @@ def optimize(
         Path | None,
         typer.Option(help="Folder for the candidates, ranked.csv and the Pareto front.", show_default=False),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes for candidates; all cores by default.", show_default=False),
-    ] = None,
+    jobs: Jobs = None,
     intervals: IntervalReplays = None,
     as_json: Json = False,
 ) -> None:

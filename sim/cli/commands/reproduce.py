@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from sim.cli.exits import interrupted
-from sim.cli.options import Json
+from sim.cli.options import Jobs, Json
 from sim.cli.tables import print_json, print_notes, print_table
 from sim.errors import OutputError, RooftraceError
 from sim.under_way import under_way
@@ -38,10 +38,7 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter runs; intervals are wider.")] = False,
     failures_only: Annotated[bool, typer.Option("--failures", help="Print only rows out of tolerance.")] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", min=1, help="Processes; without it one for each processor.", show_default=False),
-    ] = None,
+    jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:
     """Run the published experiments; exit code 1 when a row is out of its tolerance."""

@@ -11,7 +11,7 @@ import typer
 
 from sim.cli.exits import going_on, interrupted
 from sim.cli.exports import takes_export
-from sim.cli.options import IntervalReplays, Limits, set_option
+from sim.cli.options import Axes, IntervalReplays, Jobs, Limits, set_option
 from sim.cli.tables import print_facts, print_notes, print_table, written
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ def sweep(
     scenario: Annotated[
         Path | None, typer.Argument(help="Scenario or sweep file (YAML); default scenario without.", show_default=False)
     ] = None,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option("--axis", metavar="KEY=VALUES", help="256,512,1024, or a range FROM:TO:COUNT[:log]; repeatable."),
-    ] = None,
+    axis: Axes = None,
     set_: Annotated[list[str] | None, set_option("Change a setting of every point.")] = None,
     limit: Limits = None,
     points: Annotated[
@@ -44,9 +41,7 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the sweep; default results/sweep-NAME.", show_default=False)
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; all cores by default.", show_default=False)
-    ] = None,
+    jobs: Jobs = None,
     cluster: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler, tcp://HOST:PORT.", show_default=False)
     ] = None,

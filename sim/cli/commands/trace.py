@@ -54,9 +54,10 @@ def describe(
 ) -> None:
     """Print what a trace holds and what of its file is left out: arrivals, lengths, bursts, sessions, reuse."""
     _check_picture(out)
-    how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
-    how |= {"since": since, "until": until, "component_order": component_order}
-    trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, timed=not untimed, **how)
+    trace = _read(
+        file, format_, columns, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, missing_output=missing_output,
+        tokenizer=tokenizer, limit=limit, since=since, until=until, component_order=component_order, timed=not untimed,
+    )  # fmt: skip
     with under_way("Describing"):
         found, curve = _described(trace)
     print_notes(trace.notes)
@@ -90,7 +91,6 @@ def _described(trace: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _print_described(found: dict[str, Any]) -> None:
-
     lengths = {key: value for key, value in found.items() if isinstance(value, dict) and "p99" in value}
     heads = list(next(iter(lengths.values())))
     rates = found["rate_over_time"]
@@ -125,9 +125,10 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
 ) -> None:
     """Write a trace in Rooftrace's plain CSV format."""
-    how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
-    how |= {"since": since, "until": until, "component_order": component_order}
-    trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, **how)
+    trace = _read(
+        file, format_, columns, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, missing_output=missing_output,
+        tokenizer=tokenizer, limit=limit, since=since, until=until, component_order=component_order,
+    )  # fmt: skip
     print_notes(trace.notes)
     if out.is_file() and not overwrite:
         raise OutputError(f"{out} exists already; give another name or --overwrite")
@@ -169,7 +170,7 @@ def reuse(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print and draw how much of the prompts an ideal prefix cache finds again, by its size."""
     from hwmodels.model import load_model
@@ -177,13 +178,10 @@ def reuse(
 
     _check_picture(out)
     if sessions_per_s is None:
-        how = {
-            "columns": columns_of(columns),
-            "tokenizer": tokenizer,
-            "timed": False,
-            "component_order": component_order,
-        }
-        trace = _read(file, format_, sort=sort, drop_empty=drop_empty, **how)
+        trace = _read(
+            file, format_, columns, sort=sort, drop_empty=drop_empty, tokenizer=tokenizer, timed=False,
+            component_order=component_order,
+        )  # fmt: skip
         print_notes(trace.notes)
     else:
         trace = _read_sessions(file, sessions_per_s)
@@ -245,7 +243,6 @@ def _add_replayed(sizes: list[dict[str, Any]], trace: Any, name: str) -> None:
 
 
 def _print_reuse(curve: Any, trace: Any, sizes: list[dict[str, Any]], per_token: float, model: str) -> None:
-
     best = curve.best_hit_rate
     replayed = [name for name in (sizes[0] if sizes else ()) if name.startswith("hit_rate_")]
     columns = [f"found with {name.removeprefix('hit_rate_')}, %" for name in replayed]
@@ -332,7 +329,7 @@ def _holds_sessions(file: Path) -> bool:
     return {"session_id", "request", "delay", "hash_ids"} <= names
 
 
-def _read(file: Path, format_: str, **how: Any) -> Any:
+def _read(file: Path, format_: str, columns: list[str] | None, **how: Any) -> Any:
     from workloads import read_trace
 
     with _user_errors(file):
@@ -342,7 +339,7 @@ def _read(file: Path, format_: str, **how: Any) -> Any:
                 "them with --sessions-per-s"
             )
         with reading():
-            return read_trace(file, format_, **how)
+            return read_trace(file, format_, columns=columns_of(columns), **how)
 
 
 @contextlib.contextmanager

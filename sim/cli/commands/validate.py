@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.options import Json
+from sim.cli.options import Dtype, Json, Strict
 from sim.cli.tables import print_json, print_table
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def validate(
         str | None,
         typer.Option(help="Device or profile (.toml) to price every file with; default: the device in its name."),
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Number format of tables that do not say theirs; bf16 without.")
-    ] = None,
+    dtype: Dtype = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -50,9 +48,7 @@ def validate(
     plots: Annotated[
         Path | None, typer.Option(help="Draw measured against predicted, and errors by size, into this folder.")
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a folder with a file or row that is not understood.")
-    ] = False,
+    strict: Strict = False,
     live: Annotated[
         bool, typer.Option("--live", help="Run transformers on this machine beside their simulation.")
     ] = False,
