@@ -5,13 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from policies.routers import RoundRobin
 from policies.sglang import Sglang
-from sim.engine import FINISHED, Experiment, MachineSpec, ReplicaSpec, run
-from tests.engine.costs import Ranked
 from tests.oracle.vllm_cases import STEP_NS
-from tests.oracle.vllm_ranks_cases import a_ranks_case
-from workloads import Trace
+from tests.oracle.vllm_ranks_cases import a_ranks_case, ran_on_ranks
 
 BURST_S = 100_000
 """Between two bursts all requests end."""
@@ -51,24 +47,8 @@ def an_sglang_ranks_case(seed: int) -> dict[str, Any]:
 
 def our_ranks(case: dict[str, Any], *, fast_forward: bool = True) -> list[Any]:
     """[second, prompt tokens and decodes of each rank that computes] of every step, as `in_ranks` has those of the release."""
-    spec = ReplicaSpec(
-        cost=Ranked(fixed_s=1.0),
-        scheduler=Sglang(**case["settings"], disable_radix_cache=True),
-        kv_blocks=case["kv_blocks"],
-        block_tokens=case["block_tokens"],
-        max_model_len=case["max_model_len"],
-    )
-    requests = case["requests"]
-    trace = Trace.from_arrays(
-        arrival_ns=[request["arrival"] * STEP_NS for request in requests],
-        prompt_tokens=[request["prompt"] for request in requests],
-        output_tokens=[request["output"] for request in requests],
-        max_tokens=[request["max_tokens"] for request in requests],
-    )
-    machine = MachineSpec(hosted=(spec,), ranks=case["ranks"], rank_router=RoundRobin())
-    experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
-    columns = run(experiment, fast_forward=fast_forward, check_invariants=not fast_forward)
-    assert set(columns.requests["status"].tolist()) == {FINISHED}
+    scheduler = Sglang(**case["settings"], disable_radix_cache=True)
+    columns = ran_on_ranks(case, scheduler, fast_forward=fast_forward, check_invariants=not fast_forward)
     steps: dict[int, dict[int, list[int]]] = {}
     rows = columns.iterations()
     names = ("start_ns", "replica", "prefill_tokens", "decode_tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +116,46 @@ def with_more_limits(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def computed_by(plan: Plan, view: ReplicaView) -> dict[int, int]:
+    """The tokens of each request that *plan* has the next step compute."""
+    prefilling = {seq.id for seq in view.prefilling}
+    run = dict(plan.run)
+    if plan.decode is True:
+        gone = set(plan.preempt)
+        run |= {
+            seq.id: view.query_tokens for seq in view.running if seq.id not in prefilling | gone and not seq.leaving
+        }
+    elif plan.decode:
+        run |= dict.fromkeys(plan.decode, view.query_tokens)
+    return run
+
+
+def scheduler_of(case: dict[str, Any], release: str) -> Vllm:
+    return Vllm(**{name: case[name] for name in SETTINGS}, max_loras=case.get("max_loras"), release=release)
+
+
+def speculation_of(case: Mapping[str, Any]) -> Speculative | None:
+    if not case["k"]:
+        return None
+    return Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
+
+
+def spec_of(case: Mapping[str, Any], scheduler: Any, **more: Any) -> ReplicaSpec:
+    """The machine of a case, on which each step takes a second."""
+    return ReplicaSpec(
+        cost=Linear(fixed_s=1.0),
+        scheduler=scheduler,
+        kv_blocks=case["kv_blocks"],
+        block_tokens=case["block_tokens"],
+        max_model_len=case["max_model_len"],
+        lookahead_tokens=case["lookahead_tokens"],
+        draft_slots=case["draft_slots"],
+        adapters=free_slots(case.get("max_loras"), base_has_slot=False),
+        decoding=speculation_of(case),
+        **more,
+    )
+
+
 @dataclass(frozen=True)
 class Logged:
     """Writes down what the inner scheduler decides, as `vllm_release` does."""
@@ -126,15 +167,7 @@ class Logged:
 
     def plan(self, view: ReplicaView, /) -> Plan:
         plan = self.inner.plan(view)
-        prefilling = {seq.id for seq in view.prefilling}
-        run = dict(plan.run)
-        if plan.decode is True:
-            gone = set(plan.preempt)
-            run |= {
-                seq.id: view.query_tokens for seq in view.running if seq.id not in prefilling | gone and not seq.leaving
-            }
-        elif plan.decode:
-            run |= dict.fromkeys(plan.decode, view.query_tokens)
+        run = computed_by(plan, view)
         if run or plan.preempt:
             # Blocks of those who have ended are the release's until the next iteration, and those of a step that comes to nothing.
             (core,) = self.cores
@@ -147,14 +180,7 @@ class Logged:
 
 def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
     """[second, {request: tokens}, preempted, blocks held once it was planned] of each step of our engine."""
-    scheduler = Logged(
-        Vllm(**{name: case[name] for name in SETTINGS}, max_loras=case.get("max_loras"), release=release)
-    )
-    speculation = (
-        Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
-        if case["k"]
-        else None
-    )
+    scheduler = Logged(scheduler_of(case, release))
     requests = case["requests"]
     trace = Trace.from_arrays(
         arrival_ns=[request["arrival"] * STEP_NS for request in requests],
@@ -164,17 +190,7 @@ def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
         max_tokens=[request["max_tokens"] for request in requests],
         abort_s=[request["abort"] - request["arrival"] if request["abort"] >= 0 else np.nan for request in requests],
     )
-    spec = ReplicaSpec(
-        cost=Linear(fixed_s=1.0),
-        scheduler=scheduler,
-        kv_blocks=case["kv_blocks"],
-        block_tokens=case["block_tokens"],
-        decoding=speculation,
-        max_model_len=case["max_model_len"],
-        lookahead_tokens=case["lookahead_tokens"],
-        draft_slots=case["draft_slots"],
-        adapters=free_slots(case.get("max_loras"), base_has_slot=False),
-    )
+    spec = spec_of(case, scheduler)
     experiment = Experiment(workload=asking(trace, requests), replicas=(spec,), router=RoundRobin(), seed=case["seed"])
     cluster = Cluster(experiment, fast_forward=False, check_invariants=False)
     scheduler.cores.extend(cluster._machines[0].cores)

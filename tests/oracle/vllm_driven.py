@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.acceptance import Iid
-from policies.decoding import Speculative
 from policies.driving import Driven, Engine
 from policies.installed import VllmInstalled
 from policies.routers import RoundRobin
-from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec, run
-from tests.engine.costs import Linear
-from tests.oracle.adapter_cases import free_slots
-from tests.oracle.vllm_cases import SETTINGS, STEP_NS
+from sim.engine import ABORTED, FINISHED, Experiment, run
+from tests.oracle.vllm_cases import SETTINGS, STEP_NS, spec_of
 from tests.oracle.vllm_prefix_cases import trace_of
 
 OWN = ("max_num_seqs", "max_num_batched_tokens", "async_scheduling", "scheduling_policy")
@@ -83,23 +79,8 @@ def driven_decisions(case: Mapping[str, Any], python: str) -> list[Any] | str:
         max_loras=case.get("max_loras", 0),
         options=options_of(case),
     )
-    spec = ReplicaSpec(
-        cost=Linear(fixed_s=1.0),
-        scheduler=scheduler,
-        kv_blocks=case["kv_blocks"],
-        block_tokens=case["block_tokens"],
-        decoding=(
-            Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
-            if case["k"]
-            else None
-        ),
-        max_model_len=case["max_model_len"],
-        lookahead_tokens=case["lookahead_tokens"],
-        draft_slots=case["draft_slots"],
-        prefix_cache="blocks" if caching else None,
-        prefix_drops_last=caching and case["reads_target"],
-        adapters=free_slots(case.get("max_loras"), base_has_slot=False),
-    )
+    found = {"prefix_cache": "blocks", "prefix_drops_last": case["reads_target"]} if caching else {}
+    spec = spec_of(case, scheduler, **found)
     unnamed = [{**request, "ids": []} for request in case["requests"]]
     trace = trace_of({**case} if caching else {**case, "id_tokens": case["block_tokens"], "requests": unnamed})
     columns = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin(), seed=case["seed"]))

@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 
 import sim.engine.cache.block_cache
-from policies.acceptance import Iid
-from policies.decoding import Speculative
 from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
-from sim.engine import ABORTED, FINISHED, Experiment, ReplicaSpec
+from sim.engine import ABORTED, FINISHED, Experiment
 from sim.engine.cache.block_cache import BlockCache
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.simulation.cluster import Cluster
-from tests.engine.costs import Linear
-from tests.oracle.adapter_cases import asking, free_slots
-from tests.oracle.vllm_cases import SETTINGS, STEP_NS, a_case
+from tests.oracle.adapter_cases import asking
+from tests.oracle.vllm_cases import STEP_NS, a_case, computed_by, scheduler_of, spec_of
 from workloads import Trace
 
 
@@ -119,15 +116,7 @@ class Logged:
         evicted = kv.evicted
         plan = self.inner.plan(view)
         assert kv.evicted == evicted
-        prefilling = {seq.id for seq in view.prefilling}
-        run = dict(plan.run)
-        if plan.decode is True:
-            gone = set(plan.preempt)
-            run |= {
-                seq.id: view.query_tokens for seq in view.running if seq.id not in prefilling | gone and not seq.leaving
-            }
-        elif plan.decode:
-            run |= dict.fromkeys(plan.decode, view.query_tokens)
+        run = computed_by(plan, view)
         if run or plan.preempt:
             waiting = {seq.id for seq in view.waiting}
             admitted = [id_ for id_, _ in plan.run if id_ in waiting]
@@ -163,27 +152,8 @@ def counted() -> Iterator[None]:
 def our_decisions(case: dict[str, Any], release: str = "0.32") -> list[Any]:
     """[second, {request: tokens}, preempted, blocks held once it was planned, {request: tokens found}, blocks evicted] of each
     step."""
-    scheduler = Logged(
-        Vllm(**{name: case[name] for name in SETTINGS}, max_loras=case.get("max_loras"), release=release)
-    )
-    speculation = (
-        Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
-        if case["k"]
-        else None
-    )
-    spec = ReplicaSpec(
-        cost=Linear(fixed_s=1.0),
-        scheduler=scheduler,
-        kv_blocks=case["kv_blocks"],
-        block_tokens=case["block_tokens"],
-        decoding=speculation,
-        max_model_len=case["max_model_len"],
-        lookahead_tokens=case["lookahead_tokens"],
-        draft_slots=case["draft_slots"],
-        prefix_cache="blocks",
-        prefix_drops_last=case["reads_target"],
-        adapters=free_slots(case.get("max_loras"), base_has_slot=False),
-    )
+    scheduler = Logged(scheduler_of(case, release))
+    spec = spec_of(case, scheduler, prefix_cache="blocks", prefix_drops_last=case["reads_target"])
     experiment = Experiment(workload=trace_of(case), replicas=(spec,), router=RoundRobin(), seed=case["seed"])
     with counted():
         cluster = Cluster(experiment, fast_forward=False, check_invariants=False)

@@ -9,9 +9,9 @@ from typing import Any
 from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
-from sim.engine import FINISHED, Experiment, MachineSpec, ReplicaSpec, run
+from sim.engine import FINISHED, Columns, Experiment, MachineSpec, ReplicaSpec, run
 from tests.engine.costs import Ranked
-from tests.oracle.vllm_cases import STEP_NS, a_case
+from tests.oracle.vllm_cases import STEP_NS, a_case, computed_by
 from workloads import Trace
 
 OURS = (
@@ -60,25 +60,17 @@ class Noted:
     def plan(self, view: ReplicaView, /) -> Plan:
         # Every step is asked for, so that each is noted.
         plan = self.inner.plan(view)._replace(hold=1)
-        prefilling = {seq.id for seq in view.prefilling}
-        run = dict(plan.run)
-        if plan.decode is True:
-            run |= {seq.id: 1 for seq in view.running if seq.id not in prefilling and not seq.leaving}
-        elif plan.decode:
-            run |= dict.fromkeys(plan.decode, 1)
+        run = computed_by(plan, view)
         if run:
             self.steps.setdefault(view.now_ns // STEP_NS, {}).update(run)
         return plan
 
 
-def our_ranks(case: dict[str, Any], *, asked_each_step: bool = True) -> list[Any]:
-    """[second, {request: tokens}] of every step, all ranks together; with *asked_each_step* off what ran is read from the columns:
-    [second, tokens]."""
-    inner = Vllm(**{name: case[name] for name in OURS})
-    noted = Noted(inner)
+def ran_on_ranks(case: dict[str, Any], scheduler: Any, **how: bool) -> Columns:
+    """A case on its ranks, all of whose requests finish."""
     spec = ReplicaSpec(
         cost=Ranked(fixed_s=1.0),
-        scheduler=noted if asked_each_step else inner,
+        scheduler=scheduler,
         kv_blocks=case["kv_blocks"],
         block_tokens=case["block_tokens"],
         max_model_len=case["max_model_len"],
@@ -91,8 +83,17 @@ def our_ranks(case: dict[str, Any], *, asked_each_step: bool = True) -> list[Any
         max_tokens=[request["max_tokens"] for request in requests],
     )
     machine = MachineSpec(hosted=(spec,), ranks=case["ranks"], rank_router=RoundRobin())
-    columns = run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()))
+    columns = run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), **how)
     assert set(columns.requests["status"].tolist()) == {FINISHED}
+    return columns
+
+
+def our_ranks(case: dict[str, Any], *, asked_each_step: bool = True) -> list[Any]:
+    """[second, {request: tokens}] of every step, all ranks together; with *asked_each_step* off what ran is read from the columns:
+    [second, tokens]."""
+    inner = Vllm(**{name: case[name] for name in OURS})
+    noted = Noted(inner)
+    columns = ran_on_ranks(case, noted if asked_each_step else inner)
     if asked_each_step:
         return [[second, run] for second, run in sorted(noted.steps.items())]
     rows: dict[int, int] = {}
