@@ -733,7 +733,8 @@ def gap_counts(columns: Columns) -> dict[int, int]:
 
 
 def assert_same(a: Columns, b: Columns) -> None:
-    """Two runs, alike in every column of requests and iterations, in every gap between tokens, and in what adapters did."""
+    """Two runs, alike in every column of requests, iterations and transfers, in every gap between tokens, and in what tiers and
+    adapters did."""
     for name, column in a.requests.items():
         np.testing.assert_array_equal(column, b.requests[name], err_msg=name)
     assert a.reasons == b.reasons
@@ -742,6 +743,16 @@ def assert_same(a: Columns, b: Columns) -> None:
         np.testing.assert_array_equal(column, stepped[name], err_msg=name)
     assert gap_counts(a) == gap_counts(b)
     assert [each.adapters for each in a.replicas] == [each.adapters for each in b.replicas]
+    assert a.meta.get("tiers") == b.meta.get("tiers")
+    for column, other in zip((a.transfers() or {}).values(), (b.transfers() or {}).values(), strict=True):
+        np.testing.assert_array_equal(column, other)
+
+
+def run_both_ways(experiment: Experiment, *, check_invariants: bool = True) -> Columns:
+    """A run with spans, which is the same as one that steps."""
+    found = run(experiment, check_invariants=check_invariants)
+    assert_same(found, run(experiment, fast_forward=False))
+    return found
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sim.engine.serve.adapters import Adapters
 from sim.engine.spec.adapters import AdapterSpec
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
-from tests.engine.random_runs import an_experiment, assert_same, with_adapters
+from tests.engine.random_runs import an_experiment, run_both_ways, with_adapters
 from tests.sample import some
 from workloads import Trace, keyed_by_adapter
 
@@ -249,8 +249,7 @@ def test_spans_equal_stepping_with_adapters_and_slots_hold_at_every_event(specul
     loaded = 0
     for case in range(6):
         experiment = with_adapters(an_experiment(case, speculative=speculative), case)
-        columns = run(experiment, check_invariants=True)
-        assert_same(columns, run(experiment, fast_forward=False))
+        columns = run_both_ways(experiment)
         loaded += sum(len(each.adapters.loads) for each in columns.replicas if each.adapters is not None)
     assert loaded > 6
 
@@ -260,7 +259,7 @@ def test_spans_equal_stepping_with_adapters_and_slots_hold_at_every_event(specul
 def test_spans_equal_stepping_with_adapters_over_many_runs(speculative: bool) -> None:
     for case in some(range(2000, 3000)):
         experiment = with_adapters(an_experiment(case, speculative=speculative), case)
-        assert_same(run(experiment, check_invariants=True), run(experiment, fast_forward=False))
+        run_both_ways(experiment)
 
 
 @patches_the_engine

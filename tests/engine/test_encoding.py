@@ -26,9 +26,9 @@ from sim.engine.spec.images import Image
 from sim.engine.spec.lifecycle import DRAINING, OFF, READY, Failing, Life, Outage, Scaling
 from sim.engine.tiers.links import LinkSpec
 from sim.engine.time.events import Clock
-from tests.engine.random_runs import an_experiment, apart, assert_same, with_fleet
+from tests.engine.random_runs import an_experiment, apart, run_both_ways, with_fleet
 from tests.engine.test_fleet import Says, changes
-from tests.engine.test_fleet_apart import ONE, both_ways, expected, pools, said
+from tests.engine.test_fleet_apart import ONE, expected, pools, said
 from tests.sample import few, some
 from workloads import ClosedLoop, Trace
 
@@ -75,7 +75,7 @@ def test_an_encoder_has_all_that_routers_see_of_a_machine() -> None:
 
 
 def test_a_request_is_encoded_sent_and_then_served() -> None:
-    found = both_ways(serving(encoders(1, [5]), [0])).requests
+    found = run_both_ways(serving(encoders(1, [5]), [0])).requests
     assert found["encode_begin_ns"].tolist() == [0]
     assert found["encoded_ns"].tolist() == [6 * MS]
     assert found["encode_landed_ns"].tolist() == found["scheduled_ns"].tolist() == [11 * MS + 1]
@@ -84,7 +84,7 @@ def test_a_request_is_encoded_sent_and_then_served() -> None:
 
 def test_requests_are_encoded_in_order_and_in_batches_that_end_together() -> None:
     """Three at once, two in a batch: 1 + 2 + 3 ms, then 1 + 1 ms; the link sends one after the other."""
-    found = both_ways(serving(encoders(1, [2, 3, 1], max_batch=2), [0, 0, 0])).requests
+    found = run_both_ways(serving(encoders(1, [2, 3, 1], max_batch=2), [0, 0, 0])).requests
     assert found["encode_begin_ns"].tolist() == [0, 0, 6 * MS]
     assert found["encoded_ns"].tolist() == [6 * MS, 6 * MS, 8 * MS]
     assert found["encode_landed_ns"].tolist() == [8 * MS + 1, 11 * MS + 1, 12 * MS + 1]
@@ -94,7 +94,7 @@ def test_requests_are_encoded_in_order_and_in_batches_that_end_together() -> Non
 
 def test_a_request_with_nothing_to_encode_is_served_at_once() -> None:
     experiment = serving(encoders(1, [0, 5]), [0, 0])
-    found = both_ways(experiment).requests
+    found = run_both_ways(experiment).requests
     assert found["scheduled_ns"].tolist() == [0, 11 * MS + 1]
     assert found["encoder"].tolist() == [-1, 1]
     assert found["encoded_ns"].tolist() == [-1, 6 * MS]
@@ -133,7 +133,7 @@ def test_a_batch_that_takes_no_time_ends_a_nanosecond_later() -> None:
 
 
 def test_encode_prefill_and_decode_follow_each_other() -> None:
-    found = both_ways(replace(pools(), encode=encoders(1, [5]), fleet=None)).requests
+    found = run_both_ways(replace(pools(), encode=encoders(1, [5]), fleet=None)).requests
     plain = run(replace(pools(), fleet=None)).requests
     for name in ("scheduled_ns", "prefilled_ns", "sent_ns", "landed_ns", "joined_ns", "finish_ns"):
         assert found[name].tolist() == [plain[name][0] + 11 * MS + 1], name
@@ -150,7 +150,7 @@ def after(ns: int) -> dict[str, int]:
     ids=["encoding", "on its link", "has sent"],
 )
 def test_what_a_failing_encoder_has_is_encoded_again_elsewhere(fails_ms: float, arrived_ns: int, failures: int) -> None:
-    found = both_ways(_fails(fails_ms))
+    found = run_both_ways(_fails(fails_ms))
     assert said(found) == expected(failures=failures, **after(arrived_ns))
     assert found.requests["encoder"].tolist() == [5 if failures else 4]
 
@@ -164,7 +164,7 @@ def _fails(at_ms: float, n: int = 2, **outage: Any) -> Experiment:
 
 def test_a_request_waits_for_an_encoder_that_comes_back() -> None:
     """The only one fails at 3 ms for 10 ms."""
-    found = both_ways(_fails(3, n=1, for_s=0.01))
+    found = run_both_ways(_fails(3, n=1, for_s=0.01))
     assert said(found) == expected(failures=1, **after(24 * MS + 1))
     assert found.requests["held_ns"].tolist() == [10 * MS - 1]
     # One that does not come back leaves it held to the end of the run.
@@ -176,7 +176,7 @@ def test_a_request_whose_prefill_machine_fails_is_encoded_again() -> None:
     encode = encoders(1, [5])
     plain = with_encoders(pools(), encode)
     assert plain.fleet is not None
-    found = both_ways(replace(plain, fleet=replace(plain.fleet, outages=(Outage(machine=0, at_s=0.0115),))))
+    found = run_both_ways(replace(plain, fleet=replace(plain.fleet, outages=(Outage(machine=0, at_s=0.0115),))))
     assert found.requests["encode_begin_ns"].tolist() == [11_500_001]
     assert said(found) == expected(failures=1, **after(22_500_002))
 
@@ -186,7 +186,7 @@ def test_a_request_that_has_been_encoded_and_waits_for_a_machine_is_not_encoded_
     plain = with_encoders(pools(), encoders(1, [5]))
     assert plain.fleet is not None
     outages = tuple(Outage(machine=machine, at_s=1e-3, for_s=0.019) for machine in (0, 1))
-    found = both_ways(replace(plain, fleet=replace(plain.fleet, outages=outages)))
+    found = run_both_ways(replace(plain, fleet=replace(plain.fleet, outages=outages)))
     assert said(found) == expected(**after(20 * MS))
     assert found.requests["encode_begin_ns"].tolist() == [0]
 
@@ -244,7 +244,7 @@ def test_the_policy_of_the_stage_sees_what_came_what_waits_and_what_has_been_enc
 
 def test_encoders_start_for_requests_that_wait_for_them() -> None:
     grows = Scaling(policy=Says((1,)), min_machines=0, initial=0, interval_s=0.01)
-    found = both_ways(with_encoders(pools(), encoders(2, [5]), grows))
+    found = run_both_ways(with_encoders(pools(), encoders(2, [5]), grows))
     assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [(0.01, 4, READY)]
     assert said(found) == expected(**after(21 * MS + 1))
 
@@ -254,7 +254,7 @@ def test_a_client_who_goes_before_the_prompt_is_computed_takes_nothing_further(a
     """The second request is encoded from 0, 6 or 0 ms on: one encoder, or two."""
     n = 1 if at_ms == 4 else 2
     trace: dict[str, Any] = {"abort_ns": np.array([-1, at_ms * MS])}
-    found = both_ways(serving(encoders(n, [5, 5]), [0, 0], **trace)).requests
+    found = run_both_ways(serving(encoders(n, [5, 5]), [0, 0], **trace)).requests
     assert found["status"].tolist() == [FINISHED, ABORTED]
     assert found["scheduled_ns"].tolist() == [11 * MS + 1, -1]
     assert found["encode_landed_ns"][1] == -1
@@ -264,7 +264,7 @@ def test_a_client_may_go_while_no_encoder_is_ready() -> None:
     """The only one fails at 3 ms for 10 ms, and the client goes at 8 ms."""
     trace = Trace(arrival_ns=[0], prompt_tokens=[20], output_tokens=[4], abort_ns=np.array([8 * MS]))
     waits = _fails(3, n=1, for_s=0.01)
-    found = both_ways(replace(waits, workload=trace)).requests
+    found = run_both_ways(replace(waits, workload=trace)).requests
     assert [found[name].tolist() for name in ("status", "failures", "encoder", "encode_begin_ns")] == [
         [ABORTED],
         [1],
@@ -274,7 +274,7 @@ def test_a_client_may_go_while_no_encoder_is_ready() -> None:
 
 
 def test_the_place_in_the_queue_of_a_client_who_has_gone_is_the_next_one_s() -> None:
-    found = both_ways(serving(encoders(1, [5, 5, 5]), [0, 0, 0], abort_ns=np.array([-1, 4 * MS, -1]))).requests
+    found = run_both_ways(serving(encoders(1, [5, 5, 5]), [0, 0, 0], abort_ns=np.array([-1, 4 * MS, -1]))).requests
     assert found["encode_begin_ns"].tolist() == [0, -1, 6 * MS]
 
 
@@ -317,7 +317,7 @@ def keeping(cache: int, *of: Sequence[Image], n: int = 1, max_batch: int = 1) ->
 
 
 def one_by_one(encode: EncodeSpec) -> Any:
-    return both_ways(serving(encode, [100 * MS * i for i in range(len(encode.sizes))])).requests
+    return run_both_ways(serving(encode, [100 * MS * i for i in range(len(encode.sizes))])).requests
 
 
 def test_an_image_that_an_encoder_keeps_is_not_encoded_again() -> None:
@@ -339,7 +339,7 @@ def test_an_image_larger_than_the_cache_is_encoded_each_time_and_drives_nothing_
 
 
 def test_equal_images_of_a_batch_are_encoded_once_and_each_encoder_keeps_its_own() -> None:
-    together = both_ways(serving(keeping(10, *[[image(1)]] * 3, max_batch=3), [0, MS, MS])).requests
+    together = run_both_ways(serving(keeping(10, *[[image(1)]] * 3, max_batch=3), [0, MS, MS])).requests
     # The first alone; the two that came meanwhile find its image.
     assert together["encoded_images"].tolist() == [1, 0, 0]
     assert together["encoded_ns"].tolist() == [6 * MS, 7 * MS, 7 * MS]
@@ -351,8 +351,8 @@ def test_an_encoder_that_comes_back_has_kept_nothing() -> None:
     plain = with_encoders(pools(trace=_at(0, 60 * MS)), keeping(10, [image(1)], [image(1)]))
     assert plain.fleet is not None
     stopped = replace(plain, fleet=replace(plain.fleet, outages=(Outage(machine=4, at_s=0.03, for_s=0.01),)))
-    assert both_ways(plain).requests["encoded_images"].tolist() == [1, 0]
-    assert both_ways(stopped).requests["encoded_images"].tolist() == [1, 1]
+    assert run_both_ways(plain).requests["encoded_images"].tolist() == [1, 0]
+    assert run_both_ways(stopped).requests["encoded_images"].tolist() == [1, 1]
 
 
 def _at(*arrival_ns: int) -> Trace:
@@ -456,9 +456,8 @@ def check_encoding(experiment: Experiment, found: Columns) -> None:
 @pytest.mark.parametrize("seed", few(some(range(200)), 4))
 def test_random_runs_with_encoders_keep_every_request_and_step_as_they_run(seed: int) -> None:
     experiment = encoded_first(seed)
-    found = run(experiment, check_invariants=True)
+    found = run_both_ways(experiment)
     check_encoding(experiment, found)
-    assert_same(found, run(experiment, fast_forward=False))
 
 
 def test_random_runs_meet_failures_of_encoders_and_closed_loops() -> None:

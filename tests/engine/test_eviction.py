@@ -19,6 +19,7 @@ from sim.engine.cache.replayed import found_tokens
 from sim.engine.kv.content import contents_of
 from sim.engine.simulation.online import LiveRun, live_trace
 from sim.scenario.named import EVICTIONS, load
+from tests.engine.contents import trace_of_ids
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, assert_same
 from tests.engine.test_live import Log
@@ -32,14 +33,7 @@ POLICIES: tuple[Eviction, ...] = (
 
 def a_trace(rows: list[list[int]], *, tokens: int = 4) -> Trace:
     """Prompts of whole blocks, by the ids of these, a second apart."""
-    return Trace(
-        arrival_ns=[i * 10**9 for i in range(len(rows))],
-        prompt_tokens=[tokens * len(row) for row in rows],
-        output_tokens=[1] * len(rows),
-        prefix_blocks=np.array([id_ for row in rows for id_ in row], np.int64),
-        prefix_offsets=np.cumsum([0, *map(len, rows)]),
-        prefix_block_tokens=tokens,
-    )
+    return trace_of_ids(*((i, tokens * len(row), 1, row) for i, row in enumerate(rows)), tokens=tokens)
 
 
 def with_eviction(experiment: Experiment, policy: Eviction | None) -> Experiment:

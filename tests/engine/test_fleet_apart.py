@@ -25,7 +25,7 @@ from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import LinkSpec
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
-from tests.engine.random_runs import assert_same
+from tests.engine.random_runs import run_both_ways
 from tests.engine.test_fleet import Says, changes
 from workloads import Trace
 
@@ -62,12 +62,6 @@ def pools(
     )  # fmt: skip
 
 
-def both_ways(experiment: Experiment) -> Columns:
-    found = run(experiment, check_invariants=True)
-    assert_same(found, run(experiment, fast_forward=False))
-    return found
-
-
 def said(columns: Columns) -> dict[str, int]:
     """The instants of a run of one request."""
     requests, facts = columns.requests, columns.meta["fleet"]
@@ -98,7 +92,7 @@ def fails(machine: int, at_ms: float) -> Outage:
 
 
 def test_where_nothing_happens_the_times_are_those_of_pools_without_a_fleet() -> None:
-    found = both_ways(pools())
+    found = run_both_ways(pools())
     assert said(found) == expected()
     plain = run(replace(pools(), fleet=None)).requests
     for name, column in plain.items():
@@ -125,7 +119,7 @@ def test_a_prompt_of_just_so_many_tokens_needs_no_machine_that_prefills() -> Non
 @pytest.mark.parametrize("rule", ["resume", "retry", "lose"])
 def test_a_prefill_machine_that_fails_before_the_prompt_is_computed(rule: Any) -> None:
     """At 0.5 ms: nothing has been computed, and all begins again 1 ns later."""
-    found = said(both_ways(pools(fails(PREFILL, 0.5), rule=rule)))
+    found = said(run_both_ways(pools(fails(PREFILL, 0.5), rule=rule)))
     at = MS // 2 + 1
     if rule == "lose":
         assert found == expected(
@@ -138,7 +132,7 @@ def test_a_prefill_machine_that_fails_before_the_prompt_is_computed(rule: Any) -
 @pytest.mark.parametrize("rule", ["resume", "retry", "lose"])
 def test_a_prefill_machine_that_fails_during_the_transfer_takes_the_kv_with_it(rule: Any) -> None:
     """At 10 ms: 20 tokens of KV are lost, and a first token that nobody has got."""
-    found = said(both_ways(pools(fails(PREFILL, 10), rule=rule)))
+    found = said(run_both_ways(pools(fails(PREFILL, 10), rule=rule)))
     at, lost = 10 * MS + 1, {"recomputed": 20, "discarded": 1, "failures": 1}
     if rule == "lose":
         assert found == expected(status=LOST, finish_ns=-1, first_token_ns=-1, emitted=0, **lost)
@@ -168,12 +162,12 @@ def test_a_prefill_machine_that_fails_during_the_transfer_takes_the_kv_with_it(r
 def test_what_the_client_has_got_when_the_kv_is_lost_is_not_emitted_again(
     first_token: Any, rule: Any, what: dict[str, int]
 ) -> None:
-    found = said(both_ways(pools(fails(PREFILL, 10), rule=rule, first_token=first_token)))
+    found = said(run_both_ways(pools(fails(PREFILL, 10), rule=rule, first_token=first_token)))
     assert found == expected(**{"recomputed": 20, "failures": 1, "prompts": 2, **what})
 
 
 def test_a_prefill_machine_that_fails_after_the_transfer_harms_nobody() -> None:
-    assert said(both_ways(pools(fails(PREFILL, 22)))) == expected()
+    assert said(run_both_ways(pools(fails(PREFILL, 22)))) == expected()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +192,7 @@ def test_a_prefill_machine_that_fails_after_the_transfer_harms_nobody() -> None:
     ],
 )  # fmt: skip
 def test_a_decode_machine_that_fails_during_the_transfer(rule: Any, what: dict[str, int]) -> None:
-    assert said(both_ways(pools(fails(DECODE, 10), rule=rule))) == expected(**what, failures=1)
+    assert said(run_both_ways(pools(fails(DECODE, 10), rule=rule))) == expected(**what, failures=1)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +211,7 @@ def test_a_decode_machine_that_fails_during_the_transfer(rule: Any, what: dict[s
     ],
 )  # fmt: skip
 def test_a_decode_machine_that_fails_while_it_decodes(rule: Any, what: dict[str, int]) -> None:
-    found = both_ways(pools(fails(DECODE, 22.5), rule=rule))
+    found = run_both_ways(pools(fails(DECODE, 22.5), rule=rule))
     assert said(found) == expected(**what, recomputed=21, failures=1)
     if rule == "resume":
         # From the last token before to the one that came with the KV, and the others.
@@ -227,7 +221,7 @@ def test_a_decode_machine_that_fails_while_it_decodes(rule: Any, what: dict[str,
 
 def test_a_decode_machine_that_fails_while_the_prompt_is_computed_is_replaced_whatever_the_rule() -> None:
     """Room was taken at 0, of which the sender hears; at 0.5 ms the receiver fails, and another is chosen at 1 ms."""
-    found = said(both_ways(pools(fails(DECODE, 0.5), rule="lose", room="before_prefill")))
+    found = said(run_both_ways(pools(fails(DECODE, 0.5), rule="lose", room="before_prefill")))
     # 1 ns until there is room, 1 until the prompt is heard of, 1 until there is room elsewhere.
     assert found == expected(finish_ns=24 * MS + 3, first_token_ns=21 * MS + 3, chosen_again=1)
 
@@ -237,7 +231,7 @@ def test_who_waits_for_room_at_a_decode_machine_that_fails_takes_room_at_another
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 40], output_tokens=[20, 20])
     small = replace(ONE, kv_blocks=5)
     experiment = pools(Outage(machine=3, at_s=0, for_s=0.005), fails(2, 50), trace=trace, spec=small, rule="lose")
-    found = both_ways(experiment)
+    found = run_both_ways(experiment)
     assert found.requests["status"].tolist() == [LOST, FINISHED]
     assert found.requests["failures"].tolist() == [1, 0]
     assert found.meta["fleet"]["chosen_again"] == 1
@@ -253,7 +247,7 @@ def test_a_computed_prompt_whose_decode_machine_goes_does_not_wait_for_room_with
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 40], output_tokens=[4, 4])
     small = replace(ONE, kv_blocks=3)
     outages = (fails(1, 0), Outage(machine=2, at_s=0.0005))
-    found = both_ways(pools(*outages, trace=trace, spec=small, room="before_prefill", rule="lose"))
+    found = run_both_ways(pools(*outages, trace=trace, spec=small, room="before_prefill", rule="lose"))
     assert found.requests["status"].tolist() == [FINISHED, FINISHED]
     assert found.requests["prompts_computed"].tolist() == [2, 1]
     assert found.requests["recomputed_tokens"].tolist() == [40, 0]
@@ -264,7 +258,7 @@ def test_a_computed_prompt_whose_decode_machine_goes_does_not_wait_for_room_with
 
 def test_a_computed_prompt_whose_decode_machine_goes_takes_room_that_another_has() -> None:
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 40], output_tokens=[4, 4])
-    found = both_ways(
+    found = run_both_ways(
         pools(fails(1, 0), Outage(machine=2, at_s=0.0005), trace=trace, room="before_prefill", rule="lose")
     )
     assert found.requests["status"].tolist() == [FINISHED, FINISHED]
@@ -278,7 +272,7 @@ def test_a_computed_prompt_that_nobody_can_decode_leaves_its_memory_to_one_that_
     small = replace(ONE, kv_blocks=3)
     experiment = pools(fails(1, 0), fails(2, 0.5), trace=trace, room="before_prefill")
     machines = (small, small, small, replace(small, kv_blocks=2))
-    found = both_ways(replace(experiment, replicas=machines))
+    found = run_both_ways(replace(experiment, replicas=machines))
     assert found.requests["status"].tolist() == [UNFINISHED, FINISHED]
     assert found.requests["replica"].tolist() == [-1, 3]
     assert found.meta["fleet"]["held_to_the_end"] == 1
@@ -304,11 +298,11 @@ def test_a_run_that_comes_to_rest_with_requests_that_nobody_can_serve_is_an_erro
 def test_the_link_of_machines_that_fail_is_free_for_others() -> None:
     """One link for all, and a second request at 10 ms: whether its turn was promised before the first one's receiver failed."""
     trace = Trace(arrival_ns=[0, 10 * MS], prompt_tokens=[20, 20], output_tokens=[4, 4])
-    found = both_ways(pools(fails(2, 12), trace=trace, shared="pools", rule="lose"))
+    found = run_both_ways(pools(fails(2, 12), trace=trace, shared="pools", rule="lose"))
     assert found.requests["status"].tolist() == [LOST, FINISHED]
     # Promised from 21 ms on; a promise does not change.
     assert found.requests["landed_ns"][1] == 41 * MS + 2
-    found = both_ways(pools(fails(2, 9), trace=trace, shared="pools", rule="lose"))
+    found = run_both_ways(pools(fails(2, 9), trace=trace, shared="pools", rule="lose"))
     assert found.requests["landed_ns"][1] == 31 * MS + 2
     assert found.meta["links"][0]["busy_ns"] == 8 * MS - 2 + 20 * MS
 
@@ -316,7 +310,7 @@ def test_the_link_of_machines_that_fail_is_free_for_others() -> None:
 def test_the_link_of_a_machine_that_is_back_is_free() -> None:
     """The first machine fails at 5 ms with KV on its link, and is back at 6; the third request is its own at 10 ms."""
     trace = Trace(arrival_ns=[0, 0, 10 * MS], prompt_tokens=[20] * 3, output_tokens=[4] * 3)
-    found = both_ways(pools(Outage(machine=0, at_s=0.005, for_s=0.001), trace=trace))
+    found = run_both_ways(pools(Outage(machine=0, at_s=0.005, for_s=0.001), trace=trace))
     assert found.requests["prefill_replica"].tolist() == [1, 1, 0]
     assert found.requests["landed_ns"][2] == 31 * MS + 2
     # 4 ms - 2 ns of the transfer that was cut short, and a whole one.
@@ -327,7 +321,7 @@ def test_machines_of_both_pools_drain_when_they_have_sent_or_decoded_what_they_h
     """Told at 5 ms to be one each, of machines that are as busy: the last of each ends what it has."""
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20, 20], output_tokens=[4, 4])
     to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
-    found = both_ways(pools(trace=trace, scaling=(to_one, to_one)))
+    found = run_both_ways(pools(trace=trace, scaling=(to_one, to_one)))
     assert found.requests["finish_ns"].tolist() == [24 * MS + 2] * 2
     by_state = [(at_s, machine, state) for at_s, machine, state, _ in changes(found)]
     # KV has arrived at 21 ms + 2 ns, the last token is there at 24 ms + 2 ns; each is seen 1 ns later.
@@ -342,18 +336,18 @@ def test_machines_of_both_pools_drain_when_they_have_sent_or_decoded_what_they_h
 def test_a_prompt_waits_with_the_machine_that_computed_it_until_one_that_decodes_is_ready() -> None:
     """None at the beginning; one is asked for at 10 ms, and ready at 15."""
     grows = Scaling(policy=Says((1,)), min_machines=0, initial=0, interval_s=0.01, phases=(("load", 0.005),))
-    found = both_ways(pools(scaling=(None, grows)))
+    found = run_both_ways(pools(scaling=(None, grows)))
     assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [
         (0.01, 2, STARTING),
         (0.015, 2, READY),
     ]
     assert said(found) == expected(finish_ns=38 * MS + 1, first_token_ns=35 * MS + 1)
     assert found.requests["held_ns"].tolist() == [14 * MS - 1]
-    lost = both_ways(pools(scaling=(None, grows), when_none="lose"))
+    lost = run_both_ways(pools(scaling=(None, grows), when_none="lose"))
     assert lost.reasons == ("no machine that decodes was ready",)
     assert said(lost)["recomputed"] == 20
     # Where room is taken first, nothing is computed before.
-    first = both_ways(pools(scaling=(None, grows), room="before_prefill"))
+    first = run_both_ways(pools(scaling=(None, grows), room="before_prefill"))
     assert first.requests["held_ns"].tolist() == [15 * MS]
     assert first.requests["scheduled_ns"].tolist() == [15 * MS + 1]
 
@@ -385,7 +379,7 @@ def test_a_pool_whose_machines_could_not_hold_a_request_does_not_count_it_as_wai
             failing=(None,) * 3,
         ),
     )
-    found = both_ways(experiment)
+    found = run_both_ways(experiment)
     assert seen[0] == (0, 1, 0)
     assert [(machine, state) for _, machine, state, _ in changes(found)] == [(2, READY)]
 
@@ -395,7 +389,7 @@ def test_a_machine_whose_prompt_nobody_takes_yet_does_not_go() -> None:
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20, 20], output_tokens=[1, 4])
     to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
     grows = Scaling(policy=Says((1,)), min_machines=0, initial=0, interval_s=0.012)
-    found = both_ways(pools(trace=trace, scaling=(to_one, grows)))
+    found = run_both_ways(pools(trace=trace, scaling=(to_one, grows)))
     # The first has nothing left, and of two as idle the last goes.
     assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found) if machine < 2] == [
         (0.005, 1, DRAINING),
@@ -408,7 +402,7 @@ def test_where_no_machine_that_decodes_comes_back_requests_are_held_to_the_end_a
     trace = Trace(arrival_ns=[0, 30 * MS], prompt_tokens=[20] * 2, output_tokens=[4] * 2)
     # A policy that is asked every 5 ms is asked no more when nothing can come of it.
     stays = Scaling(policy=Says((2,)), min_machines=2, initial=2, interval_s=0.005)
-    found = both_ways(pools(fails(2, 2), fails(3, 3), trace=trace, scaling=(stays, None)))
+    found = run_both_ways(pools(fails(2, 2), fails(3, 3), trace=trace, scaling=(stays, None)))
     assert found.requests["status"].tolist() == [UNFINISHED] * 2
     assert found.meta["fleet"]["held_to_the_end"] == 2
     # The second still had its prompt computed, and waits with it.
@@ -422,7 +416,7 @@ def test_who_is_held_waits_for_a_machine_that_does_both_where_no_other_comes_bac
     experiment = pools(fails(0, 1), fails(2, 2), fails(3, 3), trace=trace, scaling=(starts, None))
     assert experiment.handover is not None
     roles = replace(experiment.handover, roles=("prefill", "both", "decode", "decode"))
-    found = both_ways(replace(experiment, handover=roles))
+    found = run_both_ways(replace(experiment, handover=roles))
     assert found.requests["status"].tolist() == [FINISHED]
     assert found.requests["replica"].tolist() == [1]
 
@@ -432,7 +426,7 @@ def test_a_client_who_goes_while_no_machine_decodes_is_gone_and_its_blocks_are_f
         arrival_ns=[0, 30 * MS], prompt_tokens=[20, 20], output_tokens=[4, 4], abort_ns=np.array([5 * MS, -1])
     )
     grows = Scaling(policy=Says((0, 0, 0, 1)), min_machines=0, initial=0, interval_s=0.01)
-    found = both_ways(pools(trace=trace, scaling=(None, grows)))
+    found = run_both_ways(pools(trace=trace, scaling=(None, grows)))
     assert found.requests["status"].tolist() == [ABORTED, FINISHED]
 
 
@@ -448,7 +442,7 @@ def test_a_request_that_goes_on_finds_what_the_prefill_machine_has_cached() -> N
         prefix_block_tokens=16,
     )
     caching = ReplicaSpec(cost=Linear(fixed_s=1e-3), scheduler=Vllm(), kv_blocks=100, prefix_cache="blocks")
-    found = both_ways(pools(fails(DECODE, 34.5), trace=trace, spec=caching))
+    found = run_both_ways(pools(fails(DECODE, 34.5), trace=trace, spec=caching))
     assert found.requests["status"].tolist() == [FINISHED]
     assert found.requests["prefix_hit_again_tokens"].tolist() == [32]
     assert found.iterations()["prefill_tokens"].sum() == 32 + 2
@@ -457,7 +451,7 @@ def test_a_request_that_goes_on_finds_what_the_prefill_machine_has_cached() -> N
 
 def test_a_prompt_that_stays_needs_no_machine_that_prefills() -> None:
     trace = Trace(arrival_ns=[MS], prompt_tokens=[20], output_tokens=[4])
-    found = both_ways(pools(fails(0, 0), fails(1, 0), trace=trace, local_tokens=20))
+    found = run_both_ways(pools(fails(0, 0), fails(1, 0), trace=trace, local_tokens=20))
     assert found.requests["finish_ns"].tolist() == [5 * MS]
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from policies.routers import RoundRobin
 from policies.vllm import Vllm
-from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine import Columns, Experiment, ReplicaSpec
 from sim.engine.serve import loading
 from sim.engine.spec.lifecycle import DRAINING, OFF, FleetSpec, Outage, Scaling
 from sim.engine.tiers.tiers import TierSpec
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
-from tests.engine.random_runs import assert_same
+from tests.engine.random_runs import run_both_ways
 from tests.engine.test_fleet import Says, changes
 from tests.engine.test_prefix import S, a_trace
 from tests.engine.test_tiers import HOST, ONE_SEAT, A, B
@@ -47,9 +47,7 @@ def served(
         outages=() if fails_s is None else (Outage(machine=0, at_s=fails_s, for_s=0.0),),
     )
     experiment = Experiment(workload=trace, replicas=(replica,) * machines, router=RoundRobin(), fleet=fleet)
-    checked = run(experiment, check_invariants=True)
-    assert_same(checked, run(experiment, fast_forward=False))
-    return checked
+    return run_both_ways(experiment)
 
 
 def seconds(columns: Columns, name: str) -> list[float]:

@@ -17,13 +17,13 @@ from policies.sglang import Sglang
 from policies.view import Scheduler
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
-from sim.engine import FINISHED, REJECTED, UNFINISHED, Experiment, MachineSpec, ReplicaSpec, run
+from sim.engine import FINISHED, REJECTED, UNFINISHED, Experiment, MachineSpec, ReplicaSpec
 from sim.engine.record.columns import LOST
 from sim.engine.spec.lifecycle import FleetSpec, Outage, Scaling
 from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import LinkSpec
 from tests.engine.costs import Linear, Ranked
-from tests.engine.random_runs import assert_same, some_slowdowns
+from tests.engine.random_runs import run_both_ways, some_slowdowns
 from workloads import Trace
 
 MS = 1_000_000
@@ -132,8 +132,7 @@ def tight_pools(seed: int) -> Experiment:
 def assert_all_end(seeds: range) -> None:
     for seed in seeds:
         experiment = tight_pools(seed)
-        found = run(experiment, check_invariants=seed % 3 == 0)
-        assert_same(found, run(experiment, fast_forward=False))
+        found = run_both_ways(experiment, check_invariants=seed % 3 == 0)
         status, facts = found.requests["status"].tolist(), found.meta["fleet"]
         assert {*status} <= {FINISHED, REJECTED, LOST}, seed
         assert status.count(LOST) == facts["lost"]

@@ -27,7 +27,7 @@ from sim.engine.tiers.links import LinkSpec, Slowdown
 from sim.metrics.handover import handover_figures
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
-from tests.engine.random_runs import apart, assert_same, with_ranks, with_tiers
+from tests.engine.random_runs import apart, assert_same, run_both_ways, with_ranks, with_tiers
 from tests.sample import few, some
 from workloads import Trace
 
@@ -540,8 +540,7 @@ def assert_balanced(experiment: Experiment, found: Columns) -> None:
 def assert_pools_hold(cases: Iterable[int], speculative: bool) -> None:
     for case in cases:
         experiment = apart(case, speculative=speculative)
-        found = run(experiment, check_invariants=case % 3 == 0)
-        assert_same(found, run(experiment, fast_forward=False))
+        found = run_both_ways(experiment, check_invariants=case % 3 == 0)
         assert_balanced(experiment, found)
         if experiment.horizon_ns is None:
             assert np.isin(found.requests["status"], (FINISHED, REJECTED, ABORTED)).all()
@@ -580,7 +579,7 @@ def test_a_machine_at_rest_reads_news_with_all_that_the_instant_brings(n_stages:
 @pytest.mark.parametrize("case", few([2, 26, 29]))
 def test_spans_equal_stepping_with_tiers_behind_pools(case: int) -> None:
     experiment = with_tiers(apart(case, speculative=False), case)
-    assert_same(run(experiment, check_invariants=True), run(experiment, fast_forward=False))
+    run_both_ways(experiment)
 
 
 @pytest.mark.slow(reason="many random runs")

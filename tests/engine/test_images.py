@@ -18,8 +18,7 @@ from sim.engine.record.columns import Columns
 from sim.engine.serve.images import EncoderCache, PlannedImages
 from sim.engine.spec.images import Image, ImagesSpec
 from tests.engine.costs import Linear
-from tests.engine.random_runs import an_experiment, assert_same, with_scheduler
-from tests.engine.test_fleet_apart import both_ways
+from tests.engine.random_runs import an_experiment, assert_same, run_both_ways, with_scheduler
 from tests.sample import few, some
 from workloads import Trace
 
@@ -37,7 +36,7 @@ def spec(*of: Sequence[Image], budget: int = 100, cache: int = 100) -> ImagesSpe
 
 
 def served(images: ImagesSpec | None, prompts: Sequence[int], *, scheduler: Any = VLLM, every_ns: int = 0) -> Columns:
-    return both_ways(served_experiment(images, prompts, scheduler=scheduler, every_ns=every_ns))
+    return run_both_ways(served_experiment(images, prompts, scheduler=scheduler, every_ns=every_ns))
 
 
 def served_experiment(
@@ -295,8 +294,7 @@ def test_random_runs_end_and_are_the_same_with_spans_and_without(seed: int) -> N
     if experiment is None:
         return
     experiment = with_images(experiment, seed)
-    found = run(experiment, check_invariants=True)
-    assert_same(found, run(experiment, fast_forward=False))
+    found = run_both_ways(experiment)
     requests, (replica, *_) = found.requests, experiment.replicas
     assert isinstance(replica, ReplicaSpec)
     images = replica.images

@@ -14,7 +14,15 @@ from sim.engine.spec.roles import HandoverSpec, KvPath
 from sim.engine.tiers.links import Limit, LinkSpec
 from sim.engine.tiers.tiers import TierSpec
 from tests.engine.costs import Linear
-from tests.engine.random_runs import an_experiment, apart, assert_same, with_fleet, with_limits, with_tiers
+from tests.engine.random_runs import (
+    an_experiment,
+    apart,
+    assert_same,
+    run_both_ways,
+    with_fleet,
+    with_limits,
+    with_tiers,
+)
 from tests.engine.test_handover import MS, two
 from tests.engine.test_prefix import S, a_trace
 from tests.engine.test_tiers import HOST, ONE_SEAT, A, B, seconds, served
@@ -116,8 +124,7 @@ def test_models_of_a_machine_share_a_link_by_its_name() -> None:
         )  # fmt: skip
         machine = MachineSpec(hosted=(replace(spec, model=0), replace(spec, model=1)))
         experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
-        columns = run(experiment, check_invariants=True)
-        assert_same(columns, run(experiment, fast_forward=False))
+        columns = run_both_ways(experiment)
         moved = columns.transfers()
         assert moved is not None
         assert (moved["begin_ns"] / S).tolist() == begun
@@ -170,13 +177,7 @@ def assert_spans_equal_stepping(seeds: range) -> int:
     slower = 0
     for seed in seeds:
         experiment = drawn(seed)
-        fast = run(experiment)
-        stepped = run(experiment, fast_forward=False)
-        assert_same(fast, stepped)
-        assert fast.meta.get("tiers") == stepped.meta.get("tiers")
-        for one, other in zip((fast.transfers() or {}).values(), (stepped.transfers() or {}).values(), strict=True):
-            np.testing.assert_array_equal(one, other)
-        slower += fast.meta.get("tiers") is not None
+        slower += run_both_ways(experiment, check_invariants=False).meta.get("tiers") is not None
     return slower
 
 

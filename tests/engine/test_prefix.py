@@ -27,26 +27,18 @@ from sim.engine.kv.pool import KvPool
 from sim.engine.simulation import cluster
 from sim.engine.spec.experiment import LeftBehind
 from tests.engine.build import patches_the_engine
+from tests.engine.contents import S, hits, trace_of_ids
 from tests.engine.costs import Linear
 from tests.engine.lru import found_blocks
-from tests.engine.random_runs import an_experiment, assert_same
+from tests.engine.random_runs import an_experiment, assert_same, run_both_ways
 from tests.sample import some
 from workloads import Trace, read_trace
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
-S = 10**9
 
 
 def a_trace(*requests: tuple[float, int, int, list[int]], tokens: int = 4) -> Trace:
-    """(arrival in seconds, prompt, output, ids)."""
-    return Trace(
-        arrival_ns=[round(at * S) for at, *_ in requests],
-        prompt_tokens=[prompt for _, prompt, _, _ in requests],
-        output_tokens=[output for _, _, output, _ in requests],
-        prefix_blocks=np.array([id_ for *_, ids in requests for id_ in ids], np.int64),
-        prefix_offsets=np.cumsum([0, *(len(ids) for *_, ids in requests)]),
-        prefix_block_tokens=tokens,
-    )
+    return trace_of_ids(*requests, tokens=tokens)
 
 
 def served(trace: Trace, *, blocks: int = 100, scheduler: Scheduler | None = None, **spec: Any) -> Columns:
@@ -58,10 +50,6 @@ def served(trace: Trace, *, blocks: int = 100, scheduler: Scheduler | None = Non
         **{"block_tokens": 4, "prefix_cache": "blocks", **spec},
     )
     return run(Experiment(workload=trace, replicas=(replica,), router=RoundRobin()), check_invariants=True)
-
-
-def hits(columns: Columns) -> list[int]:
-    return columns.requests["prefix_hit_tokens"].tolist()
 
 
 def test_whole_blocks_are_found_and_one_token_at_least_is_computed() -> None:
@@ -231,8 +219,7 @@ def test_spans_equal_stepping_where_windows_leave_something_behind() -> None:
             for spec in drawn.machines
         )
         experiment = replace(drawn, replicas=machines)
-        checked = run(experiment, check_invariants=True)
-        assert_same(checked, run(experiment, fast_forward=False))
+        checked = run_both_ways(experiment)
         for at, columns in enumerate((run(drawn), checked)):
             found[at] += int(columns.requests.get("prefix_hit_tokens", np.zeros(1)).sum())
     assert found[1] < found[0]

@@ -19,24 +19,15 @@ from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.engine.cache.radix_cache import RadixCache
 from sim.engine.kv.content import contents_of
+from tests.engine.contents import hits, trace_of_ids
 from tests.engine.costs import Linear
 from tests.engine.radix import found_tokens
-from tests.engine.random_runs import an_experiment, assert_same
+from tests.engine.random_runs import an_experiment, run_both_ways
 from workloads import Trace
-
-S = 10**9
 
 
 def a_trace(*requests: tuple[float, int, int, list[int]], tokens: int = 1) -> Trace:
-    """(arrival in seconds, prompt, output, ids)."""
-    return Trace(
-        arrival_ns=[round(at * S) for at, *_ in requests],
-        prompt_tokens=[prompt for _, prompt, _, _ in requests],
-        output_tokens=[output for _, _, output, _ in requests],
-        prefix_blocks=np.array([id_ for *_, ids in requests for id_ in ids], np.int64),
-        prefix_offsets=np.cumsum([0, *(len(ids) for *_, ids in requests)]),
-        prefix_block_tokens=tokens,
-    )
+    return trace_of_ids(*requests, tokens=tokens)
 
 
 def served(trace: Trace, *, blocks: int = 100, scheduler: Scheduler | None = None, **spec: Any) -> Columns:
@@ -48,10 +39,6 @@ def served(trace: Trace, *, blocks: int = 100, scheduler: Scheduler | None = Non
         **{"block_tokens": 1, "prefix_cache": "tree", **spec},
     )
     return run(Experiment(workload=trace, replicas=(replica,), router=RoundRobin()), check_invariants=True)
-
-
-def hits(columns: Columns) -> list[int]:
-    return columns.requests["prefix_hit_tokens"].tolist()
 
 
 def test_single_tokens_are_found_and_one_at_least_is_computed() -> None:
@@ -337,8 +324,7 @@ def test_routers_that_look_into_trees_see_what_stepping_sees_and_leave_them_as_t
         if getattr(experiment.workload, "prefix_blocks", None) is None:
             continue
         experiment = replace(experiment, replicas=experiment.machines[:1] * 2, router=Prefix())
-        columns = run(experiment, check_invariants=True)
-        assert_same(columns, run(experiment, fast_forward=False))
+        columns = run_both_ways(experiment)
         found += int(columns.requests["prefix_hit_tokens"].sum())
         looked += 1
     assert looked > 5

@@ -28,7 +28,7 @@ from sim.engine.spec.lifecycle import FleetSpec, Outage
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
 from tests.engine.independent import TICKS, Model, Request, Rules
-from tests.engine.random_runs import HoldsTooLong, an_experiment, assert_same, with_ranks
+from tests.engine.random_runs import HoldsTooLong, an_experiment, assert_same, run_both_ways, with_ranks
 from tests.engine.test_independent import TICK_S, difference, some_rules, spec_of
 from tests.sample import few, some
 from workloads import ClosedLoop, Trace
@@ -290,8 +290,7 @@ def test_a_rank_without_a_seat_has_all_prompts_wait_however_many_wait_there(time
     machine = MachineSpec(hosted=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
     trace = Trace(arrival_ns=[0] * 4 + [8500 * US] * 2, prompt_tokens=[40] * 6, output_tokens=[60, 60, 60, 3, 2, 2])
     experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
-    columns = run(experiment, check_invariants=True)
-    assert_same(columns, run(experiment, fast_forward=False))
+    columns = run_both_ways(experiment)
     scheduled = columns.requests["scheduled_ns"]
     # The prompts' step takes 1,080 us and those of two decodes 1,002; each of these counts, and the last that counts has prompts.
     assert scheduled[5] == (1080 + (timeout_iters - 1) * 1002) * US
@@ -326,9 +325,7 @@ def that_fails(
     outage = Outage(machine=0, at_s=at_us * 1e-6, for_s=for_us * 1e-6)
     fleet = FleetSpec(pools=(0,), names=("all",), scaling=(None,), failing=(None,), outages=(outage,), in_flight="lose")
     experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin(), fleet=fleet)
-    columns = run(experiment, check_invariants=True)
-    assert_same(columns, run(experiment, fast_forward=False))
-    return columns
+    return run_both_ways(experiment)
 
 
 @pytest.mark.parametrize("at_us", [500, 5000])

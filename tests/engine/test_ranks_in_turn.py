@@ -28,7 +28,15 @@ from sim.engine.spec.lifecycle import FleetSpec, Outage
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
 from tests.engine.independent import TICKS, Batch, Model, Request, Rules
-from tests.engine.random_runs import an_experiment, apart, assert_same, with_fleet, with_ranks, with_tiers
+from tests.engine.random_runs import (
+    an_experiment,
+    apart,
+    assert_same,
+    run_both_ways,
+    with_fleet,
+    with_ranks,
+    with_tiers,
+)
 from tests.engine.test_independent import TICK_S, difference, some_rules, spec_of
 from tests.sample import few, some
 from workloads import Trace
@@ -58,9 +66,7 @@ def serve(
     columns = {"model_index": list(models), "models": ("a", "b")} if models else {}
     trace = Trace(arrival_ns=[at * US for at in arrivals_us], prompt_tokens=prompts, output_tokens=outputs, **columns)
     experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
-    found = run(experiment, check_invariants=True)
-    assert_same(found, run(experiment, fast_forward=False))
-    return found
+    return run_both_ways(experiment)
 
 
 def in_us(columns: Columns, name: str) -> list[int]:
@@ -185,8 +191,7 @@ def test_prompts_do_not_wait_for_decodes_whose_clients_have_gone(n_stages: int, 
         abort_ns=[2500 * US, 2500 * US, -1],
     )
     experiment = Experiment(workload=trace, replicas=(replace(machine, prompt_balance=balance),), router=RoundRobin())
-    columns = run(experiment, check_invariants=True)
-    assert_same(columns, run(experiment, fast_forward=False))
+    columns = run_both_ways(experiment)
     assert columns.requests["status"].tolist() == [ABORTED, ABORTED, FINISHED]
     assert in_us(columns, "scheduled_ns")[2] == expected_us
 
@@ -267,8 +272,7 @@ def of_clients_that_leave(rng: random.Random) -> Experiment:
 def test_clients_that_leave_ranks_in_turn_leave_no_other_request_waiting(seeds: range) -> None:
     for seed in seeds:
         experiment = of_clients_that_leave(random.Random(f"clients that leave, {seed}"))
-        columns = run(experiment, check_invariants=seed % 4 == 0)
-        assert_same(columns, run(experiment, fast_forward=False))
+        columns = run_both_ways(experiment, check_invariants=seed % 4 == 0)
         assert set(columns.requests["status"].tolist()) <= {ABORTED, FINISHED}, seed
 
 
@@ -280,8 +284,7 @@ def test_ranks_in_turn_that_fail_are_free_when_the_machine_is_back(at_us: int) -
     outage = Outage(machine=0, at_s=at_us * 1e-6, for_s=10e-6)
     fleet = FleetSpec(pools=(0,), names=("all",), scaling=(None,), failing=(None,), outages=(outage,), in_flight="lose")
     experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin(), fleet=fleet)
-    columns = run(experiment, check_invariants=True)
-    assert_same(columns, run(experiment, fast_forward=False))
+    columns = run_both_ways(experiment)
     assert columns.requests["status"].tolist() == [LOST, LOST, FINISHED]
     assert in_us(columns, "finish_ns")[2] == back + 2 * 1040 + 2 * 1001
 

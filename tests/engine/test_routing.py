@@ -27,6 +27,7 @@ from policies.routers import (
 from policies.vllm import Vllm
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.engine.gateway.routing import SentTo
+from tests.engine.contents import trace_of_ids
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import an_experiment, assert_same
 from tests.sample import few
@@ -39,14 +40,7 @@ THREE_A_ROUND = Speculative(method="draft_model", num_speculative_tokens=2, acce
 
 def a_trace(*requests: tuple[float, list[int]], output: int = 1) -> Trace:
     """(arrival in seconds, ids of blocks of four tokens)."""
-    return Trace(
-        arrival_ns=[round(at * S) for at, _ in requests],
-        prompt_tokens=[4 * len(ids) for _, ids in requests],
-        output_tokens=[output] * len(requests),
-        prefix_blocks=np.array([id_ for _, ids in requests for id_ in ids], np.int64),
-        prefix_offsets=np.cumsum([0, *(len(ids) for _, ids in requests)]),
-        prefix_block_tokens=4,
-    )
+    return trace_of_ids(*((at, 4 * len(ids), output, ids) for at, ids in requests), tokens=4)
 
 
 def served(

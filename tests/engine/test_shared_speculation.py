@@ -11,9 +11,9 @@ from policies.acceptance import Iid, Recorded
 from policies.decoding import Speculative
 from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
-from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
+from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
 from tests.engine.costs import Linear
-from tests.engine.random_runs import an_experiment, assert_same, partly_speculative
+from tests.engine.random_runs import an_experiment, assert_same, partly_speculative, run_both_ways
 from tests.sample import few
 from workloads import Trace
 
@@ -31,9 +31,7 @@ def served(first: ReplicaSpec, second: ReplicaSpec = PLAIN[1], trace: Trace = TW
     experiment = Experiment(
         workload=trace, replicas=(MachineSpec(hosted=(first, second)),), router=RoundRobin(), seed=3
     )
-    columns = run(experiment, check_invariants=True)
-    assert_same(columns, run(experiment, fast_forward=False))
-    return columns
+    return run_both_ways(experiment)
 
 
 def test_rounds_of_one_model_take_turns_with_steps_of_the_other() -> None:
@@ -98,8 +96,7 @@ def test_what_is_asked_of_models_that_draft_beside_others_is_emitted(seed: int) 
         if not any(any(each) and len(each) > 1 for each in drafts):
             continue
         n_mixed += any(any(each) and not all(each) for each in drafts)
-        columns = run(experiment, check_invariants=True)
-        assert_same(columns, run(experiment, fast_forward=False))
+        columns = run_both_ways(experiment)
         drafted = [each for machine in drafts for each in machine]
         assert [each.speculation is not None for each in columns.replicas] == drafted
         finished = columns.requests["status"] == 0

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from policies.sglang import Sglang
-from sim.engine import Columns, run
+from sim.engine import Columns
 from sim.engine.record.columns import LOAD, STORE
 from sim.engine.tiers.tiers import TierSpec, WriteRule
 from tests.engine.radix import alike
-from tests.engine.random_runs import an_experiment, assert_same, with_tiers
+from tests.engine.random_runs import an_experiment, run_both_ways, with_tiers
 from tests.engine.test_prefix import a_trace as a_trace_of_blocks
 from tests.engine.test_radix import a_pool, a_trace, put
 from tests.engine.test_tiers import HOST, A, B, S, seconds, served
@@ -143,9 +143,6 @@ def test_random_runs_behind_trees_keep_the_books_and_equal_stepping(seeds: tuple
     for seed in seeds:
         experiment = with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed)
         assert {core.prefix_cache for core in experiment.hosted} == {"tree"}
-        columns = run(experiment, check_invariants=True)
-        stepped = run(experiment, fast_forward=False)
-        assert_same(columns, stepped)
-        assert columns.meta.get("tiers") == stepped.meta.get("tiers")
+        columns = run_both_ways(experiment)
         loads += sum(tier["loads"] for tier in columns.meta.get("tiers", {}).values())
     assert loads > 4 * len(seeds)

@@ -19,7 +19,7 @@ from policies.vllm import VllmV0
 from policies.wrappers import OVERDUE, TOO_LATE, Cap, EvictNewest, Order, Pad, RejectLate
 from sim.engine import Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
-from tests.engine.random_runs import an_experiment, assert_same, with_scheduler
+from tests.engine.random_runs import an_experiment, assert_same, run_both_ways, with_scheduler
 from tests.sample import some
 from workloads import Trace
 
@@ -225,8 +225,7 @@ def test_spans_equal_stepping_with_wrappers() -> None:
     preemptions = events = iterations = 0
     for seed in range(12):
         experiment = a_run(seed)
-        columns = run(experiment, check_invariants=seed % 4 == 0 and experiment.horizon_ns is None)
-        assert_same(columns, run(experiment, fast_forward=False))
+        columns = run_both_ways(experiment, check_invariants=seed % 4 == 0 and experiment.horizon_ns is None)
         reasons |= set(columns.reasons)
         preemptions += columns.meta["preemptions"]
         events += columns.meta["events"]
