@@ -63,7 +63,7 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     kind, labels = recognise(path.stem, header)
     if kind is None:
         raise (NotNamed if "kind" in labels else NotRecognised)(f"{path.name}: {labels['reason']}")
-    refusals = _Refusals(path.name, lines, strict)
+    refusals = Refusals(path.name, lines, strict)
     rows = _whole(header, rows, refusals)
     columns: dict[str, np.ndarray] = {}
     for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True):
@@ -71,11 +71,8 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     for name in filter(columns.__contains__, ("latency_us", *SEVERAL.get(kind, ()))):
         must = f"{name} must be positive"
         refusals.refuse(~(columns[name] > 0), must, f"{must}; line {{line}} is not; remove or repair it")
-    bad, refused = refusals.bad, refusals.refused
-    if bad.all():
-        raise ValueError(f"{path.name}: no row is left: {'; '.join(refused)}")
-    if bad.any():
-        columns = {name: column[~bad] for name, column in columns.items()}
+    kept = refusals.kept()
+    columns = {name: column[kept] for name, column in columns.items()}
     if kind in SEVERAL:
         columns = _unfolded(columns, SEVERAL[kind])
     word = (labels.get("dtype") or "bf16").replace("_", "")
@@ -90,7 +87,7 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
         labels={name: value for name, value in labels.items() if value and name != "assumed"},
         columns=columns,
         measured_s=_seconds(kind, labels.get("source") or "", columns),
-        refused=refused,
+        refused=refusals.refused,
         notes=(labels["assumed"],) if labels.get("assumed") else (),
     )
 
@@ -103,7 +100,7 @@ def _seconds(kind: str, source: str, columns: Mapping[str, np.ndarray]) -> np.nd
     return columns["latency_us"] * 1e-6 if "latency_us" in columns else None
 
 
-class _Refusals:
+class Refusals:
     """The rows of a file that are refused, and why; the first of them is an error where all must fit."""
 
     def __init__(self, file: str, lines: np.ndarray, strict: bool) -> None:
@@ -118,16 +115,23 @@ class _Refusals:
             return
         line = int(self._lines[np.flatnonzero(fresh)[0]])
         if self._strict:
-            raise ValueError(f"{self._file}: {plainly.format(line=line)}")
+            raise ValueError(f"{self._file}: {plainly.replace('{line}', str(line))}")
         self.refused[f"{reason} (line {line}{' and others' if fresh.sum() > 1 else ''})"] = int(fresh.sum())
-        self.bad[fresh] = True
+        self.bad |= fresh
+
+    def kept(self) -> np.ndarray:
+        """The rows that were not refused; ValueError where there is none."""
+        if self.bad.all():
+            raise ValueError(f"{self._file}: no row is left: {'; '.join(self.refused)}")
+        return ~self.bad
 
     def drop(self) -> None:
         """Go on with the rows that were not refused so far."""
-        self._lines, self.bad = self._lines[~self.bad], np.zeros(int((~self.bad).sum()), bool)
+        self._lines = self._lines[~self.bad]
+        self.bad = np.zeros(len(self._lines), bool)
 
 
-def _whole(header: Sequence[str], rows: Sequence[Sequence[str]], refusals: _Refusals) -> list[Sequence[str]]:
+def _whole(header: Sequence[str], rows: Sequence[Sequence[str]], refusals: Refusals) -> list[Sequence[str]]:
     """The rows with as many cells as the *header*."""
     lengths = np.array([len(row) for row in rows])
     for length in np.unique(lengths[lengths != len(header)]):

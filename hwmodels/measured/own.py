@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hwmodels.device import load_device
-from hwmodels.measured.files import Measurement, read_csv
+from hwmodels.measured.files import Measurement, Refusals, read_csv
 from hwmodels.measured.kinds import SAME_FORMAT
 from hwmodels.measured.names import SOFTWARE, catalogue_name, hints
 from hwmodels.precision import PRECISIONS
@@ -314,7 +314,7 @@ def read_own(path: str | Path, *, said: Said | None = None, strict: bool = True)
         for wrong, reason in _impossible(fit.kind, columns):
             table.refuse(wrong, reason)
     labels = _labels(table, said or Said())
-    keep = table.kept()
+    keep = table.refusals.kept()
     columns, labels = {name: values[keep] for name, values in columns.items()}, labels.of(keep)
     return [_serving(table, columns, labels)] if fit.kind == "serving" else _by_label(table, columns, labels)
 
@@ -386,7 +386,7 @@ def _kernels(table: _Table, columns: dict[str, np.ndarray], key: tuple[str, str,
         labels={"device": device, "source": source, **({"dtype": word} if word else {})},
         columns=columns,
         measured_s=columns["latency_us"] * 1e-6,
-        refused=table.refused,
+        refused=table.refusals.refused,
         notes=table.notes(),
     )
 
@@ -447,7 +447,7 @@ def _serving(table: _Table, columns: dict[str, np.ndarray], labels: _Labels) -> 
         labels={},
         columns=made,
         measured_s=None,
-        refused=table.refused,
+        refused=table.refusals.refused,
         notes=table.notes(),
     )
 
@@ -458,16 +458,14 @@ class _Table:
     def __init__(
         self, path: Path, header: Sequence[str], rows: list[list[str]], lines: np.ndarray, fit: _Fit, strict: bool
     ) -> None:
-        self.path, self.fit, self._strict = path, fit, strict
+        self.path, self.fit, self._n_rows = path, fit, len(rows)
         self._names = [_plain(name) for name in header]
         self._shown = dict(zip(self._names, header, strict=True))
-        self._lines = lines
-        self.refused: dict[str, int] = {}
+        self.refusals = Refusals(path.name, lines, strict)
         self.assumed: list[str] = []
         """In words, what was assumed because nothing says it."""
         self.beside: tuple[str, ...] = ()
         """Notes on what was said beside the file."""
-        self._bad = np.zeros(len(rows), bool)
         width = np.array([len(row) for row in rows])
         self.refuse(width != len(header), f"a line has not the {len(header)} cells of the header; truncated file?")
         padded = [[*row, *[""] * len(header)][: len(header)] for row in rows]
@@ -475,31 +473,19 @@ class _Table:
 
     def refuse(self, mask: np.ndarray, reason: str) -> None:
         """Leaves the rows of *mask* out that are still in; ValueError where the table is strict."""
-        fresh = mask & ~self._bad
-        if not fresh.any():
-            return
-        line = int(self._lines[np.flatnonzero(fresh)[0]])
-        if self._strict:
-            raise ValueError(f"{self.path.name}: {reason}; see line {line}, and repair or remove it")
-        self.refused[f"{reason} (line {line}{' and others' if fresh.sum() > 1 else ''})"] = int(fresh.sum())
-        self._bad |= fresh
-
-    def kept(self) -> np.ndarray:
-        if self._bad.all():
-            raise ValueError(f"{self.path.name}: no row is left: {'; '.join(self.refused)}")
-        return ~self._bad
+        self.refusals.refuse(mask, reason, f"{reason}; see line {{line}}, and repair or remove it")
 
     def labels(self, known: _Field) -> np.ndarray:
         """Words of a column as they stand; blank where the table has none."""
         column = self.fit.columns.get(known.name)
-        cells = self._cells[column[0]] if column else [""] * len(self._bad)
+        cells = self._cells[column[0]] if column else [""] * self._n_rows
         return np.array([cell.strip() for cell in cells], dtype=object)
 
     def column(self, known: _Field) -> np.ndarray:
         """A column in the unit of its field; cells that do not fit refuse their rows."""
         if known.name not in self.fit.columns:
             assert known.default is not None
-            return np.full(len(self._bad), known.default if known.text else float(known.default))
+            return np.full(self._n_rows, known.default if known.text else float(known.default))
         name, factor = self.fit.columns[known.name]
         cells = [cell.strip() for cell in self._cells[name]]
         shown = self._shown[name]
@@ -510,7 +496,9 @@ class _Table:
         numbers = np.array([_number(cell) for cell in cells])
         wrong = np.isnan(numbers)
         if wrong.any():
-            first = cells[int(np.flatnonzero(wrong & ~self._bad)[0])] if (wrong & ~self._bad).any() else ""
+            first = (
+                cells[int(np.flatnonzero(wrong & ~self.refusals.bad)[0])] if (wrong & ~self.refusals.bad).any() else ""
+            )
             self.refuse(wrong, f"{shown} must be a number; got {first!r}")
         self.refuse(np.isinf(numbers), f"{shown} must be finite")
         if known.least == 0.0 and known.units is not None:

@@ -232,6 +232,12 @@ def test_what_is_not_understood_is_named_and_counted_and_the_rest_is_read(tmp_pa
         survey(tmp_path, strict=True)
 
 
+def test_a_cell_with_braces_is_quoted_as_it_is(tmp_path):
+    file = write(tmp_path, "gemm_h200_bf16_vllm0.24.csv", GEMM + "64,4096,4096,{fast}\n")
+    with pytest.raises(ValueError, match=r"latency_us in line 4 must be a number; got '\{fast\}'"):
+        read(file)
+
+
 def test_a_file_of_bad_rows_alone_is_not_understood(tmp_path):
     write(tmp_path, "gemm_h200_bf16_vllm0.24.csv", "m,n,k,latency_us\n0,1,1,5\n")
     assert "no row is left: m must be at least 1" in survey(tmp_path).not_understood["gemm_h200_bf16_vllm0.24.csv"]
