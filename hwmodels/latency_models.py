@@ -9,13 +9,19 @@ from hwmodels.cost import CostModel, Work
 from hwmodels.totals import Totals
 
 
-def _nothing(totals: Totals) -> Work:
-    zero = 0.0 * totals.rows
-    return Work(zero, zero)
+class _WithoutKernels:
+    """A cost model whose arithmetic and traffic are not known and count as none; pipeline stages send for nothing."""
+
+    def handover_s(self, rows: Any, /) -> Any:
+        return 0.0 * rows
+
+    def work(self, totals: Totals, /) -> Work:
+        zero = 0.0 * totals.rows
+        return Work(zero, zero)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(_WithoutKernels):
     """Every pass takes *step_s*, whatever it computes; its arithmetic and traffic are not known and count as none."""
 
     step_s: float
@@ -31,14 +37,8 @@ class StepTime:
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         return self.step_s + 0.0 * totals.rows
 
-    def handover_s(self, rows: Any, /) -> Any:
-        return 0.0 * rows
 
-    def work(self, totals: Totals, /) -> Work:
-        return _nothing(totals)
-
-
-class ShareOfTarget:
+class ShareOfTarget(_WithoutKernels):
     """A draft whose pass takes *ratio* of what the target would need for the same pass: Leviathan's c.
 
     A pass of a target with pipeline stages is the sum of its stages and hand-overs. Arithmetic and traffic are not
@@ -62,18 +62,12 @@ class ShareOfTarget:
             seconds = seconds + target.iteration_s(totals, later) + target.handover_s(totals.rows)
         return self.ratio * seconds
 
-    def handover_s(self, rows: Any, /) -> Any:
-        return 0.0 * rows
-
-    def work(self, totals: Totals, /) -> Work:
-        return _nothing(totals)
-
     def __repr__(self) -> str:
         return f"ShareOfTarget(ratio={self.ratio!r})"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearTime:
+class LinearTime(_WithoutKernels):
     """Seconds linear in rows and in the KV tokens that decodes read, as published fits of whole servers are.
 
     Prompt tokens cost *row_s* like any other; work is not known and counts as none.
@@ -94,9 +88,3 @@ class LinearTime:
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         return self.fixed_s + self.row_s * totals.rows + self.kv_token_s * totals.decode_kv_tokens
-
-    def handover_s(self, rows: Any, /) -> Any:
-        return 0.0 * rows
-
-    def work(self, totals: Totals, /) -> Work:
-        return _nothing(totals)

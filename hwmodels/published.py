@@ -17,10 +17,9 @@ import numpy as np
 
 from hwmodels.device import Device, load_device
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
-from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec, load_model
-from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.roofline import RooflineKernels
@@ -132,16 +131,10 @@ def efficiencies(times: PublishedTimes | None = None) -> Efficiencies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedKernels:
+class PublishedKernels(RooflineKernels):
     """Kernels with `efficiencies`; collectives and links as on the datasheet."""
 
-    device: Device
     efficiency: Efficiencies
-    base: RooflineKernels
-
-    @property
-    def host(self) -> HostTimes:
-        return HostTimes()
 
     def _peak(self, fmt: str) -> float:
         return self.device.first_peak(number_format(fmt).math, f"precision {fmt}")
@@ -154,14 +147,6 @@ class PublishedKernels:
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         raise ValueError("the published times are of dense models; use another cost model for a mixture of experts")
-
-    @property
-    def captured(self) -> tuple[int, ...] | None:
-        return None
-
-    @property
-    def pads_ranks(self) -> bool:
-        return False
 
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
         raise ValueError("the published times are of dense models; use another cost model for a mixture of experts")
@@ -193,21 +178,6 @@ class PublishedKernels:
 
         return form
 
-    def elementwise_s(self, size_bytes: Any, launches: int, op: str = "") -> Any:
-        return self.base.elementwise_s(size_bytes, launches, op)
-
-    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
-        return self.base.recurrence_forms(shape)
-
-    def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
-        return self.base.collective_s(kind, size_bytes, n)
-
-    def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
-        return self.base.send_s(size_bytes, between_nodes)
-
-    def sample_s(self, logit_rows: Any) -> Any:
-        return self.base.sample_s(logit_rows)
-
 
 def Published(
     spec: ModelSpec, device: Device, parallel: ParallelConfig | None = None, *, kv_precision: str | None = None
@@ -223,9 +193,5 @@ def Published(
             f"the published times are of an RTX A6000 and hold for its chip ({', '.join(DEVICES)}), not for {device.name}; "
             "use Calibrated or Roofline"
         )
-    kernels = PublishedKernels(
-        device=device,
-        efficiency=efficiencies(),
-        base=RooflineKernels(device=device, base_precision=spec.base_precision),
-    )
+    kernels = PublishedKernels(device=device, efficiency=efficiencies(), base_precision=spec.base_precision)
     return LayerwiseCost.on(device, spec, parallel or ParallelConfig(), kernels, kv_precision=kv_precision)

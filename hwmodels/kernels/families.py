@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hwmodels.kernels import (
@@ -34,20 +34,13 @@ from hwmodels.kernels.stepped import SteppedForm, SteppedParams, stepped_s
 from hwmodels.kernels.tpu import TpuAttentionParams, TpuGemmParams
 
 
-def _collective_s(params: CollectiveParams, sheet: Datasheet, **shape: Any) -> Any:
-    return collectives.collective_s(params, **shape)
+def _without_sheet(equation: Callable[..., Any]) -> Callable[..., Any]:
+    """An *equation* of parameters and a shape as one that takes a datasheet too."""
 
+    def of_sheet(params: Any, _sheet: Datasheet, **shape: Any) -> Any:
+        return equation(params, **shape)
 
-def _tpu_prefill_s(params: TpuAttentionParams, sheet: Datasheet, **shape: Any) -> Any:
-    return tpu.tpu_prefill_s(params, **shape)
-
-
-def _tpu_decode_s(params: TpuAttentionParams, sheet: Datasheet, **shape: Any) -> Any:
-    return tpu.tpu_decode_s(params, **shape)
-
-
-def _host_s(params: HostParams, sheet: Datasheet, **shape: Any) -> Any:
-    return cpu.host_s(params, **shape)
+    return of_sheet
 
 
 GEMM = KernelForm(
@@ -146,7 +139,7 @@ COMPRESSED_DECODE = FoldedForm(
 COLLECTIVE = KernelForm(
     family="collective",
     parameters=CollectiveParams,
-    equation=_collective_s,
+    equation=_without_sheet(collectives.collective_s),
     source="latency plus size over bandwidth for each of NCCL's three protocols, the fastest of which its tuner takes",
 )
 STEPPED = SteppedForm(
@@ -176,14 +169,14 @@ TPU_GEMM = KernelForm(
 TPU_PREFILL = FoldedForm(
     family="tpu_prefill",
     parameters=TpuAttentionParams,
-    equation=_tpu_prefill_s,
+    equation=_without_sheet(tpu.tpu_prefill_s),
     source="sums of rows, pairs and keys",
     folded=tpu.prefill_form,
 )
 TPU_DECODE = FoldedForm(
     family="tpu_decode",
     parameters=TpuAttentionParams,
-    equation=_tpu_decode_s,
+    equation=_without_sheet(tpu.tpu_decode_s),
     source="paged attention that walks sequences one after the other",
     folded=tpu.decode_form,
 )
@@ -208,7 +201,10 @@ CPU_DECODE = FoldedForm(
     folded=cpu.attention_form,
 )
 HOST = KernelForm(
-    family="host", parameters=HostParams, equation=_host_s, source="a step's own time and that of each layer"
+    family="host",
+    parameters=HostParams,
+    equation=_without_sheet(cpu.host_s),
+    source="a step's own time and that of each layer",
 )
 
 FAMILIES: Mapping[str, KernelForm[Any]] = {
