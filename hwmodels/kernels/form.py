@@ -12,7 +12,7 @@ from hwmodels.kernels.parameters import Datasheet
 P = TypeVar("P")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KernelForm(Generic[P]):
     """The seconds of one kernel as a function of parameters, a datasheet and a shape."""
 

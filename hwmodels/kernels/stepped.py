@@ -115,7 +115,7 @@ def stepped_s(
     return none_is_free(seconds, (n > 1) & (size > 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SteppedForm(KernelForm[SteppedParams]):
     """A form whose steps are searched rather than descended to: between two measured sizes one protocol ends."""
 
