@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,15 +247,7 @@ def _kernels(
         found = predict(measurement, profile)
         predicted, reasons = found.seconds, dict(found.unmodelled)
         notes = (*measurement.notes, *((profile.note,) if profile.note.startswith("efficiencies") else ()))
-    yield Comparison(
-        file=measurement.path.name,
-        device=name,
-        quantity="latency",
-        predicted=predicted,
-        measured=measurement.measured_s,
-        unmodelled=reasons,
-        notes=notes,
-    )
+    yield _compared(measurement, name, "latency", predicted, measurement.measured_s, reasons, notes=notes)
 
 
 class _Collected:
@@ -283,14 +275,7 @@ def _iterations(
     name = hardware.name if hardware else _name_or_label(measurement)
     columns = measurement.columns
     for predicted, what in zip(got.values, ("prompt_time", "token_time"), strict=True):
-        yield Comparison(
-            file=measurement.path.name,
-            device=name,
-            quantity=what,
-            predicted=predicted,
-            measured=columns[f"{what}_ms"] * 1e-3,
-            unmodelled=got.reasons,
-        )
+        yield _compared(measurement, name, what, predicted, columns[f"{what}_ms"] * 1e-3, got.reasons)
 
 
 def _name_or_label(measurement: Measurement) -> str:
@@ -364,16 +349,24 @@ def _served(measurement: Measurement, rows: Sequence[Mapping[str, Any]], got: _C
         reasons = dict(got.reasons)
         if what == "tpot" and single:
             reasons[_ONE_TOKEN] = single
-        yield Comparison(
-            file=measurement.path.name,
-            device="+".join(sorted({_catalogue(str(name)) for name in columns["system"]})),
-            quantity=what,
-            predicted=predicted,
-            measured=columns[f"{what}_ms"] * 1e-3,
-            unmodelled=reasons,
-            groups=groups,
-            notes=measurement.notes,
-        )
+        yield _compared(
+            measurement, _devices(columns["system"]), what, predicted, columns[f"{what}_ms"] * 1e-3, reasons,
+            groups=groups, notes=measurement.notes,
+        )  # fmt: skip
+
+
+def _compared(
+    measurement: Measurement, device: str, quantity: str, predicted: Any, measured: Any, unmodelled: Mapping[str, int],
+    **more: Any,
+) -> Comparison:  # fmt: skip
+    return Comparison(
+        file=measurement.path.name, device=device, quantity=quantity, predicted=predicted, measured=measured,
+        unmodelled=unmodelled, **more,
+    )  # fmt: skip
+
+
+def _devices(names: Iterable[Any]) -> str:
+    return "+".join(sorted({_catalogue(str(name)) for name in names}))
 
 
 def _catalogue(name: str) -> str:
@@ -401,14 +394,7 @@ def _requests(
         why = dict(reasons)
         if what == "tpot" and single and not reasons:
             why[_ONE_TOKEN] = single
-        yield Comparison(
-            file=measurement.path.name,
-            device=_name_or_label(measurement),
-            quantity=what,
-            predicted=values,
-            measured=truth,
-            unmodelled=why,
-        )
+        yield _compared(measurement, _name_or_label(measurement), what, values, truth, why)
 
 
 def _power(
@@ -426,15 +412,9 @@ def _power(
 
     for index, row in enumerate(rows_of(measurement)):
         got.put(index, lambda row=row: price(row))
+    devices = _devices(measurement.columns["gpu"])
     for predicted, (what, column) in zip(got.values, POWER_COLUMNS.items(), strict=True):
-        yield Comparison(
-            file=measurement.path.name,
-            device="+".join(sorted({_catalogue(str(name)) for name in measurement.columns["gpu"]})),
-            quantity=what,
-            predicted=predicted,
-            measured=measurement.columns[column],
-            unmodelled=got.reasons,
-        )
+        yield _compared(measurement, devices, what, predicted, measurement.columns[column], got.reasons)
 
 
 POWER_COLUMNS = {"power of a GPU": "power_per_gpu_w", "energy a token": "joules_per_token"}
@@ -463,14 +443,7 @@ def _timeseries(
         idle = int(np.isnan(measured).sum())
         if idle and not reasons:
             why["a tick in which the quantity is zero has no relative error"] = idle
-        yield Comparison(
-            file=measurement.path.name,
-            device=_name_or_label(measurement),
-            quantity=what,
-            predicted=predicted[name],
-            measured=measured,
-            unmodelled=why,
-        )
+        yield _compared(measurement, _name_or_label(measurement), what, predicted[name], measured, why)
 
 
 def _per_tick(run: Any, ticks: np.ndarray) -> dict[str, np.ndarray]:
