@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, cast
 
 
 class RoutedRequest(NamedTuple):
-    """A request at the router. *luck*: two uniform draws in [0, 1) that belong to this request."""
+    """A request at the router. *draws*: two uniform numbers in [0, 1) that belong to this request."""
 
     id: int
     prompt_tokens: int = 0
     model: int = 0
-    luck: tuple[float, float] = (0.0, 0.0)
+    draws: tuple[float, float] = (0.0, 0.0)
     arrival_ns: int = 0
     deadline_ns: int = -1
     """Time from arrival; -1: none."""
@@ -297,7 +297,7 @@ class Random:
     """A replica drawn uniformly."""
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
-        return int(request.luck[0] * len(replicas))
+        return int(request.draws[0] * len(replicas))
 
 
 @dataclass(frozen=True)
@@ -325,8 +325,8 @@ class PowerOfTwo:
         n = len(replicas)
         if n == 1:
             return 0
-        first = int(request.luck[0] * n)
-        second = int(request.luck[1] * (n - 1))
+        first = int(request.draws[0] * n)
+        second = int(request.draws[1] * (n - 1))
         second += second >= first
         if _outstanding(replicas[second]) < _outstanding(replicas[first]):
             return second
@@ -576,7 +576,7 @@ class LlmD(_ByPrefix):
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
         scores = self.scores(request, replicas)
         best = max(scores)
-        return _drawn([i for i, score in enumerate(scores) if score == best], request.luck[0])
+        return _drawn([i for i, score in enumerate(scores) if score == best], request.draws[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -623,9 +623,9 @@ class Dynamo(_ByPrefix):
         costs = self.costs(request, replicas)
         lowest, highest = min(costs), max(costs)
         if self.temperature == 0 or lowest == highest:
-            return _drawn([i for i, cost in enumerate(costs) if cost == lowest], request.luck[0])
+            return _drawn([i for i, cost in enumerate(costs) if cost == lowest], request.draws[0])
         weights = [exp(-(cost - lowest) / (highest - lowest) / self.temperature) for cost in costs]
-        left = request.luck[0] * sum(weights)
+        left = request.draws[0] * sum(weights)
         for i, weight in enumerate(weights):
             left -= weight
             if left < 0:
@@ -633,8 +633,8 @@ class Dynamo(_ByPrefix):
         return costs.index(lowest)
 
 
-def _drawn(among: Sequence[int], luck: float) -> int:
-    return among[int(luck * len(among))]
+def _drawn(among: Sequence[int], draw: float) -> int:
+    return among[int(draw * len(among))]
 
 
 def knowledge_of(router: object) -> Knowledge | None:

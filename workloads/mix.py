@@ -83,13 +83,13 @@ def predict_outputs(trace: W, error: float, seed: int) -> W:
     """The same requests with a predictor's guess of their output tokens: the true number times exp(*error* x a standard normal
     draw), rounded, 1 at least. The median guess is right; *error* 0 knows all.
 
-    Each request's draw is its row's in a stream of its own: another policy, or another error, meets the same luck.
+    Each request's draw is its row's in a stream of its own: another policy, or another error, meets the same draws.
     """
     check_from_zero(error, "error")
     if trace.predicted_tokens is not None:
         raise ValueError("the trace has a column predicted_tokens already")
-    luck = stream(seed, Stream.PREDICTIONS).standard_normal(len(trace))
-    guessed = np.rint(trace.output_tokens * np.exp(error * luck))
+    drawn = stream(seed, Stream.PREDICTIONS).standard_normal(len(trace))
+    guessed = np.rint(trace.output_tokens * np.exp(error * drawn))
     if not np.isfinite(guessed).all() or guessed.max() >= 2**62:
         raise ValueError(
             f"error is the standard deviation of the guess's logarithm, a few units at most; got {error!r}"

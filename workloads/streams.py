@@ -1,7 +1,7 @@
 """Named streams of random numbers, and checks of what a generator is asked for.
 
 Each kind of draw has its own stream, so that changing one leaves the others as they were and two scenarios with one seed meet
-the same luck.
+the same draws.
 """
 
 from __future__ import annotations

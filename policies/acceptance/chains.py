@@ -12,7 +12,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from policies.acceptance.checks import drafted, is_whole, probabilities, probability
-from policies.acceptance.luck import (
+from policies.acceptance.draws import (
     ONE,
     REQUEST_STREAM,
     ROUND_STREAM,

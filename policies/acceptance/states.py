@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from policies.acceptance.checks import drafted, probability
-from policies.acceptance.luck import ONE, ROUND_STREAM, STATE_STREAM, draws, fresh_powers, threshold
+from policies.acceptance.draws import ONE, ROUND_STREAM, STATE_STREAM, draws, fresh_powers, threshold
 from policies.acceptance.process import Chain, FloatArray, IntArray
 
 
@@ -80,10 +80,10 @@ class TwoState(Chain):
     def accepted(self, request_id: int, round_start: int, n_rounds: int, k: int, seed: int) -> IntArray:
         # The state of a round follows from those of all rounds before it.
         both = draws(seed, (ROUND_STREAM, STATE_STREAM), request_id, 0, round_start + n_rounds)
-        luck, bad = both[0, round_start:], self._is_bad(both[1])[round_start:]
+        own, bad = both[0, round_start:], self._is_bad(both[1])[round_start:]
         # Draws of bad rounds move up to where the bad state's thresholds lie, so that one search serves both states.
-        luck += bad * ONE
-        at = _stacked_powers(self.alpha_good, self.alpha_bad, k).searchsorted(luck, side="right")
+        own += bad * ONE
+        at = _stacked_powers(self.alpha_good, self.alpha_bad, k).searchsorted(own, side="right")
         bad *= k
         bad += k
         bad -= at

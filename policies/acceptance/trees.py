@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Ge
 
 from policies.acceptance.checks import drafted, is_whole, probabilities
-from policies.acceptance.luck import ROUND_STREAM, count_below, draws, survival_thresholds
+from policies.acceptance.draws import ROUND_STREAM, count_below, draws, survival_thresholds
 from policies.acceptance.process import FloatArray, IntArray
 
 

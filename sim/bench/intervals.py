@@ -5,7 +5,7 @@ Each replay draws a deployment. Of a fitted stack (`serving_stack: my-stack.toml
 what no parameter explains from the errors that fits of other deployments had. Of a stack by name all of it comes from deployments
 that were held back of the stack's own fit (`hwmodels.serving_intervals`). An error of TPOT makes iterations longer or shorter, so
 that queues, rates and attainment follow; one of TTFT stretches the time to each first token. Each replay has a seed of its own;
-some more at the middle of all draws show what of the interval is the simulation's luck.
+some more at the middle of all draws show what of the interval is due to the simulation's own draws.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def shortened(run: BenchRun, most: int) -> BenchRun:
     """*run* with its first *most* requests alone, which a note says; as it is where figures hang on how long it was.
 
     Shortened are open loads that their server kept up with: figures of the first thousand requests there are those of all but for
-    luck. A load beyond saturation has a queue that grows as long as it runs, and clients in a closed loop begin with a burst whose
+    chance. A load beyond saturation has a queue that grows as long as it runs; clients in a closed loop begin with a burst whose
     share in the figures is that of the whole run. A recorded run is compared with what was measured of the same requests.
     """
     recorded = recorded_load(run)

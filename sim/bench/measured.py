@@ -26,7 +26,7 @@ FEWEST = 20
 """Requests of which the end of a run says whether a queue grew."""
 _LATE = 0.03
 """The share of the time of sending by which a run may end late."""
-_LUCK = 3.0
+_BY_CHANCE = 3.0
 """Standard deviations of the time of sending that are no more than chance."""
 _PLACES = 1000
 
@@ -311,7 +311,7 @@ class BenchRun:
         """Whether an open load was more than the server could take: answers ended later than sending and one answer explain.
 
         Sending takes requests / rate; the last answer then takes what an answer takes without a queue, the smallest TTFT that is
-        given and the decoding of an output. 3 % beyond that is called saturated, where it is more than the luck of sending: times
+        given and the decoding of an output. 3 % beyond that is called saturated, where it is more than chance in sending: times
         between requests that are drawn and not stretched (`Offered.fills_time`) end late as often as early. None for a closed load,
         for fewer than `FEWEST` requests, and where the file does not say enough.
         """
@@ -336,8 +336,8 @@ class BenchRun:
         shape = 1.0 if offered.burstiness is None else offered.burstiness
         if recorded is not None or stretched or not np.isfinite(shape):
             return True
-        luck_s = float(np.sqrt((gaps_s**2).sum() * n / places / shape))
-        return late_s > _LATE * sending_s + _LUCK * luck_s or self._waited(late_s)
+        chance_s = float(np.sqrt((gaps_s**2).sum() * n / places / shape))
+        return late_s > _LATE * sending_s + _BY_CHANCE * chance_s or self._waited(late_s)
 
     def _waited(self, late_s: float) -> bool:
         """Whether requests waited as they do behind a queue that is *late_s* long at its end: half of that on average in the

@@ -98,7 +98,7 @@ def _about_schedulers(layers: Sequence[Any], workload: Workload, *, same_priorit
     if len(weights) > 1 and not own and not any(isinstance(each, WeightedFair) for each in layers):
         yield "Classes have weights and no scheduler goes by them, only the index of fairness does; {policy: weighted_fair} does."
     if same_priority and any(isinstance(each, Preempt) for each in layers):
-        yield "The scheduler preempts across priorities and all requests have the same, so that nobody gives way to another."
+        yield "The scheduler preempts across priorities and all requests have the same, so that none preempts another."
 
 
 def _about_router(router: Any, machines: int, *, same_priority: bool) -> Iterator[str]:

@@ -126,7 +126,7 @@ def at_batch(
     """Speed-up in tokens per second of *batch* sequences that all decode, their context *context* tokens on average.
 
     *target* is the target's cost model, *draft* that of one pass of the draft (`costs_of` a linear server). Runs are repeated on
-    other luck until *least_rounds* rounds of sequences have been seen; prompts are not timed.
+    other draws until *least_rounds* rounds of sequences have been seen; prompts are not timed.
     """
     decoding = Speculative(method="eagle", num_speculative_tokens=k, acceptance=acceptance)
     length = acceptance.mean_length(k)

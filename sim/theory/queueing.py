@@ -80,7 +80,7 @@ def mmc_wait_s(rate_per_s: Values, service_s: Values, servers: int) -> Any:
 
 
 def priority_wait_s(rates_per_s: Values, service_s: float, servers: int = 1, service_cv: float = 1.0) -> Any:
-    """Mean wait of each class, first class first, where nobody who is served gives way: W0 / ((1 - s_before) (1 - s_with)).
+    """Mean wait of each class, first class first, where nobody who is served is preempted: W0 / ((1 - s_before) (1 - s_with)).
 
     *rates_per_s* are those of the classes, all with the same service; s_before and s_with are the load of the classes before each,
     without and with it, and W0 is what is left of a service on arrival. Infinite for a class that is not reached. With more than

@@ -46,7 +46,7 @@ def test_slots_of_drafted_tokens_count_for_whether_a_request_can_ever_fit() -> N
 
 @dataclass
 class OneEach:
-    """Every draft is rejected; writes down which rounds a request's luck is drawn for."""
+    """Every draft is rejected; writes down which rounds a request's draws are for."""
 
     asked: list[tuple[int, int, int]] = field(default_factory=list)
     max_query_tokens: int = 3
@@ -65,7 +65,7 @@ class OneEach:
         return np.ones(n_tokens, np.int64)
 
 
-def test_the_luck_of_a_preempted_request_goes_on_where_it_stopped() -> None:
+def test_the_draws_of_a_preempted_request_go_on_where_they_stopped() -> None:
     decoding = OneEach()
     columns = replay(trace((0, 16, 40), (0, 16, 40)), EvictNewest(Sarathi()), kv_blocks=6, decoding=decoding)
     assert columns.requests["preemptions"].tolist() == [0, 1]

@@ -144,7 +144,7 @@ class Books:
     knows: Knowledge
 
     def route(self, request, replicas, /) -> int:
-        at = int(request.luck[0] * len(replicas))
+        at = int(request.draws[0] * len(replicas))
         self.told.append([load.booked(request) for load in replicas])
         self.found.append(replicas[at].found_tokens(request))
         return at

@@ -60,7 +60,7 @@ def test_mean_length_is_one_plus_the_positions(process):
 
 
 @pytest.mark.parametrize("process", RANDOM, ids=name)
-def test_more_drafted_tokens_keep_the_luck_of_every_round(process):
+def test_more_drafted_tokens_keep_the_draws_of_every_round(process):
     long = process.accepted(7, 0, 200, 4, 3)
     for k in range(4):
         np.testing.assert_array_equal(process.accepted(7, 0, 200, k, 3), np.minimum(long, k))
@@ -74,7 +74,7 @@ def test_rounds_are_addressed_by_number(process):
 
 
 @pytest.mark.parametrize("process", RANDOM, ids=name)
-def test_seeds_and_requests_have_luck_of_their_own(process):
+def test_seeds_and_requests_have_draws_of_their_own(process):
     first = process.accepted(7, 0, 300, 4, 3)
     assert (process.accepted(8, 0, 300, 4, 3) != first).any()
     assert (process.accepted(7, 0, 300, 4, 4) != first).any()

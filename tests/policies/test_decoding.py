@@ -60,7 +60,7 @@ def test_rounds_continue_where_they_were_left_off(process):
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name)
-def test_changing_k_in_the_middle_keeps_the_luck_of_each_round(process):
+def test_changing_k_in_the_middle_keeps_the_draws_of_each_round(process):
     decoding = speculative(process, k=[[1, 8, 4], [9, None, 2]])
     start = decoding.round_tokens(11, 0, 200, 4, 2)[:10]
     rest = decoding.round_tokens(11, 10, 200 - int(start.sum()), 2, 2)

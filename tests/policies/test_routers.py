@@ -42,23 +42,23 @@ def test_least_outstanding_counts_waiting_and_running_and_prefers_the_first_of_e
     assert LeastOutstanding().route(RoutedRequest(0), (Load(waiting=2), Load(running=1), Load(running=1))) == 1
 
 
-@pytest.mark.parametrize(("luck", "expected"), [(0.0, 0), (0.34, 1), (0.99, 2)])
-def test_random_takes_its_request_s_own_luck(luck: float, expected: int) -> None:
-    assert Random().route(RoutedRequest(0, luck=(luck, 0.0)), (BUSY, CALM, IDLE)) == expected
+@pytest.mark.parametrize(("draw", "expected"), [(0.0, 0), (0.34, 1), (0.99, 2)])
+def test_random_takes_its_request_s_own_draw(draw: float, expected: int) -> None:
+    assert Random().route(RoutedRequest(0, draws=(draw, 0.0)), (BUSY, CALM, IDLE)) == expected
 
 
 def test_power_of_two_takes_the_less_loaded_of_two_different_replicas() -> None:
     loads = (BUSY, CALM, IDLE)
-    assert PowerOfTwo().route(RoutedRequest(0, luck=(0.0, 0.0)), loads) == 1  # BUSY against CALM
-    assert PowerOfTwo().route(RoutedRequest(0, luck=(0.5, 0.0)), loads) == 1  # CALM against BUSY
-    assert PowerOfTwo().route(RoutedRequest(0, luck=(0.5, 0.9)), loads) == 2  # CALM against IDLE
-    assert PowerOfTwo().route(RoutedRequest(0, luck=(0.9, 0.9)), (IDLE,)) == 0
+    assert PowerOfTwo().route(RoutedRequest(0, draws=(0.0, 0.0)), loads) == 1  # BUSY against CALM
+    assert PowerOfTwo().route(RoutedRequest(0, draws=(0.5, 0.0)), loads) == 1  # CALM against BUSY
+    assert PowerOfTwo().route(RoutedRequest(0, draws=(0.5, 0.9)), loads) == 2  # CALM against IDLE
+    assert PowerOfTwo().route(RoutedRequest(0, draws=(0.9, 0.9)), (IDLE,)) == 0
 
 
 def test_power_of_two_draws_every_pair_alike() -> None:
     # Of three equal replicas each is drawn first a third of the time, and equals stay with the first drawn.
-    luck = np.random.default_rng(0).random((3000, 2)).tolist()
-    chosen = [PowerOfTwo().route(RoutedRequest(0, luck=tuple(pair)), (IDLE, IDLE, IDLE)) for pair in luck]
+    draws = np.random.default_rng(0).random((3000, 2)).tolist()
+    chosen = [PowerOfTwo().route(RoutedRequest(0, draws=tuple(pair)), (IDLE, IDLE, IDLE)) for pair in draws]
     # 5 standard deviations of a binomial count.
     assert np.abs(np.bincount(chosen, minlength=3) - 1000).max() < 5 * np.sqrt(3000 * 2 / 9)
 
@@ -150,7 +150,7 @@ def test_an_index_has_the_engine_s_blocks_and_dynamo_s_forgets_after_two_minutes
 
 
 def test_llm_d_draws_among_equals():
-    assert [LlmD(no_hit_lru=0.0).route(RoutedRequest(0, luck=(luck, 0.0)), (IDLE, IDLE)) for luck in (0.4, 0.6)] == [
+    assert [LlmD(no_hit_lru=0.0).route(RoutedRequest(0, draws=(draw, 0.0)), (IDLE, IDLE)) for draw in (0.4, 0.6)] == [
         0,
         1,
     ]
@@ -159,7 +159,7 @@ def test_llm_d_draws_among_equals():
 def test_costs_of_dynamo_by_hand():
     # 70 tokens are 5 blocks. The first has booked 10 and shares none; the second 14, and shares 3 of the 4 that it has cached.
     loads = (Load(account=Booked(10, 0, 32), kv_blocks_used=99), Load(account=Booked(14, 3, 0), found=64))
-    request = RoutedRequest(0, prompt_tokens=70, luck=(0.0, 0.0))
+    request = RoutedRequest(0, prompt_tokens=70, draws=(0.0, 0.0))
     # (32 + 70) / 16 blocks to compute on the first, (70 - 64) / 16 on the second; held: 10 + 5 and 14 + 2.
     assert Dynamo(overlap_weight=2.0).costs(request, loads) == [2 * 102 / 16 + 15, 2 * 6 / 16 + 16]
     assert Dynamo().route(request, loads) == 1
@@ -177,7 +177,7 @@ def test_dynamo_at_a_temperature_draws_by_exp_of_the_scaled_cost():
     loads = (Load(account=Booked(blocks=10)), Load(account=Booked(blocks=20)))
     # Costs 10 and 20 are one range apart: the first has 1 / (1 + 1/e) of the draws.
     warm = Dynamo(temperature=1.0)
-    assert [warm.route(RoutedRequest(0, luck=(luck, 0.0)), loads) for luck in (0.0, 0.73, 0.74)] == [0, 0, 1]
+    assert [warm.route(RoutedRequest(0, draws=(draw, 0.0)), loads) for draw in (0.0, 0.73, 0.74)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

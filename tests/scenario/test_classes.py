@@ -220,7 +220,7 @@ def test_notes_say_what_of_classes_nobody_heeds(tmp_path: Path) -> None:
     )
     fair = {"policy": "weighted_fair", "inner": {"policy": "preempt", "inner": "vllm"}}
     assert "Classes have" not in notes(scenario(classes=MIX, scheduler=fair))
-    assert "nobody gives way to another" in notes(scenario(classes={"a": {"share": 1}}, scheduler=fair))
+    assert "none preempts another" in notes(scenario(classes={"a": {"share": 1}}, scheduler=fair))
     shed = {"policy": "shed", "inner": "round_robin"}
     assert "The router shed is not asked" in notes(scenario(classes=MIX, router=shed))
     assert "The router shed goes by priority" in notes(scenario(replicas=2, router=shed))

@@ -30,7 +30,7 @@ def scenario(*settings: str) -> Scenario:
     ("written", "made"),
     [
         ("{policy: trtllm, max_num_tokens: 4096}", EvictNewest(TrtLlm(max_num_tokens=4096))),
-        # It says itself who gives way.
+        # It says itself who is preempted.
         (
             "{policy: trtllm, capacity_scheduler_policy: MAX_UTILIZATION}",
             TrtLlm(capacity_scheduler_policy="MAX_UTILIZATION"),
@@ -198,7 +198,7 @@ def test_a_scheduler_on_the_stack_of_another_engine_is_noted() -> None:
 
 @pytest.mark.parametrize("inner", ["vllm", "sglang", "{policy: cap, max_sequences: 3, inner: vllm}"])
 def test_a_scheduler_that_says_who_gives_way_is_not_told_by_another(inner: str) -> None:
-    with pytest.raises(ScenarioError, match="evict_newest wraps a scheduler that says itself who gives way"):
+    with pytest.raises(ScenarioError, match="evict_newest wraps a scheduler that says itself who is preempted"):
         build(scenario(f"scheduler={{policy: evict_newest, inner: {inner}}}"))
 
 

@@ -74,7 +74,7 @@ class AnyMachine:
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         """The end (ns) of a request that arrives now, for models on tables of latencies."""
-        raise ValueError(f"machine {self.index} has no table of latencies to promise an end by")
+        raise ValueError(f"machine {self.index} has no table of latencies to predict ends from")
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""

@@ -101,7 +101,7 @@ class DrivenTurns(Turns):
             raise PolicyError(str(error)) from error
         self._names: dict[tuple[int, int, int], int] = {}
         """Names of blocks by content."""
-        self._tapes: dict[int, IntArray] = {}
+        self._drawn_rounds: dict[int, IntArray] = {}
         """Tokens of the rounds of each request that drafts."""
         self._rounds_by_k: RoundCounts = {}
         self._emitted = array("H")
@@ -321,7 +321,7 @@ class DrivenTurns(Turns):
         decodes = query = decode_kv = decode_window = 0
         for id_, tokens, drafted in step.run:
             if state.status[id_] != UNFINISHED or id_ in self._stays:
-                # A decode; of one that has ended, in vain.
+                # A decode; of a request that has ended, a wasted one.
                 lives = state.status[id_] == UNFINISHED
                 had = (state.prompt[id_] or 1) + state.output[id_] - state.left[id_]
                 after = (self._begun[id_] if lives else had) + tokens
@@ -358,12 +358,12 @@ class DrivenTurns(Turns):
         if not drafted or self._decoding is None:
             return 1
         state, at = self._core.state, self._core.state.rounds[id_]
-        tape = self._tapes.get(id_)
-        if tape is None or at >= len(tape):
-            tape = self._tapes[id_] = self._decoding.round_tokens(
+        drawn = self._drawn_rounds.get(id_)
+        if drawn is None or at >= len(drawn):
+            drawn = self._drawn_rounds[id_] = self._decoding.round_tokens(
                 id_, 0, state.output[id_] + (_DRAWN_AT_ONCE + at) * (self._k + 1), self._k, self._seed
             )
-        tokens = min(int(tape[min(at, len(tape) - 1)]), drafted + 1)
+        tokens = min(int(drawn[min(at, len(drawn) - 1)]), drafted + 1)
         state.rounds[id_] += 1
         counts = self._rounds_by_k.setdefault((drafted, drafted), [0] * (drafted + 1))
         counts[tokens - 1] += 1
@@ -432,7 +432,7 @@ class DrivenTurns(Turns):
         self._end_stay(id_)
         self._given.discard(id_)
         self._compiling.pop(id_, None)
-        self._tapes.pop(id_, None)
+        self._drawn_rounds.pop(id_, None)
         if self._begun.pop(id_, None) is not None:
             del self._batch.admitted[id_]
             sequences.n_admitted -= 1

@@ -89,7 +89,7 @@ class CoreLoad:
         return found * kv.block_tokens
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
-        raise ValueError("ranks have no table of latencies to promise an end by")
+        raise ValueError("ranks have no table of latencies to predict ends from")
 
 
 def left_waiting(core: EngineCore, now_ns: int) -> int:

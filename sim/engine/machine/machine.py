@@ -140,7 +140,7 @@ class Machine(AnyMachine):
     def _one(self, model: int) -> list[int]:
         table = self.core_of(model).spec.cost
         if not isinstance(table, StageTable):
-            raise ValueError(f"machine {self.index} has no table of latencies to promise an end by")
+            raise ValueError(f"machine {self.index} has no table of latencies to predict ends from")
         return [ns << TICK_BITS for ns in table.of(1)]
 
     def hosts(self, model: int) -> bool:

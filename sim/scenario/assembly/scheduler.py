@@ -38,12 +38,12 @@ def preempting(scenario: Scenario, scheduler: Any) -> Any:
     """*scheduler* with what `memory.preemption` puts around it; ScenarioError where two would choose the sequences to preempt."""
     if any(isinstance(each, EvictNewest) and evicts(each.inner) for each in named.layers(scheduler)):
         raise ScenarioError(
-            f"{scenario.source}: scheduler: evict_newest wraps a scheduler that says itself who gives way when memory runs "
+            f"{scenario.source}: scheduler: evict_newest wraps a scheduler that says itself who is preempted when memory runs "
             "out; leave evict_newest out"
         )
     if scenario.memory.preemption == "none" and evicts(scheduler):
         raise ScenarioError(
-            f"{scenario.source}: memory.preemption none: {scenario.scheduler.policy} says itself who gives way when memory runs "
+            f"{scenario.source}: memory.preemption none: {scenario.scheduler.policy} says itself who is preempted when memory runs "
             "out; leave it out, or choose another scheduler"
         )
     if scenario.memory.preemption != "none" and not evicts(scheduler):

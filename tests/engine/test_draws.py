@@ -1,4 +1,4 @@
-"""A request keeps its luck: what it draws next depends on the rounds that it has done, wherever it did them."""
+"""What a request draws next depends on the rounds that it has done, wherever it did them."""
 
 from __future__ import annotations
 
