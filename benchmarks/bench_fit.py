@@ -120,7 +120,7 @@ def _print_widths(found: Sequence[tuple[str, str, Prediction, float]]) -> None:
     """How wide the errors of runs that a fit has not seen must be taken: by the deployments of one half, for the other."""
     for quantity in QUANTITIES:
         some = [each for each in found if each[2].quantity == quantity]
-        halves = [[each[2] for each in some if hash_of(each[0]) == half] for half in (0, 1)]
+        halves = [[each[2] for each in some if fold_of(each[0]) % 2 == half] for half in (0, 1)]
         if not all(halves):
             continue
         for half, rows in enumerate(halves):
@@ -158,11 +158,6 @@ def width_of(rows: Sequence[Prediction], quantity: str) -> float:
         (width for width in np.arange(0.0, 1.0, 0.001).tolist() if share_held(rows, quantity, width) >= 0.9),
         float("nan"),
     )
-
-
-def hash_of(name: str) -> int:
-    """Which half of the deployments a name is in."""
-    return fold_of(name) % 2
 
 
 def inference(folder: Path) -> None:

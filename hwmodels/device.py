@@ -48,10 +48,6 @@ class Interconnect:
             return size_bytes * 0.0
         return (n - 1) * self.latency_s + size_bytes * ((n - 1) / n) / self.bytes_per_s
 
-    def all_to_all_s(self, size_bytes: Any, n: int) -> Any:
-        """Seconds in which each of *n* devices sends 1/n of its *size_bytes* to each other one."""
-        return self.ring_all_gather_s(size_bytes, n)
-
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         """Seconds of an all_reduce, all_gather, reduce_scatter (all as rings) or all_to_all."""
         if kind == "all_reduce":
@@ -59,7 +55,8 @@ class Interconnect:
         if kind in ("all_gather", "reduce_scatter"):
             return self.ring_all_gather_s(size_bytes, n)
         if kind == "all_to_all":
-            return self.all_to_all_s(size_bytes, n)
+            # Each device sends 1/n of its bytes to each other one, as many as in a ring.
+            return self.ring_all_gather_s(size_bytes, n)
         raise ValueError(f"a link prices all_reduce, all_gather, reduce_scatter and all_to_all; got {kind!r}")
 
 

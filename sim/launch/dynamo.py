@@ -36,7 +36,9 @@ def manifest(chosen: Chosen) -> Export:
     """One document, the reasons as comments above it."""
     scenario = chosen.scenario
     left = [*of_the_whole(scenario), *_router_left_out(scenario)]
-    frontend = _component("Frontend", "frontend", 1, _container(_frontend_of(scenario), "dynamo.frontend", []))
+    # The images of all engines have the frontend.
+    image = scenario.serving_stack if scenario.serving_stack in _MODULES else next(iter(_MODULES))
+    frontend = _component("Frontend", "frontend", 1, _container(image, "dynamo.frontend", []))
     mode = ROUTER_MODES.get(scenario.router.policy, "round-robin")
     frontend["podTemplate"]["spec"]["containers"][0]["env"] = [{"name": "DYN_ROUTER_MODE", "value": mode}]
     components = [frontend]
@@ -62,11 +64,6 @@ def manifest(chosen: Chosen) -> Export:
     }
     reasons = "".join(f"# {reason}\n" for reason in chosen.reasons)
     return Export(text=reasons + yaml.safe_dump(document, sort_keys=False), left_out=tuple(dict.fromkeys(left)))
-
-
-def _frontend_of(scenario: Scenario) -> str:
-    """In whose image the frontend runs, which all of them have."""
-    return scenario.serving_stack if scenario.serving_stack in _MODULES else next(iter(_MODULES))
 
 
 def _router_left_out(scenario: Scenario) -> list[str]:

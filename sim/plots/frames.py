@@ -91,21 +91,9 @@ def lines(
         error = group[half].to_numpy(dtype=float)[order] if half in group and group[half].notna().any() else None
         color, marker = _COLORS[index], MARKERS[index]
         ax.errorbar(
-            at,
-            value,
-            yerr=error,
-            color=color,
-            marker=marker,
-            markersize=4.5,
-            linewidth=1.4,
-            capsize=2.5,
-            label=name,
+            at, value, yerr=error, color=color, marker=marker, markersize=4.5, linewidth=1.4, capsize=2.5, label=name
         )
-        lost = saturated(group)[order] & np.isnan(value)
-        if lost.any():
-            crossed = True
-            ax.plot(at[lost], np.full(lost.sum(), 0.97), "x", color=color, markersize=7, mew=1.6,
-                    transform=ax.get_xaxis_transform(), clip_on=False)  # fmt: skip
+        crossed |= _crosses(ax, at[saturated(group)[order] & np.isnan(value)], color)
     if log_x:
         ax.set_xscale("log")
     if log_y:
@@ -119,9 +107,7 @@ def lines(
     if number:
         _plain_ticks(ax.xaxis, frame[x])
     _dress_columns(ax, x, y)
-    if crossed:
-        ax.plot([], [], "x", color=GREY, markersize=7, mew=1.6, label="saturated")
-    _legend(ax, hue, always=crossed)
+    _legend(ax, hue, crossed=crossed)
 
 
 def throughput_latency(
@@ -144,20 +130,14 @@ def throughput_latency(
         at, value = group[x].to_numpy(dtype=float), group[y].to_numpy(dtype=float)
         color = _COLORS[index]
         ax.plot(at, value, color=color, marker=MARKERS[index], markersize=4.5, linewidth=1.4, label=name)
-        lost = saturated(group) & np.isnan(value)
-        if lost.any():
-            crossed = True
-            ax.plot(at[lost], np.full(lost.sum(), 0.97), "x", color=color, markersize=7, mew=1.6,
-                    transform=ax.get_xaxis_transform(), clip_on=False)  # fmt: skip
+        crossed |= _crosses(ax, at[saturated(group) & np.isnan(value)], color)
     ax.set_ylim(bottom=0)
     ax.set_ylim(top=ax.get_ylim()[1] * _TOP)
     _seconds_axis(ax, y, False)
     if not is_seconds(x):
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     _dress_columns(ax, x, y)
-    if crossed:
-        ax.plot([], [], "x", color=GREY, markersize=7, mew=1.6, label="saturated")
-    _legend(ax, hue, always=crossed)
+    _legend(ax, hue, crossed=crossed)
 
 
 def heatmap(frame: pd.DataFrame, ax: Axes, *, x: str, y: str, value: str) -> None:
@@ -382,8 +362,18 @@ def _dress_columns(ax: Axes, x: str, y: str) -> None:
     dress(ax, x=label(x), y=label(y).removesuffix(", s"))
 
 
-def _legend(ax: Axes, hue: str | None, *, always: bool = False) -> None:
-    if hue is not None or always:
+def _crosses(ax: Axes, at: Any, color: str) -> bool:
+    """Crosses at the upper edge for points without a latency; whether there are any."""
+    if len(at):
+        ax.plot(at, np.full(len(at), 0.97), "x", color=color, markersize=7, mew=1.6,
+                transform=ax.get_xaxis_transform(), clip_on=False)  # fmt: skip
+    return bool(len(at))
+
+
+def _legend(ax: Axes, hue: str | None, *, always: bool = False, crossed: bool = False) -> None:
+    if crossed:
+        ax.plot([], [], "x", color=GREY, markersize=7, mew=1.6, label="saturated")
+    if hue is not None or always or crossed:
         handles, names = ax.get_legend_handles_labels()
         kept = [(handle, name) for handle, name in zip(handles, names, strict=True) if name]
         kept.sort(key=lambda pair: pair[1] in ("saturated", "Pareto front"))  # what is no hue comes last

@@ -30,7 +30,8 @@ def placement_figure(placement: Placement, names: Sequence[str], cluster: Cluste
     per_row = min(cluster.devices_per_node, cluster.n_devices)
     rows = math.ceil(cluster.n_devices / per_row)
     texts = [
-        _model_lines([names[m] for m in group.models], _width(group.n_devices, per_row)) for group in placement.groups
+        _model_lines([names[m] for m in group.models], max(int(_ROW_MODELS / 4 * min(group.n_devices, per_row)), 9))
+        for group in placement.groups
     ]
     n_lines = max((len(lines) for lines in texts), default=1)
     # One row of the picture is a node: a line of devices above the lines of text.
@@ -125,10 +126,6 @@ def _draw_texts(ax: Axes, corner: tuple[float, float], title: str, lines: list[s
             color="black" if lines else GREY,
             linespacing=1.35,
         )
-
-
-def _width(n_devices: int, per_row: int) -> int:
-    return max(int(_ROW_MODELS / 4 * min(n_devices, per_row)), 9)
 
 
 def _model_lines(names: Sequence[str], width: int) -> list[str]:

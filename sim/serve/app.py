@@ -431,7 +431,8 @@ class _Answer(Response):
                 told += tokens
                 if asked.continuous_usage or told == exchange.output_tokens:
                     finish = exchange.finish if told == exchange.output_tokens else None
-                    usage = self._usage | _so_far(exchange, told) if asked.continuous_usage else None
+                    so_far = {"completion_tokens": told, "total_tokens": exchange.prompt_tokens + told}
+                    usage = self._usage | so_far if asked.continuous_usage else None
                     parts.append(_line(self._event([self._choice(filler(told - tokens, tokens), finish)], usage)))
                 else:
                     parts += (before, filler(told - tokens, tokens).encode(), after)
@@ -483,10 +484,6 @@ class _Answer(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         self._endpoint.session.pacer.handed_over(exchange.ended_ns)
-
-
-def _so_far(exchange: Exchange, told: int) -> dict[str, int]:
-    return {"completion_tokens": told, "total_tokens": exchange.prompt_tokens + told}
 
 
 def _line(event: Mapping[str, Any]) -> bytes:

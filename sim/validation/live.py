@@ -389,7 +389,8 @@ class _Runner:
             add("chunk", f"{q} tokens after {past}", 0, 1, past, q, _prompt(q, past))
         for k in self.settings.drafted:
             past = self._contexts[0]
-            add("verify", f"K = {k}, {_context(past)}", 0, 1, past, k + 1, _verify(k, past + k + 1))
+            verified = Totals(k + 1, 0, 0, 0, 0, 1, past + k + 1, k + 1, 0, 0)
+            add("verify", f"K = {k}, {_context(past)}", 0, 1, past, k + 1, verified)
         add("draft", _context(self._contexts[0]), 1, 1, self._contexts[0], 1, _decode(1, self._contexts[0] + 1))
         return found
 
@@ -471,7 +472,3 @@ def _prompt(query: int, past: int) -> Totals:
 
 def _decode(batch: int, kv_tokens: int) -> Totals:
     return Totals(batch, 0, 0, 0, 0, batch, kv_tokens, batch, 0, 0)
-
-
-def _verify(k: int, kv_tokens: int) -> Totals:
-    return Totals(k + 1, 0, 0, 0, 0, 1, kv_tokens, k + 1, 0, 0)

@@ -226,7 +226,9 @@ class _Progress:
         return by_pace_s if self.done else max(by_pace_s, expected_s / self.jobs - elapsed_s)
 
     def __str__(self) -> str:
-        return f"{len(self.done)} of {len(self.tasks)} parts, about {_duration(self.left_s())} left"
+        left_s = self.left_s()
+        left = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
+        return f"{len(self.done)} of {len(self.tasks)} parts, about {left} left"
 
 
 @contextlib.contextmanager
@@ -257,10 +259,6 @@ def _shown(progress: _Progress) -> Iterator[None]:
     finally:
         ended.set()
         writer.join()
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _print_group(title: str, rows: Sequence[Row], failures_only: bool) -> None:
