@@ -23,6 +23,14 @@ from sim.metrics.tiers import kv_tiers
 from sim.metrics.trend import saturated
 from sim.metrics.windows import OVER_THE_WHOLE_RUN, WHOLE, window_of
 
+_OF_THE_WHOLE_RUN = {
+    "handover": "handover.link_use",
+    "adapters": "adapters",
+    "prefix_cache": "prefix_cache.evictions",
+    "kv_tiers": "kv_tiers, but for hits and load_s",
+}
+"""What stays that of the whole run in the sections that a run may have."""
+
 
 def summary(
     columns: Columns,
@@ -64,19 +72,10 @@ def _window_summary(
     inside = sums_between(columns, begin, end)
     pools = meta["kv_blocks_total"]
     whole = _whole_summary(columns, slo=slo, groups=_Groups((), groups.classes, ()))
-    whole_run: list[str] = [*OVER_THE_WHOLE_RUN]
     ranks = sum(last - first for first, last in meta.get("ranks", ()))
     one_stage_each = meta["n_stages"] == meta["n_machines"] + ranks == len(pools)
-    if not one_stage_each:
-        whole_run.append("busy_fraction")
-    if "handover" in whole:
-        whole_run.append("handover.link_use")
-    if "adapters" in whole:
-        whole_run.append("adapters")
-    if "prefix_cache" in whole:
-        whole_run.append("prefix_cache.evictions")
-    if "kv_tiers" in whole:
-        whole_run.append("kv_tiers, but for hits and load_s")
+    whole_run = [*OVER_THE_WHOLE_RUN, *([] if one_stage_each else ["busy_fraction"])]
+    whole_run += [text for section, text in _OF_THE_WHOLE_RUN.items() if section in whole]
     total = int(arrived.sum())
     met = within(requests, limits_of(requests, slo, groups.classes))
     in_time = good = None

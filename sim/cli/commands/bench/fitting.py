@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +12,15 @@ from sim.cli.exits import USER_ERROR
 from sim.cli.options import Before, Files, Json, Where, set_option
 from sim.cli.tables import print_facts, print_json, print_notes, print_table
 from sim.errors import OutputError, RooftraceError
-from sim.text import unknown
+from sim.text import seconds_text, unknown
 
 if TYPE_CHECKING:
     from sim.bench import BenchRun
     from sim.bench.cases import Case
-    from sim.bench.fitting import Fit, Prediction
+    from sim.bench.fitting import Fit, Posterior, Prediction
     from sim.scenario import Scenario
+
+_QUANTITIES = ("tpot_s", "ttft_s")
 
 
 def fit(
@@ -164,29 +166,39 @@ def _errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> di
 
 
 def _plain(each: Prediction) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "quantity": each.quantity,
-        "measured_s": each.measured_s,
-        "error": each.error,
-        "predicted_s": each.predicted_s,
-        "low_s": each.low_s,
-        "high_s": each.high_s,
-    }
+    names = ("name", "quantity", "measured_s", "error", "predicted_s", "low_s", "high_s")
+    return {name: getattr(each, name) for name in names}
 
 
 def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Prediction], out: Path) -> None:
-    from sim.bench.overlay import TOLD, errors_of
-    from sim.bench.parameters import BY_NAME, PROMPTS, own_value
-    from sim.text import seconds_text
+    for quantity in _QUANTITIES:
+        _print_runs(found, {each.name: each for each in left_out if each.quantity == quantity}, quantity)
+    if predicted:
+        rows = [
+            (each.name, _title(each.quantity), seconds_text(each.measured_s), f"{each.error:+.1%}", _between(each))
+            for each in predicted
+        ]
+        print_table(("Not fitted", "", "measured", "predicted", "90 % interval"), rows, left=2)
+    _print_parameters(found.posterior)
+    more = f"; residuals are {found.scale:.1f} times what is usual" if found.scale > 1.5 else ""
+    print_facts(
+        [
+            (
+                "Told",
+                "share of a prior's variance that the runs took away; without the runs' word a parameter keeps its prior",
+            ),
+            ("Mean error", "; ".join(_mean_errors(found, left_out)) + more),
+            ("Fitted stack", f"{out}; in a scenario: serving_stack: {out.name}"),
+        ]
+    )
 
-    of = {(each.name, each.quantity): each for each in left_out}
-    for quantity in ("tpot_s", "ttft_s"):
-        rows = []
-        for i, (case, before, figures) in enumerate(zip(found.cases, found.before, found.figures, strict=True)):
-            if quantity not in case.measured_s:
-                continue
-            measured, out_of = case.measured_s[quantity], of.get((case.name, quantity))
+
+def _print_runs(found: Fit, left_out: Mapping[str, Prediction], quantity: str) -> None:
+    """A quantity of each run as measured and simulated."""
+    rows = []
+    for i, (case, before, figures) in enumerate(zip(found.cases, found.before, found.figures, strict=True)):
+        if quantity in case.measured_s:
+            measured, out_of = case.measured_s[quantity], left_out.get(case.name)
             rows.append(
                 (
                     case.name + (" (set aside)" if i in found.contradicting else ""),
@@ -194,24 +206,16 @@ def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
                     _off(before.get(quantity), measured),
                     _off(figures.get(quantity), measured),
                     "-" if out_of is None else f"{out_of.error:+.1%}",
-                    "-" if out_of is None else f"{seconds_text(out_of.low_s)} to {seconds_text(out_of.high_s)}",
+                    "-" if out_of is None else _between(out_of),
                 )
             )
-        heads = (quantity.removesuffix("_s").upper(), "measured", "before", "fitted", "left out", "interval then")
-        print_table(heads, rows)
-    if predicted:
-        rows = [
-            (
-                each.name,
-                each.quantity.removesuffix("_s").upper(),
-                seconds_text(each.measured_s),
-                f"{each.error:+.1%}",
-                f"{seconds_text(each.low_s)} to {seconds_text(each.high_s)}",
-            )
-            for each in predicted
-        ]
-        print_table(("Not fitted", "", "measured", "predicted", "90 % interval"), rows, left=2)
-    posterior = found.posterior
+    print_table((_title(quantity), "measured", "before", "fitted", "left out", "interval then"), rows)
+
+
+def _print_parameters(posterior: Posterior) -> None:
+    from sim.bench.overlay import TOLD
+    from sim.bench.parameters import BY_NAME, PROMPTS, own_value
+
     rows = []
     for name in posterior.names:
         low, high = posterior.interval(name, 1.96)
@@ -232,27 +236,24 @@ def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
             f"The runs do not tell arithmetic with prompts from that of decodes: of what the two may differ by they took away "
             f"{posterior.told(PROMPTS):.0%}. Runs that differ in prompt tokens by output token do; rooftrace bench next names one."
         )
-    texts = []
-    for quantity in ("tpot_s", "ttft_s"):
-        errors = errors_of(found, left_out, quantity)
-        parts = [
-            f"{errors[what]:.1%} {words}"
-            for what, words in (("before", "before"), ("fitted", "fitted"), ("left_out", "left out"))
-            if errors[what] == errors[what]
-        ]
+
+
+def _mean_errors(found: Fit, left_out: Sequence[Prediction]) -> Iterator[str]:
+    from sim.bench.overlay import errors_of
+
+    for quantity in _QUANTITIES:
+        errors = errors_of(found, left_out, quantity).items()
+        parts = [f"{error:.1%} {what.replace('_', ' ')}" for what, error in errors if error == error]
         if parts:
-            texts.append(f"{quantity.removesuffix('_s').upper()} {', '.join(parts)}")
-    more = f"; residuals are {found.scale:.1f} times what is usual" if found.scale > 1.5 else ""
-    print_facts(
-        [
-            (
-                "Told",
-                "share of a prior's variance that the runs took away; without the runs' word a parameter keeps its prior",
-            ),
-            ("Mean error", "; ".join(texts) + more),
-            ("Fitted stack", f"{out}; in a scenario: serving_stack: {out.name}"),
-        ]
-    )
+            yield f"{_title(quantity)} {', '.join(parts)}"
+
+
+def _title(quantity: str) -> str:
+    return quantity.removesuffix("_s").upper()
+
+
+def _between(each: Prediction) -> str:
+    return f"{seconds_text(each.low_s)} to {seconds_text(each.high_s)}"
 
 
 def _off(predicted: float | None, measured: float) -> str:
@@ -262,7 +263,6 @@ def _off(predicted: float | None, measured: float) -> str:
 
 def _value(name: str, value: float) -> str:
     from sim.bench.parameters import BY_NAME
-    from sim.text import seconds_text
 
     kind = BY_NAME[name].kind
     if kind == "time":
@@ -298,7 +298,6 @@ def next_run(
 
         print_json(asdict(found))
         return
-    from sim.text import seconds_text
 
     rows = [
         (
