@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -48,9 +48,9 @@ class Part(NamedTuple):
     """About what it takes; read for the time that a run has left and for nothing else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
-    """A quantity that a document prints, and what the simulator gives for it.
+    """A quantity that a document prints, and what the simulator gives for it; the first five places are those of COLUMNS.
 
     *kind*: theory (an identity), calibrated (constants in, other numbers out), emulated (a published experiment run
     here) or qualitative (a sign, an order, a bound). *evidence*: see `Evidence`; rows that are "shown only" never fail.
@@ -63,6 +63,7 @@ class Row:
     quantity: str
     published: float | str
     simulated: float | str
+    _: KW_ONLY
     kind: Kind
     evidence: Evidence
     within_abs: float | None = None

@@ -42,21 +42,14 @@ def two_models(quick: bool) -> Iterator[Row]:
             within_pct=percent,
         )
     yield Row(
-        experiment="two models on two GPUs (slides)",
-        case="conditions not stated",
-        quantity="throughput of model parallelism over replication",
-        published="about 3",
-        simulated="not run",
-        kind="qualitative",
-        evidence="shown only",
+        "two models on two GPUs (slides)", "conditions not stated", "throughput of model parallelism over replication",
+        "about 3", "not run", kind="qualitative", evidence="shown only",
         note="without a stated load, burstiness and SLO the ratio is anything from 1 to 10",
-    )
+    )  # fmt: skip
 
 
 def closed_forms(quick: bool) -> Iterator[Row]:
-    row_of = partial(
-        Row, experiment="M/D/1, closed forms (section 3.4)", kind="theory", evidence="closed form against print"
-    )
+    row_of = partial(Row, "M/D/1, closed forms (section 3.4)", kind="theory", evidence="closed form against print")
     published = {float(row["load"]): row for row in table("md1")}
     for load, row in published.items():
         rate = load / SERVICE_S
@@ -75,26 +68,14 @@ def closed_forms(quick: bool) -> Iterator[Row]:
             ),
         )
         for name, value, column in forms:
-            yield row_of(
-                case=f"load {load:g}",
-                quantity=name,
-                published=float(row[column]),
-                simulated=float(value),
-                within_abs=1e-6,
-            )
+            yield row_of(f"load {load:g}", name, float(row[column]), float(value), within_abs=1e-6)
     loads = np.linspace(0.01, 1.99, 1981)
     largest = tolerable_communication(loads)
     for name, printed, value in (
         ("largest alpha", 1.138, float(np.max(largest))),
         ("load of the largest alpha", 1.17, float(loads[int(np.argmax(largest))])),
     ):
-        yield row_of(
-            case="over all loads",
-            quantity=name,
-            published=printed,
-            simulated=value,
-            within_abs=5e-4 if name == "largest alpha" else 5e-3,
-        )
+        yield row_of("over all loads", name, printed, value, within_abs=5e-4 if name == "largest alpha" else 5e-3)
     for load in (0.4, 0.8, 1.2, 1.6) if quick else (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.9):
         rate = load / SERVICE_S
         alpha, beta = float(tolerable_communication(load)), float(tolerable_unevenness(load))
@@ -114,12 +95,7 @@ def closed_forms(quick: bool) -> Iterator[Row]:
                 found[name].append(float(latencies_s(trace, groups).mean()))
         for name, (_, form) in forms.items():
             yield Row(
-                experiment="M/D/1 against simulation",
-                case=f"load {load:g} over two GPUs",
-                quantity=f"mean latency / D, {name}",
-                published=float(form) / SERVICE_S,
-                simulated=float(np.mean(found[name])) / SERVICE_S,
-                kind="theory",
-                evidence="event loop against theory",
-                within_pct=2.0 if load <= 1.6 else 6.0,
-            )
+                "M/D/1 against simulation", f"load {load:g} over two GPUs", f"mean latency / D, {name}",
+                float(form) / SERVICE_S, float(np.mean(found[name])) / SERVICE_S, kind="theory",
+                evidence="event loop against theory", within_pct=2.0 if load <= 1.6 else 6.0,
+            )  # fmt: skip

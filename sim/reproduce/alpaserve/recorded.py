@@ -81,28 +81,17 @@ def cluster(quick: bool) -> Iterator[Row]:
     for found in measured:
         if found.policy == "sr-greedy" and found.published == 0.0:
             yield Row(
-                experiment="replication cannot meet an SLO of its own latency",
-                case=found.case,
-                quantity="SLO attainment of selective replication",
-                published=0.0,
-                simulated=found.simulated,
-                kind="theory",
-                evidence="event loop against theory",
-                within_abs=0.0,
-            )
+                "replication cannot meet an SLO of its own latency", found.case,
+                "SLO attainment of selective replication", 0.0, found.simulated, kind="theory",
+                evidence="event loop against theory", within_abs=0.0,
+            )  # fmt: skip
 
 
 def _judged(found: Recorded, evidence: Evidence) -> Row:
     return Row(
-        experiment=found.experiment,
-        case=f"{found.case}, {found.policy}",
-        quantity=_points(found),
-        published=found.published,
-        simulated=found.simulated,
-        kind="emulated",
-        evidence=evidence,
-        within_abs=_POINTS,
-    )
+        found.experiment, f"{found.case}, {found.policy}", _points(found), found.published, found.simulated,
+        kind="emulated", evidence=evidence, within_abs=_POINTS,
+    )  # fmt: skip
 
 
 def _served_by_events(search: PlacementSearch, case: tuple[Serving, Trace]) -> float:
@@ -180,15 +169,10 @@ def azure(_quick: bool) -> Iterator[Row]:
             if not row[policy]:
                 continue
             yield Row(
-                experiment=f"models on {row['trace']} (set S3, artifact)",
-                case=f"{row['case']}, {policy}",
-                quantity="SLO attainment",
-                published=float(row[policy]),
-                simulated="not run",
-                kind="emulated",
-                evidence="shown only",
+                f"models on {row['trace']} (set S3, artifact)", f"{row['case']}, {policy}", "SLO attainment",
+                float(row[policy]), "not run", kind="emulated", evidence="shown only",
                 note="the trace of Azure Functions is not packaged; `rooftrace place` reads it (workload.functions)",
-            )
+            )  # fmt: skip
 
 
 def _points(found: Recorded) -> str:
@@ -198,15 +182,10 @@ def _points(found: Recorded) -> str:
 def _better_is_better(part: Sequence[Recorded], evidence: Evidence) -> Row:
     pairs, right = ordering(part)
     return Row(
-        experiment=part[0].experiment,
-        case=f"{pairs} pairs of policies more than 3 points apart, from {part[0].case} on",
-        quantity="the better policy is the better one here",
-        published="all",
-        simulated=f"{right} of {pairs}",
-        kind="emulated",
-        evidence=evidence,
+        part[0].experiment, f"{pairs} pairs of policies more than 3 points apart, from {part[0].case} on",
+        "the better policy is the better one here", "all", f"{right} of {pairs}", kind="emulated", evidence=evidence,
         holds=right == pairs,
-    )
+    )  # fmt: skip
 
 
 def ordering(part: Sequence[Recorded]) -> tuple[int, int]:

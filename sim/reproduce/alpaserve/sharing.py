@@ -60,16 +60,10 @@ def when_it_helps(quick: bool) -> Iterator[Row]:
 
     def trend(case: str, quantity: str, published: str, values: Sequence[float], holds: bool, ours: str = "") -> Row:
         return Row(
-            experiment=experiment,
-            case=case,
-            quantity=quantity,
-            published=published,
-            simulated=" ".join(f"{value:.2f}" for value in values),
-            kind="qualitative",
-            evidence="event loop against theory",
-            holds=holds,
+            experiment, case, quantity, published, " ".join(f"{value:.2f}" for value in values), kind="qualitative",
+            evidence="event loop against theory", holds=holds,
             note=f"the settings are the artifact's; the points of the sweep are ours{ours}",
-        )
+        )  # fmt: skip
 
     memory = [_gain(20.0, 3.0, gib, seeds=seeds, span_s=span_s) for gib in (5.5, 11.0, 22.0, 44.0)]
     yield trend(

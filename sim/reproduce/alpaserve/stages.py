@@ -37,16 +37,11 @@ def _pipelines() -> Iterator[Row]:
         )  # fmt: skip
         pass_s, _ = _through(plan.stage_s)
         yield Row(
-            experiment="pipelines on V100 (artifact)",
-            case=f"{row['model']}, batch {batch}, {stages} stages",
-            quantity="latency of a batch, s",
-            published=printed_s,
-            simulated=pass_s,
-            kind="calibrated",
-            evidence="input returned" if stages == 1 else "event loop against measurement",
-            within_pct=_WITHIN_PCT,
+            "pipelines on V100 (artifact)", f"{row['model']}, batch {batch}, {stages} stages", "latency of a batch, s",
+            printed_s, pass_s, kind="calibrated",
+            evidence="input returned" if stages == 1 else "event loop against measurement", within_pct=_WITHIN_PCT,
             note="" if stages == 1 else "the latency on one device goes in",
-        )
+        )  # fmt: skip
 
 
 def _stages() -> Iterator[Row]:
@@ -65,16 +60,11 @@ def _stages() -> Iterator[Row]:
             measures.append(("one request through all stages over a single device", sum(timed), pass_s, 1))
         for quantity, printed_s, simulated_s, devices in measures:
             yield Row(
-                experiment="automatic parallelisation",
-                case=f"{row['model']}, (inter-op, intra-op) = {shape}, {row['source']}",
-                quantity=quantity,
-                published=printed_s * devices / single_s,
-                simulated=simulated_s * devices / single_s,
-                kind="calibrated",
-                evidence="input returned" if goes_in else "event loop against measurement",
-                within_pct=_WITHIN_PCT,
+                "automatic parallelisation", f"{row['model']}, (inter-op, intra-op) = {shape}, {row['source']}",
+                quantity, printed_s * devices / single_s, simulated_s * devices / single_s, kind="calibrated",
+                evidence="input returned" if goes_in else "event loop against measurement", within_pct=_WITHIN_PCT,
                 note=_why(row["model"], shape),
-            )
+            )  # fmt: skip
 
 
 def _why(model: str, shape: tuple[int, int]) -> str:

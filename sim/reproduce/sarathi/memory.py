@@ -67,45 +67,30 @@ def stated_batches() -> list[dict[str, Any]]:
 
 
 def rows() -> Iterator[Row]:
-    row_of = partial(Row, experiment="batch capacity", kind="theory")
+    row_of = partial(Row, "batch capacity", kind="theory")
     for case in stated_batches():
         for batch in case["batches"]:
             yield row_of(
-                case=f"{case['model']}, {batch['tokens']} tokens, decimal GB, no reserve",
-                quantity="sequences",
-                published=batch["published_formula"],
-                simulated=batch["formula"],
-                evidence=PRINT,
-                within_abs=0.0,
-            )
+                f"{case['model']}, {batch['tokens']} tokens, decimal GB, no reserve", "sequences",
+                batch["published_formula"], batch["formula"], evidence=PRINT, within_abs=0.0,
+            )  # fmt: skip
     first, _ = stated_batches()
     yield row_of(
-        case="llama-13b: 18, 10 and 6 from one pool",
-        quantity="possible",
-        published="no",
-        simulated="no" if first["reserve_gb"] is None else "yes",
-        evidence=PRINT,
-        within_abs=0.0,
-    )
+        "llama-13b: 18, 10 and 6 from one pool", "possible", "no", "no" if first["reserve_gb"] is None else "yes",
+        evidence=PRINT, within_abs=0.0,
+    )  # fmt: skip
     kv = theory.kv_bytes_per_token(60, 6656)
     for tokens, stated in ((1024, 10), (2048, 5), (3072, 3)):
         yield row_of(
-            case=f"llama-33b, {tokens} tokens, a pool of 17 GB",
-            quantity="sequences",
-            published=stated,
-            simulated=int(theory.batch_capacity(17e9, 0.0, tokens, kv)),
-            evidence=PRINT,
-            within_abs=0.0,
-        )
+            f"llama-33b, {tokens} tokens, a pool of 17 GB", "sequences", stated,
+            int(theory.batch_capacity(17e9, 0.0, tokens, kv)), evidence=PRINT, within_abs=0.0,
+        )  # fmt: skip
     # GPT-3 at the longest request, 4096 tokens; its batch is of one of eight micro-batches.
     for pipeline, stated in ((1, 11), (8, 27)):
         room = deployment("gpt3-175b", "a100-80gb-sxm", 8, pipeline)
         pool = 80e9 - room.weight_bytes_per_device
         yield row_of(
-            case=f"gpt3-175b, TP8 x PP{pipeline}, 4096 tokens, decimal GB, no reserve",
-            quantity="sequences of a micro-batch",
-            published=float(stated),
-            simulated=pool / (4096 * room.kv_bytes_per_token_per_device) / pipeline,
-            evidence=SHOWN,
+            f"gpt3-175b, TP8 x PP{pipeline}, 4096 tokens, decimal GB, no reserve", "sequences of a micro-batch",
+            float(stated), pool / (4096 * room.kv_bytes_per_token_per_device) / pipeline, evidence=SHOWN,
             note="the reserve is not published",
-        )
+        )  # fmt: skip

@@ -17,7 +17,6 @@ from sim.report.timeline import write_timeline
 from sim.reproduce.sarathi.machines import deployment
 from sim.reproduce.sarathi.pipelines import gpt3_trace
 from sim.reproduce.sarathi.runs import (
-    Gain,
     batch_s,
     cost_of,
     decodes_at,
@@ -132,30 +131,22 @@ def _draw_chunk_size() -> Figure:
         2, "LLaMA-13B on an A6000, 1024 tokens: what a chunk size costs and gains"
     )
     overhead = [(chunk, prefill_s(cost, 1024, chunk)[0] / whole) for chunk in chunks]
-    batching.plot_lines(
-        left, {"here": overhead, "published: at most (512, 256), over (128), about (64)": _published_overhead()}
-    )
+    printed = sorted((float(line["chunk"]), 1 + float(line["loss"])) for line in published("chunking"))
+    batching.plot_lines(left, {"here": overhead, "published: at most (512, 256), over (128), about (64)": printed})
     dress(left, x="chunk, tokens", y="prefill time, chunked / whole", title="prefill alone")
     lines: dict[str, list[tuple[float, float]]] = {}
     for batch in (6, 18):
         lines[f"batch {batch}"] = []
         for chunk in chunks:
             centre = decodes_at(1024, theory.optimal_pd_ratio(chunk, batch))
-            best = max(gains_over_pd(cost, batch, 1024, chunk, range(max(1, centre - 3), centre + 4), 12), key=_gain_of)
+            found = gains_over_pd(cost, batch, 1024, chunk, range(max(1, centre - 3), centre + 4), 12)
+            best = max(found, key=lambda each: each.gain)
             lines[f"batch {batch}"].append((chunk, best.gain))
     batching.plot_lines(right, lines)
     dress(right, x="chunk, tokens", y="throughput / baseline", title="end to end, at the best P:D of each chunk")
     for ax in (left, right):
         ax.set_xticks(chunks)
     return figure
-
-
-def _gain_of(found: Gain) -> float:
-    return found.gain
-
-
-def _published_overhead() -> list[tuple[float, float]]:
-    return sorted((float(line["chunk"]), 1 + float(line["loss"])) for line in published("chunking"))
 
 
 def _draw_ablation() -> Figure:

@@ -141,38 +141,24 @@ def _communication() -> Iterator[Row]:
         if op.kind == "all_reduce" and op.name in ("attention", "mlp")
     )
     yield Row(
-        experiment="communication",
-        case="GPT-3, TP8 x PP8: all-reduces that the cost model prices",
-        quantity="all-reduces a layer",
-        published=2.0,
-        simulated=reduces / both.spec.n_layers,
-        kind="theory",
-        evidence=PRINT,
-        within_abs=0.0,
-    )
+        "communication", "GPT-3, TP8 x PP8: all-reduces that the cost model prices", "all-reduces a layer", 2.0,
+        reduces / both.spec.n_layers, kind="theory", evidence=PRINT, within_abs=0.0,
+    )  # fmt: skip
     handed = replay(Even(n_stages=8, transfer_s=1e-4), OrcaPaged(1), at_once([64], 0)).requests["finish_ns"][0]
     alone = replay(Even(n_stages=8), OrcaPaged(1), at_once([64], 0)).requests["finish_ns"][0]
     yield Row(
-        experiment="communication",
-        case="a micro-batch through 8 stages: hand-overs of 0.1 ms in its time",
-        quantity="hand-overs, one behind each stage but the last",
-        published=7.0,
-        simulated=float(handed - alone) / 1e5,
-        kind="theory",
-        evidence=THEORY,
-        within_abs=0.0,
-    )
+        "communication", "a micro-batch through 8 stages: hand-overs of 0.1 ms in its time",
+        "hand-overs, one behind each stage but the last", 7.0, float(handed - alone) / 1e5, kind="theory",
+        evidence=THEORY, within_abs=0.0,
+    )  # fmt: skip
     across, within = (cost_of("falcon-180b", "a100-80gb-pairs", *degrees) for degrees in ((8, 1), (4, 2)))
     yield Row(
-        experiment="communication",
-        case="Falcon-180B, two nodes of four A100 (pairs on NVLink, 100 Gb/s Ethernet), 32 decodes at 4096 tokens",
-        quantity="time between tokens, TP8 across nodes / TP4-PP2",
-        published=2.0,
-        simulated=iteration_s(across, 0, 32, 4096) / iteration_s(within, 0, 32, 4096),
-        kind="emulated",
-        evidence=MEASURED,
+        "communication",
+        "Falcon-180B, two nodes of four A100 (pairs on NVLink, 100 Gb/s Ethernet), 32 decodes at 4096 tokens",
+        "time between tokens, TP8 across nodes / TP4-PP2", 2.0,
+        iteration_s(across, 0, 32, 4096) / iteration_s(within, 0, 32, 4096), kind="emulated", evidence=MEASURED,
         within_pct=40.0,
-    )
+    )  # fmt: skip
 
 
 # GPT-3 on 64 A100.
@@ -249,49 +235,24 @@ def _gpt3(requests: int) -> Iterator[Row]:
     found = gpt3(requests)
     case = f"TP8 x PP8, {requests:,} requests; published from the authors' simulator"
     yield Row(
-        experiment="GPT-3, 64 A100",
-        case=case,
-        quantity="median bubble a request, Orca / SARATHI (4 to 9)",
-        published=6.29,
-        simulated=found.bubbles,
-        kind="emulated",
-        evidence=THEORY,
-        holds=4 <= found.bubbles <= 9,
-    )
+        "GPT-3, 64 A100", case, "median bubble a request, Orca / SARATHI (4 to 9)", 6.29, found.bubbles,
+        kind="emulated", evidence=THEORY, holds=4 <= found.bubbles <= 9,
+    )  # fmt: skip
     for quantity, figure, ratio in _ratios(found):
-        yield Row(
-            experiment="GPT-3, 64 A100",
-            case=case,
-            quantity=quantity,
-            published=figure,
-            simulated=ratio,
-            kind="emulated",
-            evidence=THEORY,
-            within_pct=15.0,
-        )
+        yield Row("GPT-3, 64 A100", case, quantity, figure, ratio, kind="emulated", evidence=THEORY, within_pct=15.0)
     yield Row(
-        experiment="GPT-3, 64 A100",
-        case="the three printed ratios agree: 1.48 x 1.28",
-        quantity="time, Orca TP-PP / SARATHI TP-PP",
-        published=1.91,
-        simulated=1.48 * 1.28,
-        kind="theory",
-        evidence=SHOWN,
-        note="arithmetic of the document's own figures",
-    )
+        "GPT-3, 64 A100", "the three printed ratios agree: 1.48 x 1.28", "time, Orca TP-PP / SARATHI TP-PP", 1.91,
+        1.48 * 1.28, kind="theory", evidence=SHOWN, note="arithmetic of the document's own figures",
+    )  # fmt: skip
     alone = cost_of("gpt3-175b", "a100-80gb-sxm")
     best = min(iteration_s(alone, tokens, 0) / tokens for tokens in (512, 1024, 2048))
     share = best / (iteration_s(alone, 256, 0) / 256)
     yield Row(
-        experiment="GPT-3, 64 A100",
-        case="a layer on one A100 saturates at a chunk of 256; read as within the 12.5 % that it says of LLaMA-13B",
-        quantity="prefill throughput at 256 tokens / best at 512 to 2048",
-        published="at least 0.875",
-        simulated=share,
-        kind="emulated",
-        evidence=MEASURED,
-        holds=share >= 0.875,
-    )
+        "GPT-3, 64 A100",
+        "a layer on one A100 saturates at a chunk of 256; read as within the 12.5 % that it says of LLaMA-13B",
+        "prefill throughput at 256 tokens / best at 512 to 2048", "at least 0.875", share, kind="emulated",
+        evidence=MEASURED, holds=share >= 0.875,
+    )  # fmt: skip
     yield from _gpt3_beside(1500)
 
 
@@ -302,15 +263,9 @@ def _gpt3_beside(requests: int) -> Iterator[Row]:
         bubbles = ("median bubble a request, Orca / SARATHI", 6.29, found.bubbles)
         for quantity, figure, ratio in (bubbles, *_ratios(found)):
             yield Row(
-                experiment="GPT-3, 64 A100",
-                case=f"TP8 x PP8, {requests:,} requests; {case}",
-                quantity=quantity,
-                published=figure,
-                simulated=ratio,
-                kind="emulated",
-                evidence=SHOWN,
-                note=note,
-            )
+                "GPT-3, 64 A100", f"TP8 x PP8, {requests:,} requests; {case}", quantity, figure, ratio, kind="emulated",
+                evidence=SHOWN, note=note,
+            )  # fmt: skip
 
     yield from beside(
         "with the host work of vLLM of 2023 as Splitwise's runs have it",

@@ -73,15 +73,9 @@ def _times() -> Iterator[Row]:
         if line["quantity"] == "ms in a stage":
             seconds /= pipeline
         yield Row(
-            experiment="Sarathi-Serve times",
-            case=f"{line['model']}, {line['machine']}, TP{tensor}-PP{pipeline}, {what}",
-            quantity=line["quantity"],
-            published=float(line["ms"]),
-            simulated=1e3 * seconds,
-            kind="emulated",
-            evidence=MEASURED,
-            within_pct=30.0,
-        )
+            "Sarathi-Serve times", f"{line['model']}, {line['machine']}, TP{tensor}-PP{pipeline}, {what}",
+            line["quantity"], float(line["ms"]), 1e3 * seconds, kind="emulated", evidence=MEASURED, within_pct=30.0,
+        )  # fmt: skip
 
 
 def _chunk_overhead() -> Iterator[Row]:
@@ -89,21 +83,17 @@ def _chunk_overhead() -> Iterator[Row]:
     whole, _ = prefill_s(cost, 8192, 8192)
     for chunk, figure in ((512, 25.0), (2048, 0.0)):
         yield Row(
-            experiment="chunking overhead",
-            case=f"Yi-34B, 2 A100, 8192 tokens, chunk {chunk}; Sarathi-Serve, section 5.4: "
+            "chunking overhead",
+            f"Yi-34B, 2 A100, 8192 tokens, chunk {chunk}; Sarathi-Serve, section 5.4: "
             + ("at most about 25 %" if figure else "nearly none"),
-            quantity="more prefill time, %",
-            published=figure,
-            simulated=100 * (prefill_s(cost, 8192, chunk)[0] / whole - 1),
-            kind="emulated",
-            evidence=MEASURED,
-            within_abs=10.0,
-        )
+            "more prefill time, %", figure, 100 * (prefill_s(cost, 8192, chunk)[0] / whole - 1), kind="emulated",
+            evidence=MEASURED, within_abs=10.0,
+        )  # fmt: skip
 
 
 def _stalls() -> Iterator[Row]:
     """Prompts first stop the decodes for as long as a prompt takes; a budget stops them for its own iterations."""
-    row_of = partial(Row, experiment="generation stall", kind="theory", evidence=THEORY)
+    row_of = partial(Row, "generation stall", kind="theory", evidence=THEORY)
     cost = cost_of("yi-34b", "a100-80gb-sxm", 2)
     # Eight sequences decode when a prompt of 4096 tokens comes.
     prompts = np.array([1000] * 8 + [4096], np.int64)
@@ -120,20 +110,16 @@ def _stalls() -> Iterator[Row]:
         longest[name] = float(np.diff(ends).max()) * 1e-9
     prompt = iteration_s(cost, 4096, 0)
     yield row_of(
-        case="Yi-34B, 2 A100, a prompt of 4096 tokens comes while eight decode, prompts first",
-        quantity="longest gap less a decode / time of the prompt",
-        published=1.0,
-        simulated=(longest["vLLM"] - iteration_s(cost, 0, 8, 1050)) / prompt,
-        within_pct=2.0,
-    )
+        "Yi-34B, 2 A100, a prompt of 4096 tokens comes while eight decode, prompts first",
+        "longest gap less a decode / time of the prompt", 1.0,
+        (longest["vLLM"] - iteration_s(cost, 0, 8, 1050)) / prompt, within_pct=2.0,
+    )  # fmt: skip
     chunk = max(iteration_s(cost, 504, 8, 1050), prefill_s(cost, 4096, 512)[0] / 8)
     yield row_of(
-        case="the same under a budget of 512 tokens",
-        quantity="longest gap / an iteration of 504 prompt tokens and eight decodes",
-        published="at most 1.25 (the last chunk reads the whole past)",
-        simulated=longest["Sarathi-Serve"] / chunk,
+        "the same under a budget of 512 tokens", "longest gap / an iteration of 504 prompt tokens and eight decodes",
+        "at most 1.25 (the last chunk reads the whole past)", longest["Sarathi-Serve"] / chunk,
         holds=longest["Sarathi-Serve"] <= 1.25 * chunk,
-    )
+    )  # fmt: skip
 
 
 # Capacities.
@@ -180,7 +166,7 @@ def _ratio(ours: float, theirs: float) -> float:
 
 
 def _capacities(requests: int) -> Iterator[Row]:
-    row_of = partial(Row, experiment="Sarathi-Serve capacity", kind="emulated")
+    row_of = partial(Row, "Sarathi-Serve capacity", kind="emulated")
     for line in published("serve_capacity"):
         model, machine, limit = line["model"], line["machine"], float(line["tbt_p99_s"])
         degrees = int(line["tensor"]), int(line["pipeline"])
@@ -189,15 +175,12 @@ def _capacities(requests: int) -> Iterator[Row]:
         base = capacity(deployment(model, machine, *theirs), line["baseline"], line["dataset"], limit, requests)
         reading = f"; {line['reading']}" if line["reading"] else ""
         yield row_of(
-            case=f"{model}, {degrees[0] * degrees[1]} {machine}, TP{degrees[0]}-PP{degrees[1]}, {line['dataset']} lengths, "
+            f"{model}, {degrees[0] * degrees[1]} {machine}, TP{degrees[0]}-PP{degrees[1]}, {line['dataset']} lengths, "
             f"p99 TBT within {limit:g} s{reading}",
-            quantity=f"requests/s, Sarathi-Serve / {line['baseline']}"
+            f"requests/s, Sarathi-Serve / {line['baseline']}"
             + (f" on TP{theirs[0]}-PP{theirs[1]}" if theirs != degrees else ""),
-            published=float(line["ratio"]),
-            simulated=_ratio(ours, base),
-            evidence=MEASURED,
-            within_pct=30.0,
-        )
+            float(line["ratio"]), _ratio(ours, base), evidence=MEASURED, within_pct=30.0,
+        )  # fmt: skip
     # The same with the host work of another system's server: how much hangs on leaving it out.
     with_server = deployment("yi-34b", "a100-80gb-sxm", 2, 1, A100_WITH_SERVER)
     for line in published("serve_capacity"):
@@ -206,14 +189,11 @@ def _capacities(requests: int) -> Iterator[Row]:
             ours = capacity(with_server, "Sarathi-Serve", line["dataset"], limit, requests)
             base = capacity(with_server, line["baseline"], line["dataset"], limit, requests)
             yield row_of(
-                case=f"yi-34b, 2 a100-80gb-sxm, {line['dataset']} lengths, p99 TBT within {limit:g} s; "
+                f"yi-34b, 2 a100-80gb-sxm, {line['dataset']} lengths, p99 TBT within {limit:g} s; "
                 "with the host work of vLLM of 2023 as Splitwise's runs have it",
-                quantity=f"requests/s, Sarathi-Serve / {line['baseline']}",
-                published=float(line["ratio"]),
-                simulated=_ratio(ours, base),
-                evidence=SHOWN,
-                note="another system's server",
-            )
+                f"requests/s, Sarathi-Serve / {line['baseline']}", float(line["ratio"]), _ratio(ours, base),
+                evidence=SHOWN, note="another system's server",
+            )  # fmt: skip
 
 
 # The ablation.
@@ -273,7 +253,7 @@ def range_of_order(dataset: str, index: int, order: Sequence[str]) -> tuple[floa
 
 
 def _ablation(seeds: int) -> Iterator[Row]:
-    row_of = partial(Row, experiment="Sarathi-Serve ablation", kind="emulated", evidence=MEASURED)
+    row_of = partial(Row, "Sarathi-Serve ablation", kind="emulated", evidence=MEASURED)
     for dataset in DATASETS:
         found = serve_ablation(dataset, seeds)
         lines = {line["scheduler"]: line for line in published("serve_ablation") if line["dataset"] == dataset}
@@ -284,17 +264,12 @@ def _ablation(seeds: int) -> Iterator[Row]:
             tried = f"{TRIED[0] * SERVE_RATES[dataset]:.3g} to {TRIED[-1] * SERVE_RATES[dataset]:.3g} tried"
             where = f"holds from {span[0]:.3g} to {span[1]:.3g}" if span else "holds there at none"
             yield row_of(
-                case=f"Yi-34B, 2 A100, {dataset}, budget 1024, {ours}; {where} ({tried})",
-                quantity=f"order of {name} (H hybrid-only, C chunked-only, B both)",
-                published=_initials(order),
-                simulated=_initials(_order(found, index)),
-                within_abs=0.0,
-            )
+                f"Yi-34B, 2 A100, {dataset}, budget 1024, {ours}; {where} ({tried})",
+                f"order of {name} (H hybrid-only, C chunked-only, B both)", _initials(order),
+                _initials(_order(found, index)), within_abs=0.0,
+            )  # fmt: skip
             for system in order:
                 yield row_of(
-                    case=f"{dataset}, {system}, {ours}",
-                    quantity=f"{name}, s",
-                    published=float(lines[system][column]),
-                    simulated=found[system][index],
+                    f"{dataset}, {system}, {ours}", f"{name}, s", float(lines[system][column]), found[system][index],
                     within_pct=30.0,
-                )
+                )  # fmt: skip

@@ -25,39 +25,28 @@ _BLOCK = 16
 
 def rows(_quick: bool) -> Iterator[Row]:
     """Bytes of a token, linear work of a step with and without a cache, blocks held under speculation."""
-    row_of = partial(Row, experiment="KV cache", kind="theory")
+    row_of = partial(Row, "KV cache", kind="theory")
     for name in ("gpt2", "gpt2-xl", "opt-13b", "llama-13b", "gpt3-175b"):
         spec = load_model(name)
         yield row_of(
-            case=f"{name}, fp16",
-            quantity="bytes a token, against 2 x layers x hidden x bytes",
-            published=float(2 * spec.n_layers * spec.hidden * 2),
-            simulated=float(spec.kv_bytes_per_token()),
-            evidence="closed form against print",
-            within_abs=0.0,
-        )
+            f"{name}, fp16", "bytes a token, against 2 x layers x hidden x bytes",
+            float(2 * spec.n_layers * spec.hidden * 2), float(spec.kv_bytes_per_token()),
+            evidence="closed form against print", within_abs=0.0,
+        )  # fmt: skip
     linear = stage_work(load_model("gpt2-xl"), ParallelConfig(), 0).linears
     for context in (266, 1024):
         cached, recomputed = (float(sum(each.flops(count) for each in linear)) for count in (1, context))
         yield row_of(
-            case=f"gpt2-xl, context {context}",
-            quantity="linear work of a step without a cache over one with it",
-            published=float(context),
-            simulated=recomputed / cached,
-            evidence="closed form against print",
-            within_abs=1e-9 * context,
-        )
+            f"gpt2-xl, context {context}", "linear work of a step without a cache over one with it", float(context),
+            recomputed / cached, evidence="closed form against print", within_abs=1e-9 * context,
+        )  # fmt: skip
     for alpha, k in ((0.0, 4), (0.6, 4), (0.9, 8)):
         most, wanted = _most_blocks(alpha, k)
         yield row_of(
-            case=f"alpha {alpha:g}, K {k}, 100 + 400 tokens",
-            quantity="most blocks held: slots of rejected tokens are used again",
-            published=wanted[1],
-            simulated=most,
-            evidence="event loop against theory",
-            holds=wanted[0] <= most <= wanted[1],
+            f"alpha {alpha:g}, K {k}, 100 + 400 tokens", "most blocks held: slots of rejected tokens are used again",
+            wanted[1], most, evidence="event loop against theory", holds=wanted[0] <= most <= wanted[1],
             note=f"the text takes {wanted[0]:.0f}, with K + 1 slots ahead of it {wanted[1]:.0f}; alpha and K are ours",
-        )
+        )  # fmt: skip
 
 
 def _most_blocks(alpha: float, k: int) -> tuple[float, tuple[float, float]]:

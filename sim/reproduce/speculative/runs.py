@@ -36,15 +36,9 @@ def twice(
     )
     for by, value, slack, evidence in made:
         yield Row(
-            experiment=experiment,
-            case=case,
-            quantity=f"{quantity}, {by}" if quantity else by,
-            published=printed,
-            simulated=value,
-            kind="theory",
-            evidence=evidence,
+            experiment, case, f"{quantity}, {by}" if quantity else by, printed, value, kind="theory", evidence=evidence,
             within_abs=tolerance + slack,
-        )
+        )  # fmt: skip
 
 
 def statement(
@@ -53,30 +47,14 @@ def statement(
 ) -> Row:  # fmt: skip
     """A row about an order, a sign or a bound."""
     return Row(
-        experiment=experiment,
-        case=case,
-        quantity=quantity,
-        published=printed,
-        simulated=str(simulated),
-        kind="qualitative",
-        evidence=evidence,
-        holds=bool(holds),
+        experiment, case, quantity, printed, str(simulated), kind="qualitative", evidence=evidence, holds=bool(holds),
         note=note,
-    )
+    )  # fmt: skip
 
 
 def shown(experiment: str, case: str, quantity: str, printed: float | str, simulated: float | str, why: str) -> Row:
     """A row that is not judged, and why."""
-    return Row(
-        experiment=experiment,
-        case=case,
-        quantity=quantity,
-        published=printed,
-        simulated=simulated,
-        kind="qualitative",
-        evidence="shown only",
-        note=why,
-    )
+    return Row(experiment, case, quantity, printed, simulated, kind="qualitative", evidence="shown only", note=why)
 
 
 def size(quick: bool) -> int:
@@ -100,7 +78,7 @@ def alone_run(
     process: Iid | MeanLength | PerPosition, k: int, target_s: float, draft_s: float, overhead_s: float, requests: int,
     method: str,
 ) -> AloneRun:  # fmt: skip
-    """`sim.study.speedup.alone` on one luck for all rows."""
+    """`sim.study.speedup.alone` on the same draws for all rows."""
     return alone(
         process, k, target_s=target_s, draft_s=draft_s, overhead_s=overhead_s, requests=requests, output_tokens=_TOKENS,
         method=method, seed=20,

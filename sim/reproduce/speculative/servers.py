@@ -45,15 +45,11 @@ def eagle(quick: bool) -> Iterator[Row]:
             ("TPOT, ms", tpot_ms, 1e3 * run.seconds_per_token),
         ):
             yield Row(
-                experiment="EAGLE-1 on Llama-3.1-8B, vLLM issue 20780",
-                case=f"K {k} " + ("(fitted)" if k <= 3 else "(predicted)"),
-                quantity=quantity,
-                published=printed,
-                simulated=simulated,
-                kind="calibrated",
+                "EAGLE-1 on Llama-3.1-8B, vLLM issue 20780", f"K {k} " + ("(fitted)" if k <= 3 else "(predicted)"),
+                quantity, printed, simulated, kind="calibrated",
                 evidence="input returned" if k <= 3 else "event loop against measurement",
                 within_pct=1.0 if k <= 3 else 5.0,
-            )
+            )  # fmt: skip
     yield from _eagle3(fixed_s, per_k_s, quick)
     # The other thread gives no acceptance; that of the first one stands in, and K = 2 and 4 fix the step.
     speeds = {int(row["k"]): float(row["tokens_per_s"]) for row in published("spec_vllm_16937")}
@@ -63,15 +59,11 @@ def eagle(quick: bool) -> Iterator[Row]:
     for k, speed in speeds.items():
         run = alone_run(rates, k, EAGLE1_PLAIN_16937_S, per_k_s, fixed_s - EAGLE1_PLAIN_16937_S, size(quick), "eagle")
         yield Row(
-            experiment="EAGLE-1 on one H100, vLLM issue 16937",
-            case=f"K {k} " + ("(fitted)" if k <= 4 else "(predicted)"),
-            quantity="tokens/s",
-            published=speed,
-            simulated=1.0 / run.seconds_per_token,
-            kind="calibrated",
+            "EAGLE-1 on one H100, vLLM issue 16937", f"K {k} " + ("(fitted)" if k <= 4 else "(predicted)"), "tokens/s",
+            speed, 1.0 / run.seconds_per_token, kind="calibrated",
             evidence="input returned" if k <= 4 else "event loop against measurement",
             within_pct=1.0 if k <= 4 else 5.0,
-        )
+        )  # fmt: skip
 
 
 def _eagle3(fixed_s: float, per_k_s: float, quick: bool) -> Iterator[Row]:
@@ -95,16 +87,9 @@ def _eagle3(fixed_s: float, per_k_s: float, quick: bool) -> Iterator[Row]:
         )
         for quantity, printed, simulated, percent, evidence, note in made:
             yield Row(
-                experiment="EAGLE-3 on Llama-3.1-8B, vLLM issue 20780",
-                case=f"K {k}",
-                quantity=quantity,
-                published=printed,
-                simulated=simulated,
-                kind="calibrated",
-                evidence=evidence,
-                within_pct=percent,
-                note=note,
-            )
+                "EAGLE-3 on Llama-3.1-8B, vLLM issue 20780", f"K {k}", quantity, printed, simulated, kind="calibrated",
+                evidence=evidence, within_pct=percent, note=note,
+            )  # fmt: skip
 
 
 def eagle1_rates(length_2: float, length_3: float, *, positions: int) -> PerPosition:
@@ -127,40 +112,25 @@ def maverick(quick: bool) -> Iterator[Row]:
         for k, length in by_k.items():
             run = alone_run(process, k, 1.0, 0.0, 0.0, size(quick), "eagle")
             yield Row(
-                experiment="EAGLE-3 on Llama-4-Maverick",
-                case=f"{task}, K {k}",
-                quantity="mean acceptance length, per-position rates",
-                published=length,
-                simulated=run.tokens_per_round.mean,
-                kind="theory",
-                evidence="input returned",
+                "EAGLE-3 on Llama-4-Maverick", f"{task}, K {k}", "mean acceptance length, per-position rates", length,
+                run.tokens_per_round.mean, kind="theory", evidence="input returned",
                 within_abs=0.005 + three_sigma(run.tokens_per_round.half_width),
-            )
+            )  # fmt: skip
         run = iid_run(by_k[1] - 1.0, 7, 0.0, quick)
         yield Row(
-            experiment="EAGLE-3 on Llama-4-Maverick",
-            case=f"{task}, K 7",
-            quantity="i.i.d. alpha of K = 1 over-predicts by, %",
-            published=25.0,
-            simulated=100.0 * (run.tokens_per_round.mean / by_k[7] - 1.0),
-            kind="calibrated",
-            evidence="event loop against measurement",
-            within_abs=3.0,
-        )
+            "EAGLE-3 on Llama-4-Maverick", f"{task}, K 7", "i.i.d. alpha of K = 1 over-predicts by, %", 25.0,
+            100.0 * (run.tokens_per_round.mean / by_k[7] - 1.0), kind="calibrated",
+            evidence="event loop against measurement", within_abs=3.0,
+        )  # fmt: skip
         foretold = eagle1_rates(by_k[2], by_k[3], positions=max(by_k))
         for k in sorted(by_k.keys() - {2, 3}):
             run = alone_run(foretold, k, 1.0, 0.0, 0.0, size(quick), "eagle")
             yield Row(
-                experiment="EAGLE-3 on Llama-4-Maverick",
-                case=f"{task}, K {k} (predicted)",
-                quantity="mean acceptance length, from K 2 and 3 alone",
-                published=by_k[k],
-                simulated=run.tokens_per_round.mean,
-                kind="calibrated",
-                evidence="event loop against measurement",
-                within_pct=5.0,
+                "EAGLE-3 on Llama-4-Maverick", f"{task}, K {k} (predicted)",
+                "mean acceptance length, from K 2 and 3 alone", by_k[k], run.tokens_per_round.mean, kind="calibrated",
+                evidence="event loop against measurement", within_pct=5.0,
                 note="the rule is that of EAGLE-1: the rate that K = 3 adds holds from there on. Measured rates fall further",
-            )
+            )  # fmt: skip
 
 
 def specdecode(_quick: bool) -> Iterator[Row]:
@@ -175,15 +145,9 @@ def specdecode(_quick: bool) -> Iterator[Row]:
         )
         for quantity, value, evidence in made:
             yield Row(
-                experiment="SpecDecode-Bench constants",
-                case=f"batch {batch}, context 500, K 5",
-                quantity=quantity,
-                published=printed,
-                simulated=value,
-                kind="calibrated",
-                evidence=evidence,
-                within_pct=3.0,
-            )
+                "SpecDecode-Bench constants", f"batch {batch}, context 500, K 5", quantity, printed, value,
+                kind="calibrated", evidence=evidence, within_pct=3.0,
+            )  # fmt: skip
     speeds = [found[batch] for batch in sorted(found)]
     yield statement(
         "small batches only", "batch 1 to 512", "speed-up falls with the batch and ends below 1", "falls below 1",
@@ -287,16 +251,12 @@ def trees(quick: bool) -> Iterator[Row]:
     tree = Tree(accuracies=_HEADS, nodes=63)
     run = alone(tree, tree.depth, method="medusa", requests=size(quick), output_tokens=4001, seed=20)
     yield Row(
-        experiment="tree attention (Medusa)",
-        case="64 nodes, depth up to 4, top 10",
-        quantity="mean acceptance length, event loop against the sum of path products",
-        published=theory.sparse_tree_mean_length(_HEADS, 63),
-        simulated=run.tokens_per_round.mean,
-        kind="theory",
-        evidence="event loop against theory",
-        within_abs=three_sigma(run.tokens_per_round.half_width),
+        "tree attention (Medusa)", "64 nodes, depth up to 4, top 10",
+        "mean acceptance length, event loop against the sum of path products",
+        theory.sparse_tree_mean_length(_HEADS, 63), run.tokens_per_round.mean, kind="theory",
+        evidence="event loop against theory", within_abs=three_sigma(run.tokens_per_round.half_width),
         note="the heads' accuracies are ours",
-    )
+    )  # fmt: skip
     lengths = [theory.sparse_tree_mean_length(_HEADS, nodes) for nodes in (4, 16, 63, 255)]
     yield statement(
         "tree attention (Medusa)", "4, 16, 63, 255 nodes", "mean acceptance length rises ever less per doubling", "rises",

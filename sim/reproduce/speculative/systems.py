@@ -46,16 +46,11 @@ def chinchilla(quick: bool) -> Iterator[Row]:
         run = measured_rate_run(float(row["r_prime"]), 4, quick)
         # The plain loop of 4 x 1.8 + 14.1 ms; the paper says itself that nucleus sampling makes its loop longer.
         yield Row(
-            experiment="Chinchilla 70B with 4B, measured",
-            case=f"{row['method']}, {row['benchmark']}",
-            quantity="ms per token",
-            published=float(row["ms_per_token"]),
-            simulated=1e3 * run.seconds_per_token,
-            kind="calibrated",
-            evidence="event loop against measurement",
-            within_pct=10.0,
+            "Chinchilla 70B with 4B, measured", f"{row['method']}, {row['benchmark']}", "ms per token",
+            float(row["ms_per_token"]), 1e3 * run.seconds_per_token, kind="calibrated",
+            evidence="event loop against measurement", within_pct=10.0,
             note="r' is that of nucleus sampling (figure 1)" if "Greedy" in row["method"] else "",
-        )
+        )  # fmt: skip
         yield shown(
             "Chinchilla 70B with 4B, measured", f"{row['method']}, {row['benchmark']}", "speed-up as stated",
             float(row["speedup_stated"]), run.speedup.mean, "the same measurement once more, as a ratio to 14.1 ms; the "
@@ -70,15 +65,9 @@ def chinchilla(quick: bool) -> Iterator[Row]:
     loop_ms = {k: 1e3 * run.seconds_per_token * run.tokens_per_round.mean for k, run in sweep.items()}
     slope = (loop_ms[8] - loop_ms[1]) / 7
     yield Row(
-        experiment="Chinchilla K sweep",
-        case="XSum",
-        quantity="loop time per drafted token, ms",
-        published=1.8,
-        simulated=slope,
-        kind="calibrated",
-        evidence="input returned",
-        within_pct=2.0,
-    )
+        "Chinchilla K sweep", "XSum", "loop time per drafted token, ms", 1.8, slope, kind="calibrated",
+        evidence="input returned", within_pct=2.0,
+    )  # fmt: skip
     share = [sweep[k].tokens_per_round.mean / (k + 1) for k in sorted(sweep)]
     falls = all(b < a for a, b in itertools.pairwise(share))
     yield statement(
@@ -105,15 +94,9 @@ def draft_sharding(_quick: bool) -> Iterator[Row]:
     experiment, deep = "draft sharding on TPU v4", "7B, 32 layers"
     for name, chips, printed in (("4B, 8 layers", 16, 1.8), (deep, 4, 5.0)):
         yield Row(
-            experiment=experiment,
-            case=f"{name}, {chips} chips",
-            quantity="ms per step (fitted)",
-            published=printed,
-            simulated=1e3 * step_s[name, chips],
-            kind="calibrated",
-            evidence="input returned",
-            within_pct=2.0,
-        )
+            experiment, f"{name}, {chips} chips", "ms per step (fitted)", printed, 1e3 * step_s[name, chips],
+            kind="calibrated", evidence="input returned", within_pct=2.0,
+        )  # fmt: skip
     few = 1e3 * step_s[deep, 4]
     for chips in (8, 16):
         many = 1e3 * step_s[deep, chips]
@@ -155,28 +138,17 @@ def gpt2(_quick: bool) -> Iterator[Row]:
     facts = {row["quantity"]: float(row["value"]) for row in published("spec_toyllm") if _number(row["value"])}
     draft_s, target_s, r_prime = facts["t_draft_ms"] * 1e-3, facts["t_target_ms"] * 1e-3, facts["r_prime"]
     yield Row(
-        experiment="GPT-2 XL with GPT-2 small",
-        case="K 4, r' 0.8125",
-        quantity="speed-up, closed form",
-        published=2.463,
-        simulated=float(theory.measured_rate_speedup(r_prime, 4, draft_s, target_s)),
-        kind="theory",
-        evidence="closed form against print",
-        within_abs=0.005,
-    )
+        "GPT-2 XL with GPT-2 small", "K 4, r' 0.8125", "speed-up, closed form", 2.463,
+        float(theory.measured_rate_speedup(r_prime, 4, draft_s, target_s)), kind="theory",
+        evidence="closed form against print", within_abs=0.005,
+    )  # fmt: skip
     # r' = 0.8125 at K = 4 is 64 rounds with 196 of 256 drafts accepted: 260 tokens.
     recording = Recorded(rows=((4,) * 49 + (0,) * 15,), recorded_k=4)
     run = alone(recording, 4, target_s=target_s, draft_s=draft_s, requests=1, output_tokens=261)
     yield Row(
-        experiment="GPT-2 XL with GPT-2 small",
-        case="K 4, r' 0.8125",
-        quantity="speed-up, event loop",
-        published=2.463,
-        simulated=run.speedup.mean,
-        kind="theory",
-        evidence="event loop against theory",
-        within_abs=0.005,
-    )
+        "GPT-2 XL with GPT-2 small", "K 4, r' 0.8125", "speed-up, event loop", 2.463, run.speedup.mean, kind="theory",
+        evidence="event loop against theory", within_abs=0.005,
+    )  # fmt: skip
     seconds = 260 * run.seconds_per_token
     plain = alone(0.0, 0, target_s=target_s, requests=1, output_tokens=257)
     for quantity, printed, simulated, tolerance in (
@@ -186,28 +158,18 @@ def gpt2(_quick: bool) -> Iterator[Row]:
         ("autoregressive, s (measured)", 16.8244, 256 * plain.seconds_per_token, 12.0),
     ):
         yield Row(
-            experiment="GPT-2 XL with GPT-2 small",
-            case="64 rounds, 260 tokens" if tolerance != 12.0 else "256 tokens",
-            quantity=quantity,
-            published=printed,
-            simulated=simulated,
-            kind="theory" if tolerance is None else "calibrated",
+            "GPT-2 XL with GPT-2 small", "64 rounds, 260 tokens" if tolerance != 12.0 else "256 tokens", quantity,
+            printed, simulated, kind="theory" if tolerance is None else "calibrated",
             evidence="event loop against theory" if tolerance is None else "event loop against measurement",
-            within_abs=0.005 if tolerance is None else None,
-            within_pct=tolerance,
-        )
+            within_abs=0.005 if tolerance is None else None, within_pct=tolerance,
+        )  # fmt: skip
     yield Row(
-        experiment="GPT-2 XL with GPT-2 small",
-        case="K 4, r' 0.8125",
-        quantity="speed-up (measured)",
-        published=facts["AR_seconds"] / facts["SPS_seconds"],
-        simulated=run.speedup.mean,
-        kind="calibrated",
-        evidence="event loop against measurement",
-        within_pct=12.0,
+        "GPT-2 XL with GPT-2 small", "K 4, r' 0.8125", "speed-up (measured)",
+        facts["AR_seconds"] / facts["SPS_seconds"], run.speedup.mean, kind="calibrated",
+        evidence="event loop against measurement", within_pct=12.0,
         note="the article's 73.3 ms a token contradicts its own 16.82 s for 256 tokens, 65.7 ms each; "
         "with those the closed form gives 2.36",
-    )
+    )  # fmt: skip
 
 
 def medusa(quick: bool) -> Iterator[Row]:
@@ -229,15 +191,9 @@ def medusa(quick: bool) -> Iterator[Row]:
         for quantity, value, slack, evidence in made:
             # Both inputs have two decimals.
             yield Row(
-                experiment="Medusa table 1",
-                case=row["model"],
-                quantity=quantity,
-                published=float(row["speedup"]),
-                simulated=value,
-                kind="theory",
-                evidence=evidence,
-                within_abs=0.03 + slack,
-            )
+                "Medusa table 1", row["model"], quantity, float(row["speedup"]), value, kind="theory",
+                evidence=evidence, within_abs=0.03 + slack,
+            )  # fmt: skip
         if row["speculative_decoding_speedup"]:
             yield shown(
                 "Medusa table 1", row["model"], "speed-up of speculative decoding",
@@ -247,16 +203,11 @@ def medusa(quick: bool) -> Iterator[Row]:
         plain_s = 1.0 / float(row["plain_tokens_per_s"])
         run = _medusa_run(float(row["tokens_per_step"]), overheads[row["model"]], quick)
         yield Row(
-            experiment="Medusa, AlpacaEval",
-            case=row["model"],
-            quantity="tokens/s, with the overhead of table 1",
-            published=float(row["medusa_tokens_per_s"]),
-            simulated=run.speedup.mean / plain_s,
-            kind="calibrated",
-            evidence="event loop against measurement",
-            within_pct=10.0,
+            "Medusa, AlpacaEval", row["model"], "tokens/s, with the overhead of table 1",
+            float(row["medusa_tokens_per_s"]), run.speedup.mean / plain_s, kind="calibrated",
+            evidence="event loop against measurement", within_pct=10.0,
             note="no overhead is printed for AlpacaEval; the measured speeds imply 1.04 to 1.26 where table 1 has 1.18 to 1.27",
-        )
+        )  # fmt: skip
     for case, printed in (
         ("Medusa-1, Vicuna-7B", 2.18),
         ("Medusa-1, Vicuna-13B", 2.33),

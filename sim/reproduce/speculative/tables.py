@@ -90,15 +90,9 @@ def alpha_presets(quick: bool) -> Iterator[Row]:
         statistics = run.statistics
         tried = statistics.num_accepted_tokens + statistics.num_rejections
         yield Row(
-            experiment=experiment,
-            case=case,
-            quantity="alpha, estimated from the run's counters",
-            published=alpha,
-            simulated=statistics.alpha,
-            kind="theory",
-            evidence="input returned",
-            within_abs=3.0 * float(np.sqrt(alpha * (1.0 - alpha) / tried)) + 1e-12,
-        )
+            experiment, case, "alpha, estimated from the run's counters", alpha, statistics.alpha, kind="theory",
+            evidence="input returned", within_abs=3.0 * float(np.sqrt(alpha * (1.0 - alpha) / tried)) + 1e-12,
+        )  # fmt: skip
 
 
 def whole_grid(quick: bool) -> Iterator[Row]:
@@ -128,15 +122,10 @@ def optimal_k(quick: bool) -> Iterator[Row]:
     for row in published("spec_optimal_k"):
         alpha, c = float(row["alpha"]), float(row["c"])
         yield Row(
-            experiment="best K (Leviathan, section 3.5)",
-            case=f"alpha {alpha:g}, c {c:g}",
-            quantity="K of theorem 3.8's maximum",
-            published=float(row["optimal_k"]),
-            simulated=float(theory.optimal_k(alpha, c)),
-            kind="theory",
-            evidence="closed form against print",
-            within_abs=0.0,
-        )
+            "best K (Leviathan, section 3.5)", f"alpha {alpha:g}, c {c:g}", "K of theorem 3.8's maximum",
+            float(row["optimal_k"]), float(theory.optimal_k(alpha, c)), kind="theory",
+            evidence="closed form against print", within_abs=0.0,
+        )  # fmt: skip
     for alpha, c in ((0.5, 0.05), (0.7, 0.05), (0.8, 0.1)):
         best = int(theory.optimal_k(alpha, c))
         found = {k: iid_run(alpha, k, c, quick).speedup for k in (best - 2, best, best + 2)}
@@ -159,16 +148,11 @@ def optimal_k(quick: bool) -> Iterator[Row]:
     for alpha, c in ((0.5, 0.1), (0.8, 0.05)):
         run = iid_run(alpha, 1, c, quick)
         yield Row(
-            experiment="promised speed-up (1 + alpha) / (1 + c) (corollary 3.9)",
-            case=f"alpha {alpha:g}, c {c:g}, K 1",
-            quantity="speed-up, event loop",
-            published=(1.0 + alpha) / (1.0 + c),
-            simulated=run.speedup.mean,
-            kind="theory",
-            evidence="event loop against theory",
-            within_abs=three_sigma(run.speedup.half_width),
+            "promised speed-up (1 + alpha) / (1 + c) (corollary 3.9)", f"alpha {alpha:g}, c {c:g}, K 1",
+            "speed-up, event loop", (1.0 + alpha) / (1.0 + c), run.speedup.mean, kind="theory",
+            evidence="event loop against theory", within_abs=three_sigma(run.speedup.half_width),
             note="alpha and c are ours",
-        )
+        )  # fmt: skip
 
 
 def lenience_speeds(quick: bool) -> Iterator[Row]:
