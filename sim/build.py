@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from importlib import metadata
@@ -43,3 +44,12 @@ def _noted() -> dict[str, Any]:
     except metadata.PackageNotFoundError:
         return {"why": "Rooftrace is not installed; its sources are run"}
     return json.loads(text) if text else {}
+
+
+@functools.cache
+def installed(package: str) -> str:
+    """The version of a package that is installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from hwmodels.overheads import Overheads
 from hwmodels.stack_files import StackFile, dump_stack_file
 from sim.bench.fitting import QUANTITIES, Errors, Fit, Posterior, Prediction
 from sim.bench.parameters import BY_NAME, KV, Setting, own_value
+from sim.build import installed
 from sim.scenario.assembly.deployment import deployment_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def stack_text(fit: Fit, scenario: Scenario, files: Sequence[str], left_out: Seq
         "hardware": deployment.device.name,
         "tensor": deployment.parallel.tensor,
         "scenario": scenario.hash,
-        "rooftrace": _version(),
+        "rooftrace": installed("rooftrace"),
         "files": list(files),
         "runs": [case.name for case in fit.cases],
         "set_aside": [fit.cases[i].name for i in fit.contradicting],
@@ -135,10 +135,3 @@ def errors_in(file: StackFile) -> tuple[Errors, float]:
         source=str(given.get("source", "")),
     )
     return errors, float(given.get("scale", 1.0))
-
-
-def _version() -> str:
-    try:
-        return version("rooftrace")
-    except PackageNotFoundError:
-        return "not installed"

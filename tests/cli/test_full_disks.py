@@ -13,17 +13,11 @@ from typer.testing import CliRunner
 
 from sim.cli import build_app
 from tests.bench.own import VLLM_DETAILED
+from tests.cli.test_every_table import PLACE
 
 APP = build_app()
 COMMAND = typer.main.get_command(APP)
 SMALL = "scheduler: vllm\nworkload: {trace: conversation, limit: 5}\nslo: {ttft_s: 1.0}\n"
-PLACE = """\
-cluster: {devices: 2, memory_gib: 13.0}
-models: [{model: bert-1.3b, copies: 2}]
-workload: {arrivals: {process: poisson, rate_per_s: 4}, duration_s: 5}
-serving: {slo_scale: 5}
-placement: {policy: partition}
-"""
 TRACE = "arrival_s,prompt_tokens,output_tokens,prefix_blocks_16\n0,40,5,1 2\n1,40,5,1 3\n"
 AXIS = ("--axis", "scheduler.max_num_seqs=8,16", "--jobs", "1")
 PRINTING = {

@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.explore.browser import Opened, chart, drag_over, expect, figure, launched, save_as, settle
+from tests.explore.browser import Opened, chart, drag_over, expect, figure, save_as, settle
 from tests.explore.fake_server import Fake, answer, document, recorded
 
 RATE = "workload.rate_per_s"
 LAYOUT = "deployment.tensor_parallel"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as found:
-        yield found
 
 
 @pytest.fixture

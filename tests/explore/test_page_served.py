@@ -11,7 +11,7 @@ import pytest
 
 from sim.run import simulate
 from sim.scenario import Scenario
-from tests.explore.browser import Opened, expect, figure, launched, save_as, settle
+from tests.explore.browser import Opened, expect, figure, save_as, settle
 
 pytestmark = pytest.mark.slow(reason="a browser loads the page")
 SMALL = Scenario.default().with_set("workload.limit=200")
@@ -26,12 +26,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     page = explore(SMALL, out=tmp_path_factory.mktemp("explored"))
     yield page.url
     page.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as found:
-        yield found
 
 
 @pytest.fixture

@@ -241,14 +241,14 @@ def test_what_a_step_takes_beside_the_model_has_a_part_of_its_own(settings: dict
         assert found.busy_s["adapter_loads"] == pytest.approx(loads["slot_load_s"] + loads["disk_load_s"], rel=1e-6)
 
 
+ONE_REQUEST = {
+    "requests": 1, "arrivals": {"process": "poisson", "rate_per_s": 1}, "prompt_tokens": 50, "output_tokens": 20,
+}  # fmt: skip
+"""The workload of one request."""
+
+
 def test_adapters_and_masks_of_a_request_alone_are_what_they_cost() -> None:
-    alone = {
-        "requests": 1,
-        "arrivals": {"process": "poisson", "rate_per_s": 1},
-        "prompt_tokens": 50,
-        "output_tokens": 20,
-    }
-    one = {"model": "llama-3.1-8b", "workload": alone, "adapters": {"count": 1}}
+    one = {"model": "llama-3.1-8b", "workload": ONE_REQUEST, "adapters": {"count": 1}}
     for overlapped in (False, True):
         found, _, experiment, _ = of_scenario(
             {**one, "structured_output": {"share": 1.0, "grammars": 1, "overlapped": overlapped}}
@@ -264,15 +264,9 @@ def test_adapters_and_masks_of_a_request_alone_are_what_they_cost() -> None:
 
 
 def test_masks_that_take_longer_than_the_step_are_what_the_device_waits_for() -> None:
-    alone = {
-        "requests": 1,
-        "arrivals": {"process": "poisson", "rate_per_s": 1},
-        "prompt_tokens": 50,
-        "output_tokens": 20,
-    }
     slow = {"share": 1.0, "grammars": 1, "mask_s": 0.03}
-    _, _, _, without = of_scenario({"model": "llama-3.1-8b", "workload": alone})
-    found, _, _, summary = of_scenario({"model": "llama-3.1-8b", "workload": alone, "structured_output": slow})
+    _, _, _, without = of_scenario({"model": "llama-3.1-8b", "workload": ONE_REQUEST})
+    found, _, _, summary = of_scenario({"model": "llama-3.1-8b", "workload": ONE_REQUEST, "structured_output": slow})
     longer_s = summary["tpot_s"]["mean"] - without["tpot_s"]["mean"]
     assert longer_s > 0.01
     assert found.mean("tpot_s", np.ones(1, bool))["masks"] == pytest.approx(longer_s, rel=1e-4)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment
 from hwmodels.serving_intervals import has_rows, kind_of, serving_interval
 from hwmodels.steps.cost import StepTimes
-from sim.build import engine_build
+from sim.build import engine_build, installed
 from sim.engine import Experiment
 from sim.scenario import named
 from sim.scenario.assembly.handover import facts_of, notes_of_handover
@@ -235,12 +233,4 @@ def _measured_steps(deployment: Deployment, times: StepTimes) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Versions of Python, Rooftrace and the libraries whose numbers a result depends on, and the engine's build."""
     found = {"python": platform.python_version(), "engine": engine_build()}
-    return found | {name: _installed(name) for name in ("rooftrace", "numpy", "simpy", "pyarrow")}
-
-
-@functools.cache
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    return found | {name: installed(name) for name in ("rooftrace", "numpy", "simpy", "pyarrow")}
