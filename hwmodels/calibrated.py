@@ -38,14 +38,8 @@ class Calibrated:
     """Whether another machine computes the prompts: one with a single token left is then a decode, whatever the stack."""
 
     @classmethod
-    def for_stack(
-        cls,
-        name: str,
-        profile: str | None = None,
-        release: str | None = None,
-        graphs: GraphSettings = DEFAULT_GRAPHS,
-    ) -> Calibrated:
-        return cls(stack=serving_stack(name, release), profile=profile, graphs=graphs)
+    def for_stack(cls, name: str, graphs: GraphSettings = DEFAULT_GRAPHS) -> Calibrated:
+        return cls(stack=serving_stack(name), graphs=graphs)
 
     def captured(self, device: Device, tensor: int) -> tuple[int, ...] | None:
         """The rows of the graphs that decode steps are padded to; empty: none; None: the stack has no list of them.

@@ -195,24 +195,6 @@ class DraftStatistics:
         return _ratio(self.num_accepted_tokens, self.num_accepted_tokens + self.num_rejections)
 
 
-def draft_statistics(accepted: npt.ArrayLike, drafted: npt.ArrayLike) -> DraftStatistics:
-    """Statistics of rounds from accepted and drafted counts (arrays of rounds; *drafted* may be one number).
-
-    Rounds that drafted nothing do not count. A round cut at the end of the output accepted more than it emitted: give
-    the full count, or leave the last round of each request out.
-    """
-    taken, offered = np.broadcast_arrays(np.asarray(accepted), np.asarray(drafted))
-    if taken.dtype.kind not in "iu" or offered.dtype.kind not in "iu":
-        raise TypeError("accepted and drafted are whole numbers of tokens")
-    if ((taken < 0) | (taken > offered)).any():
-        raise ValueError("accepted lies in [0, drafted] in every round")
-    taken, offered = taken[offered > 0].astype(np.int64), offered[offered > 0].astype(np.int64)
-    counts: dict[tuple[int, int], list[int]] = {}
-    for k in np.unique(offered).tolist():
-        counts[k, k] = np.bincount(taken[offered == k], minlength=k + 1).tolist()
-    return statistics_of_counts(counts)
-
-
 def statistics_of_counts(counts: Mapping[tuple[int, int], Sequence[int]]) -> DraftStatistics:
     """Statistics from counts by (k, draft tokens per round): how many rounds accepted 0, 1, ..., k drafts.
 

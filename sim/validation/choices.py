@@ -73,14 +73,7 @@ class Share:
 
     @property
     def right_pct(self) -> float:
-        return self._pct(self.right)
-
-    @property
-    def constant_pct(self) -> float:
-        return self._pct(self.constant)
-
-    def _pct(self, count: int) -> float:
-        return 100.0 * count / (self.cases - self.ties) if self.cases > self.ties else np.nan
+        return 100.0 * self.right / (self.cases - self.ties) if self.cases > self.ties else np.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
