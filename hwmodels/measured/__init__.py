@@ -7,22 +7,19 @@ with the reason and counted; rows without a model are NaN with the reason, never
 """
 
 from hwmodels.measured.files import Measurement, is_kernel_level, read
-from hwmodels.measured.folder import Survey, read_folder, survey
-from hwmodels.measured.kinds import CALIBRATING, KINDS
+from hwmodels.measured.folder import read_folder, survey
+from hwmodels.measured.kinds import KINDS
 from hwmodels.measured.names import catalogue_model, catalogue_name
 from hwmodels.measured.own import Said, format_of, read_own
 from hwmodels.measured.part import Part
 from hwmodels.measured.parts import parts
-from hwmodels.measured.predict import Prediction, predict
+from hwmodels.measured.predict import predict
 
 __all__ = [
-    "CALIBRATING",
     "KINDS",
     "Measurement",
     "Part",
-    "Prediction",
     "Said",
-    "Survey",
     "catalogue_model",
     "catalogue_name",
     "format_of",

@@ -11,7 +11,6 @@ from hwmodels.model.catalogue import (
     model_file,
 )
 from hwmodels.model.config import spec_from_config
-from hwmodels.model.fields import FAMILIES
 from hwmodels.model.spec import (
     EXPAND,
     LOCAL,
@@ -28,7 +27,6 @@ from hwmodels.model.spec import (
 __all__ = [
     "CATALOGUE",
     "EXPAND",
-    "FAMILIES",
     "LOCAL",
     "Attention",
     "AttentionKind",

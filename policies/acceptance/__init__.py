@@ -14,17 +14,16 @@ Each process is a frozen value with
 """
 
 from policies.acceptance.chains import BetaAlpha, Iid, MeanLength, PerPosition
-from policies.acceptance.distributions import RULES, FromDistributions, Rule, check_rule
+from policies.acceptance.distributions import FromDistributions, Rule, check_rule
 from policies.acceptance.process import Acceptance, Chain
 from policies.acceptance.published import CURVES, PUBLISHED, Curve, Published, published, rates_of
 from policies.acceptance.recorded import Recorded, read_recorded
 from policies.acceptance.states import TwoState
-from policies.acceptance.trees import Tree, check_accuracies, dense_tree, greedy_tree, path_products
+from policies.acceptance.trees import Tree, dense_tree, greedy_tree, path_products
 
 __all__ = [
     "CURVES",
     "PUBLISHED",
-    "RULES",
     "Acceptance",
     "BetaAlpha",
     "Chain",
@@ -38,7 +37,6 @@ __all__ = [
     "Rule",
     "Tree",
     "TwoState",
-    "check_accuracies",
     "check_rule",
     "dense_tree",
     "greedy_tree",

@@ -6,7 +6,7 @@ over. What is of one engine is in its folder of `engines`; what engines have in 
 encoders is in `adapters` and `encoders`. Read `translate` first, then `engines.vllm.reader` and `export`.
 """
 
-from sim.launch.export import Export, export, recommended
-from sim.launch.translate import Translation, models_of, scenario_from
+from sim.launch.export import export, recommended
+from sim.launch.translate import models_of, scenario_from
 
-__all__ = ["Export", "Translation", "export", "models_of", "recommended", "scenario_from"]
+__all__ = ["export", "models_of", "recommended", "scenario_from"]

@@ -6,7 +6,7 @@ simulates them, `fit` fits the stack, `drift` says where observation and simulat
 `dashboard` shows both. Read `curves` first. It only reads: nothing here writes to a server.
 """
 
-from sim.observe.curves import Observed, observed
-from sim.observe.traffic import ObservedTraffic, observed_traffic
+from sim.observe.curves import observed
+from sim.observe.traffic import observed_traffic
 
-__all__ = ["Observed", "ObservedTraffic", "observed", "observed_traffic"]
+__all__ = ["observed", "observed_traffic"]
