@@ -20,7 +20,7 @@ DIED = "the process that ran it died twice; it may have run out of memory"
 
 
 def execute(runs: Iterator[Run], store: Store, backend: Backend, on_outcome: Callable[[Outcome], None]) -> None:
-    """Run all of *runs* that have a scenario, storing each; *on_outcome* hears of each as it ends.
+    """Run all of *runs* that have a scenario, storing each; *on_outcome* is called with each as it ends.
 
     At most two batches a process are under way, so that memory does not grow with the number of runs. When a process
     dies, the runs that it may have died of are tried once more, each alone; those that kill it again are failures.

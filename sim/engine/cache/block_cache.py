@@ -488,7 +488,7 @@ class PlannedBlocks:
         return both
 
     def _may_change(self, id_: int, found: int) -> bool:
-        """Whether what is planned may change what is found in blocks below *found*, or who holds them."""
+        """Whether what is planned may change what is found in blocks below *found*, or which requests hold them."""
         cache, touched = self._cache, self._touched
         if not touched and cache.has_blank(self._blocks):
             return False

@@ -225,7 +225,7 @@ class RunPool(CachingPool[HeldRuns]):
         self._push(run)
 
     def _rank_the_freed(self, runs: Sequence[Run], id_: int) -> None:
-        """Ranks the runs that a request has used last and that nobody holds now."""
+        """Ranks the runs that a request has used last and that no request holds now."""
         self.rank_again()
         self._n_uses += 1
         for run in runs:

@@ -267,7 +267,7 @@ class DrivenTurns(Turns):
         sequences.kv.free = sequences.kv.total - step.held
 
     def _admit(self, step: _Step, work: Tally, start_ns: int) -> None:
-        """Those who begin leave the queue."""
+        """Requests that begin leave the queue."""
         core = self._core
         state, sequences = core.state, core.sequences
         begin = {id_: found for id_, found in step.found.items() if state.status[id_] == UNFINISHED}

@@ -17,10 +17,10 @@ from sim.engine.tiers.stores import Store
 from sim.engine.tiers.tiers import Segment, Tiers
 
 _TRIES = 2
-"""Loads in vain after which a sequence is computed, and one that was swapped out is loaded alone: loading sequences could else
+"""Wasted loads after which a sequence is computed, and one that was swapped out is loaded alone: loading sequences could else
 evict each other for ever."""
 _TRIES_ALONE = 4
-"""Loads in vain after which a swapped sequence is computed, too: its scheduler may prefer another one after every load."""
+"""Wasted loads after which a swapped sequence is computed, too: its scheduler may prefer another one after every load."""
 
 
 class Loading:
@@ -144,7 +144,7 @@ class Loading:
         return 0
 
     def _has_to_wait(self, id_: int) -> bool:
-        """Whether a load would be beside one of a sequence that was loaded in vain too often."""
+        """Whether a load would be beside one of a sequence whose loads were wasted too often."""
         loaded, tries = (*self._books.in_transit, *self._books.here), self._gave_back
         return bool(loaded and tries) and any(tries[each] >= _TRIES for each in (id_, *loaded))
 

@@ -90,7 +90,7 @@ class Planner:
         return plan
 
     def _known(self, batch: MicroBatch, n: int, growth: int, ticks: int) -> Plan | None:
-        """The plan for *n* decodes, whose step takes *growth* blocks, where nobody waits and the scheduler need not be asked:
+        """The plan for *n* decodes, whose step takes *growth* blocks, where no request waits and the scheduler need not be asked:
         see `policies.view.decodes_below`."""
         view, ahead = batch.view, self._ahead
         if batch.leaving:

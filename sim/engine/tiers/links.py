@@ -327,7 +327,7 @@ class Links:
         self._capacities: dict[str, Capacity] = {}
 
     def of(self, key: Hashable, spec: LinkSpec) -> Link:
-        """The link called *key*; those who name the same one share it."""
+        """The link called *key*; all that name the same one share it."""
         if key not in self._made:
             self._made[key] = Link(spec, [self._capacity(limit) for limit in spec.limits])
         link = self._made[key]

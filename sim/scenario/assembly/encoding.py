@@ -146,7 +146,7 @@ def about_encoding(scenario: Scenario, models: Iterable[ModelSpec], workload: Wo
 
 
 def _cut(model: ModelSpec, audio_ms: IntArray) -> Iterator[str]:
-    """A note where clips are longer than what *model* hears of one."""
+    """A note where clips are longer than what *model* takes of one."""
     longest_ms = None if model.speech is None else model.speech.longest_ms
     if longest_ms is not None and (longer := int((audio_ms > longest_ms).sum())):
         yield (
