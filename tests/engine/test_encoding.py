@@ -203,25 +203,18 @@ def test_an_encoder_that_drains_goes_when_what_it_sent_has_arrived() -> None:
     assert found.requests["status"].tolist() == [FINISHED] * 2
 
 
-def test_an_encoder_that_drains_goes_at_once_when_nothing_of_its_batch_is_wanted() -> None:
-    """The client of the second request goes while it is encoded, by 6 ms."""
-    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2, abort_ns=np.array([-1, 3 * MS]))
+@pytest.mark.parametrize(
+    ("gone_ms", "off_s"), [(3, 0.006000001), (8, 0.008000001)], ids=["while it is encoded", "while it is sent"]
+)
+def test_an_encoder_that_drains_goes_when_nobody_wants_what_it_has_encoded(gone_ms: int, off_s: float) -> None:
+    """The second request is encoded by 6 ms, and its tokens are on their link until 11 ms; its client goes before."""
+    leaves_ns = np.array([-1, gone_ms * MS])
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2, abort_ns=leaves_ns)
     to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
     found = run(with_encoders(pools(trace=trace), encoders(2, [5, 5]), to_one), check_invariants=True)
     assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [
         (0.005, 5, DRAINING),
-        (pytest.approx(0.006000001, abs=1e-12), 5, OFF),
-    ]
-
-
-def test_an_encoder_that_drains_does_not_wait_for_a_transfer_that_nobody_wants() -> None:
-    """Its encoded tokens are on their link from 6 to 11 ms, and the client goes at 8 ms."""
-    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20] * 2, output_tokens=[4] * 2, abort_ns=np.array([-1, 8 * MS]))
-    to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
-    found = run(with_encoders(pools(trace=trace), encoders(2, [5, 5]), to_one), check_invariants=True)
-    assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found)] == [
-        (0.005, 5, DRAINING),
-        (pytest.approx(0.008000001, abs=1e-12), 5, OFF),
+        (pytest.approx(off_s, abs=1e-12), 5, OFF),
     ]
 
 

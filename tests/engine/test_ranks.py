@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -29,7 +29,7 @@ from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
 from tests.engine.independent import TICKS, Model, Request, Rules
 from tests.engine.random_runs import HoldsTooLong, an_experiment, assert_same, run_both_ways, with_ranks
-from tests.engine.test_independent import TICK_S, difference, some_rules, spec_of
+from tests.engine.test_independent import TICK_S, compared, difference, some_rules, spec_of
 from tests.sample import few, some
 from workloads import ClosedLoop, Trace
 
@@ -97,12 +97,7 @@ def ranked(cost: Linear, **shared: float) -> Ranked:
 
 
 def test_ranks_equal_a_second_model_of_their_rules() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(20):
-        requests, columns = both(seed)
-        assert difference(requests, columns) is None, f"seed {seed}"
-        seen.update(request.status for request in requests)
-        seen["preempted"] += sum(request.preemptions for request in requests)
+    seen = compared(both)
     assert seen["finished"] > 100
     assert seen["preempted"] > 10
 

@@ -37,7 +37,7 @@ from tests.engine.random_runs import (
     with_ranks,
     with_tiers,
 )
-from tests.engine.test_independent import TICK_S, difference, some_rules, spec_of
+from tests.engine.test_independent import TICK_S, compared, difference, some_rules, spec_of
 from tests.sample import few, some
 from workloads import Trace
 
@@ -402,12 +402,7 @@ def both(seed: int, *, off_by: int = 0) -> tuple[list[Request], Columns]:
 
 
 def test_ranks_in_turn_equal_a_second_model_of_their_rules() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(20):
-        requests, columns = both(seed)
-        assert difference(requests, columns) is None, f"seed {seed}"
-        seen.update(request.status for request in requests)
-        seen["preempted"] += sum(request.preemptions for request in requests)
+    seen = compared(both)
     assert seen["finished"] > 100
     assert seen["preempted"] > 10
 

@@ -215,12 +215,19 @@ def test_sequences_are_swapped_to_host_memory_that_others_read() -> None:
     assert result.requests["recomputed_tokens"].sum() == 0
 
 
-def test_replicas_that_disagree_about_the_size_of_their_store_are_refused_in_a_sentence() -> None:
+@pytest.mark.parametrize(
+    ("key", "values", "said"),
+    [
+        ("gib", (10.0, 20.0), "say that it has 10 and 20 GiB"),
+        ("eviction", ("lfu", "fifo"), "do not say the same of its eviction"),
+    ],
+)
+def test_replicas_that_disagree_about_their_store_are_refused_in_a_sentence(key: str, values: Any, said: str) -> None:
     pools = {
-        name: {"model": "llama-3.1-8b", "replicas": 1, "memory": {"tiers": [{**REMOTE, "gib": gib}]}}
-        for name, gib in (("one", 10.0), ("other", 20.0))
+        name: {"model": "llama-3.1-8b", "replicas": 1, "memory": {"tiers": [{**REMOTE, key: value}]}}
+        for name, value in zip(("one", "other"), values, strict=True)
     }
-    with pytest.raises(ScenarioError, match="replicas share the store shared, and say that it has 10 and 20 GiB"):
+    with pytest.raises(ScenarioError, match=f"replicas share the store shared, and {said}"):
         build(scenario({}, pools=pools))
 
 
@@ -299,13 +306,9 @@ def test_an_eviction_policy_that_cannot_rank_is_refused_before_the_run(
         build(scenario(memory if "tiers" in where else memory | {"eviction": eviction}))
 
 
-def test_replicas_that_disagree_about_the_eviction_of_their_store_are_refused_in_a_sentence() -> None:
-    pools = {
-        name: {"model": "llama-3.1-8b", "replicas": 1, "memory": {"tiers": [{**REMOTE, "eviction": eviction}]}}
-        for name, eviction in (("one", "lfu"), ("other", "fifo"))
-    }
-    with pytest.raises(ScenarioError, match="replicas share the store shared, and do not say the same of its eviction"):
-        build(scenario({}, pools=pools))
+ALIKE_IN_NOTHING = {
+    "arrivals": {"process": "poisson", "rate_per_s": 1.0}, "prompt_tokens": 50, "output_tokens": 5, "requests": 3,
+}  # fmt: skip
 
 
 def test_what_a_tier_or_a_cache_has_to_find_nothing_in_is_said() -> None:
@@ -315,17 +318,11 @@ def test_what_a_tier_or_a_cache_has_to_find_nothing_in_is_said() -> None:
     alone = "A tier of kind peer is the host memory of other replicas, and there is one replica: it finds nothing."
     assert alone in notes({"tiers": [HOST, PEER]})
     assert alone not in notes({"tiers": [HOST, PEER]}, replicas=2)
-    plain = {
-        "arrivals": {"process": "poisson", "rate_per_s": 1.0},
-        "prompt_tokens": 50,
-        "output_tokens": 5,
-        "requests": 3,
-    }
     nothing = (
         "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."
     )
-    assert nothing in notes({"prefix_caching": True}, workload=plain)
-    assert nothing not in notes({}, workload=plain)
+    assert nothing in notes({"prefix_caching": True}, workload=ALIKE_IN_NOTHING)
+    assert nothing not in notes({}, workload=ALIKE_IN_NOTHING)
 
 
 @pytest.mark.parametrize("write", ["through", "eviction"])
@@ -346,16 +343,10 @@ def test_a_device_whose_host_link_nobody_knows_needs_a_bandwidth() -> None:
 
 
 def test_a_workload_that_shares_nothing_says_that_tiers_find_nothing() -> None:
-    plain = {
-        "arrivals": {"process": "poisson", "rate_per_s": 1.0},
-        "prompt_tokens": 50,
-        "output_tokens": 5,
-        "requests": 3,
-    }
     tiers = {"tiers": [{"kind": "host", "gib": 2.0}]}
-    notes = resolve(scenario(tiers, workload=plain)).manifest["notes"]
+    notes = resolve(scenario(tiers, workload=ALIKE_IN_NOTHING)).manifest["notes"]
     assert "The workload does not say which prompts begin alike: tiers find nothing." in notes
-    swapping = resolve(scenario({**tiers, "preemption": "swap"}, workload=plain)).manifest["notes"]
+    swapping = resolve(scenario({**tiers, "preemption": "swap"}, workload=ALIKE_IN_NOTHING)).manifest["notes"]
     assert "The workload does not say which prompts begin alike: only swapped sequences use the host tier." in swapping
 
 
