@@ -11,7 +11,6 @@ machines, and the router of the file system's table.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.routing import measured
 from policies.routers import RoundRobin
 from sim.engine import Columns, Experiment, run
 from sim.scenario import Scenario
@@ -44,12 +44,6 @@ ROUTERS = {
 }
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a table."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def figures(requests: Mapping[str, Any], rows: Any) -> dict[str, float]:
     """The tables' figures of the requests *rows*, and how much of their prompts was found and loaded."""
     arrival, finish = requests["arrival_ns"][rows], requests["finish_ns"][rows]
@@ -72,7 +66,7 @@ def figures(requests: Mapping[str, Any], rows: Any) -> dict[str, float]:
 
 def cpu(data: Path, seed: int, gib: float) -> str:
     """HBM alone and with host memory, stages of 5 to 40 req/s."""
-    said = {(row["arm"], float(row["offered_rate_req_s"])): row for row in rows_of(data / "kv_tiers_cpu.csv")}
+    said = {(row["arm"], float(row["offered_rate_req_s"])): row for row in measured(data / "kv_tiers_cpu.csv")}
     workload = {
         "shared_prefix": {
             "groups": 250, "prompts_per_group": 5, "system_prompt_tokens": 16_000, "question_tokens": 256,
@@ -117,7 +111,7 @@ def cpu(data: Path, seed: int, gib: float) -> str:
 
 def lustre(data: Path, seed: int, read_gb_per_s: float, router: str) -> str:
     """Host memory alone and with a file system that all replicas share, 20 requests at a time."""
-    said = {row["arm"]: row for row in rows_of(data / "kv_tiers_lustre.csv")}
+    said = {row["arm"]: row for row in measured(data / "kv_tiers_lustre.csv")}
     host = {"kind": "host", "gib": 60.0}
     store = {"kind": "remote", "gib": 18_000.0, "read_gb_per_s": read_gb_per_s, "staged": True}
     tiers = {"hbm_cpu": [host], "hbm_cpu_lustre": [host, store]}
@@ -176,7 +170,7 @@ def peers(data: Path, read_gb_per_s: float) -> str:
         "| prefix tokens | computed (ms) | | error | pulled (ms) | | error | pulled / computed | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows_of(data / "p2p_pull_vs_recompute.csv"):
+    for row in measured(data / "p2p_pull_vs_recompute.csv"):
         tokens = int(row["prefix_tokens"])
         settings = {
             "model": "gpt-oss-120b", "hardware": "h200", "replicas": 2, "scheduler": {"policy": "vllm"},
@@ -215,8 +209,8 @@ def peers(data: Path, read_gb_per_s: float) -> str:
 
 def apart(data: Path, seed: int, kv_blocks: int, link_gb_per_s: float) -> str:
     """Prefill machines with and without host memory behind them, which their router does not know of."""
-    stages = rows_of(data / "pd_multitier_stages.csv")
-    runs = {(row["workload"], row["arm"]): row for row in rows_of(data / "pd_multitier_runs.csv")}
+    stages = measured(data / "pd_multitier_stages.csv")
+    runs = {(row["workload"], row["arm"]): row for row in measured(data / "pd_multitier_runs.csv")}
     rates = sorted({float(row["offered_rate_req_s"]) for row in stages})
     ends = np.cumsum([round(rate * 60) for rate in rates])
     eviction = {

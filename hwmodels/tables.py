@@ -38,8 +38,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def packaged_rows(name: str) -> list[dict[str, str]]:
-    """The rows of a packaged CSV file, lines that begin with # left out."""
+def packaged_rows(name: str | Path) -> list[dict[str, str]]:
+    """The rows of a packaged CSV file, a path or a name in `ROOM`; lines that begin with # are left out."""
     lines = _text(ROOM / name).splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 

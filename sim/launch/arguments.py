@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from hwmodels.overheads import at_or_before, is_before
 from hwmodels.stacks import stacks
+from hwmodels.tables import packaged_rows
 from sim.errors import RooftraceError
 from sim.launch.engines import FOLDER, launches
 from sim.scenario.yaml import parse_yaml
@@ -70,9 +70,8 @@ class _Gone(NamedTuple):
 @functools.lru_cache(maxsize=len(ENGINES))
 def options_of(engine: str) -> Mapping[str, Option]:
     """Every option of an engine's command by each of its spellings, with underscores as the engines accept them too."""
-    text = (FOLDER / engine / "options.csv").read_text(encoding="utf-8")
     found: dict[str, Option] = {}
-    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+    for row in packaged_rows(FOLDER / engine / "options.csv"):
         option = Option(
             name=row["option"].lstrip("-").replace("_", "-"),
             takes=row["takes"],
@@ -88,8 +87,7 @@ def options_of(engine: str) -> Mapping[str, Option]:
 def _gone_from(engine: str) -> Mapping[str, _Gone]:
     """Options that older releases had, by their names."""
     file = FOLDER / engine / "removed.csv"
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    rows = packaged_rows(file) if file.exists() else []
     return {row["option"]: _Gone(row["takes"], row["gone"], row["now"], row["did"]) for row in rows}
 
 
@@ -99,9 +97,8 @@ def _listed(engine: str) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]
     file = FOLDER / engine / "releases.csv"
     if not file.exists():
         return (release_of(engine),), {}
-    lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
-    rows = csv.DictReader(lines)
-    releases = tuple(rows.fieldnames or ())[2:]
+    rows = packaged_rows(file)
+    releases = tuple(rows[0])[2:]
     return releases, {row["option"]: tuple(each for each in releases if row[each]) for row in rows}
 
 

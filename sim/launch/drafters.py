@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hwmodels.model import load_model
+from hwmodels.tables import packaged_rows
 from policies.acceptance import published
 from sim.launch.reading import Reading
 
@@ -26,11 +26,9 @@ class _Row(NamedTuple):
 
 @functools.cache
 def _rows() -> tuple[_Row, ...]:
-    text = (Path(__file__).parent / "data" / "drafters.csv").read_text(encoding="utf-8")
-    lines = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     return tuple(
         _Row(row["method"], row["drafter"], row["model"], int(row["k"]), float(row["mean_length"]), row["source"])
-        for row in lines
+        for row in packaged_rows(Path(__file__).parent / "data" / "drafters.csv")
     )
 
 
