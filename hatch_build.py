@@ -63,6 +63,36 @@ their settings stay ordinary ones with compiled methods."""
 
 PACKAGES = ("hwmodels", "policies", "sim", "workloads")
 
+MULTIPLY = """
+#undef PyNumber_Multiply
+#include <Python.h>
+
+static int raise_it(void *error) {
+    PyErr_SetObject((PyObject *)Py_TYPE((PyObject *)error), (PyObject *)error);
+    Py_DECREF((PyObject *)error);
+    return -1;
+}
+
+PyObject *rooftrace_multiply(PyObject *left, PyObject *right) {
+    PyObject *product = PyNumber_Multiply(left, right);
+    while (product == NULL && PyLong_Check(left) && PyLong_Check(right) && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        PyObject *type, *error, *trace;
+        PyErr_Fetch(&type, &error, &trace);
+        PyErr_NormalizeException(&type, &error, &trace);
+        Py_XDECREF(type);
+        Py_XDECREF(trace);
+        if (Py_AddPendingCall(raise_it, error) < 0)
+            Py_XDECREF(error);
+        product = PyNumber_Multiply(left, right);
+    }
+    return product;
+}
+"""
+"""CPython's product of integers of more than 30 bits looks for signals, and fails with what their handler raises (Ctrl-C:
+KeyboardInterrupt; `SIGCHECK` in Objects/longobject.c). mypyc takes a product that fails for missing memory and aborts the
+process (`CPyTagged_Multiply_` in its lib-rt/int_ops.c). This one multiplies to the end; the error is raised at the next line
+of Python."""
+
 
 class CompiledBuild(BuildHookInterface[Any]):
     """Adds compiled modules to a wheel; an editable installation finds them while its sources are those that were compiled."""
@@ -186,6 +216,10 @@ def _build(work: Path, folder: Path) -> None:
         for extension in extensions:
             # A product and a sum in one step would round once where plain Python rounds twice.
             extension.extra_compile_args.append("-ffp-contract=off")
+            if extension.name.endswith("__mypyc"):  # what all modules share, with all their products
+                (work / "c" / "multiply.c").write_text(MULTIPLY, encoding="utf-8")
+                extension.sources.append(str(work / "c" / "multiply.c"))
+                extension.define_macros.append(("PyNumber_Multiply", "rooftrace_multiply"))
         built = distribution({"name": "rooftrace", "ext_modules": extensions})
         command = built.get_command_obj("build_ext")
         command.build_lib = str(folder)
