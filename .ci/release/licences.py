@@ -19,9 +19,9 @@ ALLOWED = re.compile(
     re.IGNORECASE,
 )
 SHIPPED = {
-    "sim/explore/page/vendor/preact.js": ("LICENSE-preact", "LICENSE-htm"),
+    "sim/explore/page/vendor/preact.js": {"preact": "MIT", "htm": "Apache-2.0"},
 }
-"""Files of others in the wheel -> their licences beside them."""
+"""Files of others in the wheel -> what is in them, with its licence, whose text is beside the file as LICENSE-NAME."""
 
 
 def required(name: str, seen: dict[str, str] | None = None, extras: tuple[str, ...] = ("",)) -> dict[str, str]:
@@ -58,8 +58,9 @@ def faults(licences: dict[str, str], root: Path = ROOT) -> list[str]:
     found += [
         f"{name} is of others, and SHIPPED does not say under which licence" for name in sorted(vendored - {*SHIPPED})
     ]
-    for name, beside in SHIPPED.items():
-        found += [f"{name}: {file} is not beside it" for file in beside if not (root / name).with_name(file).is_file()]
+    for name, parts in SHIPPED.items():
+        texts = [f"LICENSE-{part}" for part in parts]
+        found += [f"{name}: {text} is not beside it" for text in texts if not (root / name).with_name(text).is_file()]
     return found
 
 
