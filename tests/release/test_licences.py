@@ -34,9 +34,10 @@ def test_a_licence_that_is_not_known_is_named(licence: str) -> None:
 
 def test_the_lock_file_has_all_that_is_required() -> None:
     """With what requirements require, as installed here; an extra that is not installed is not looked at."""
-    locked = set(
-        re.findall(r"(?m)^([\w.-]+)==", (ROOT / ".ci" / "requirements" / "ci.txt").read_text(encoding="utf-8"))
-    )
+    text = (ROOT / ".ci" / "requirements" / "ci.txt").read_text(encoding="utf-8")
+    locked = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", text))
+    if metadata.version("pandas") != locked["pandas"]:
+        pytest.skip("other releases are installed, which may require others")
     for extra in ("", "explore", "serve", "forecast"):
         try:
             required = licences.required("rooftrace", extras=("", extra))
@@ -44,7 +45,7 @@ def test_the_lock_file_has_all_that_is_required() -> None:
             assert extra, "rooftrace or what it requires is not installed"
             continue
         names = {re.sub(r"[-_.]+", "-", name).lower() for name in required}
-        assert names - locked == {"rooftrace"}
+        assert names - {*locked} == {"rooftrace"}
 
 
 def test_what_formats_a_commit_is_what_checks_it() -> None:
