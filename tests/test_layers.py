@@ -88,7 +88,10 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
             )
         ),
         *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),
-        *(f"policies.control.{name}" for name in ("Control", "PoolSeen", "Seen", "remembers_s", "stabilised")),
+        *(
+            f"policies.control.{name}"
+            for name in ("Control", "PoolSeen", "Seen", "remembers_s", "stabilised", "wanted_of")
+        ),
         *(f"policies.control.{name}" for name in ("Hpa", "highest", "most_at_once")),
         *(f"policies.driving.{name}" for name in ("Driven", "Driving", "DrivingError", "Engine", "driving")),
         *(f"policies.ranks.{name}" for name in ("Balance", "Moment", "PromptBalance", "RankWork", "balance_of")),

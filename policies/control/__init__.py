@@ -5,7 +5,7 @@ from policies.control.forecasts import Arima, Forecast, History, HoltWinters, Ka
 from policies.control.hpa import Hpa, highest, most_at_once
 from policies.control.rates import RateModel
 from policies.control.schedule import Perfect, Schedule
-from policies.control.seen import Control, PoolSeen, Seen, remembers_s, stabilised
+from policies.control.seen import Control, PoolSeen, Seen, remembers_s, stabilised, wanted_of
 from policies.control.tracking import TargetTracking
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "most_at_once",
     "remembers_s",
     "stabilised",
+    "wanted_of",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Protocol
@@ -54,6 +54,11 @@ class Control(Protocol):
     """Decides how many machines a pool should have. May have `remembers_s`: seconds of the past that it needs to see."""
 
     def wanted(self, seen: Seen, /) -> int: ...
+
+
+def wanted_of(control: Control | Callable[[Seen], int]) -> Callable[[Seen], int]:
+    """The function that decides: the policy's method, or the function itself."""
+    return control if callable(control) else control.wanted
 
 
 def remembers_s(control: object) -> float:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from policies.control import Forecast, Outlook, Perfect, PoolSeen, Seen, highest, remembers_s, stabilised
+from policies.control import Forecast, Outlook, Perfect, PoolSeen, Seen, highest, remembers_s, stabilised, wanted_of
 from sim.bench.formats.prometheus import text_sample
 from sim.engine.spec.lifecycle import Scaling
 from sim.errors import RooftraceError
@@ -238,7 +238,7 @@ class Watched:
         scaling, policy, mine = bounds.scaling, bounds.scaling.policy, past[-1]
         kept = max(int(remembers_s(scaling.policy) / self._interval_s + 1e-9), 1)
         seen = Seen(now_s=at_s, interval_s=self._interval_s, mine=mine, pools={"all": mine}, past=tuple(past[-kept:]))
-        asked = policy.wanted(seen)
+        asked = wanted_of(policy)(seen)
         if not self._asked or self._asked[-1][0] < at_s:
             self._asked.append((at_s, asked))
         longest_s = max(scaling.down_window_s, scaling.up_window_s)

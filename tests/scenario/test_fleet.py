@@ -98,6 +98,18 @@ def always_two(seen: object) -> int:
     return 2
 
 
+def test_a_control_policy_may_be_a_function_also_inside_a_forecast() -> None:
+    """It is asked, and asks for what a schedule of as many machines does."""
+    forecast = {"policy": "last_value", "rate_per_s": 1e9, "step_s": 60, "inner": {"policy": f"{__name__}:always_two"}}
+    schedule = {"policy": "schedule", "at_s": [0], "machines": [2]}
+    runs = [
+        sim.simulate(scenario(replicas=2, autoscale={"policy": policy, "max": 3})).requests
+        for policy in (f"{__name__}:always_two", forecast, schedule)
+    ]
+    assert runs[0].equals(runs[2])
+    assert runs[1].equals(runs[2])
+
+
 def test_a_schedule_begins_with_what_it_says() -> None:
     schedule = {"policy": "schedule", "at_s": [0.0, 10.0], "machines": [2, 3]}
     fleet = build(scenario(autoscale={"policy": schedule, "max": 3})).fleet

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from typing import ClassVar, NamedTuple
 
-from policies.control.seen import Control, Seen, remembers_s
+from policies.control.seen import Control, Seen, remembers_s, wanted_of
 
 
 class History(NamedTuple):
@@ -136,7 +136,7 @@ class Forecast:
         if self.inner is None:
             return machines
         kept = max(ceil(remembers_s(self.inner) / seen.interval_s - 1e-9), 1)
-        return max(machines, self.inner.wanted(replace(seen, past=seen.past[-kept:])))
+        return max(machines, wanted_of(self.inner)(replace(seen, past=seen.past[-kept:])))
 
 
 @dataclass(frozen=True, kw_only=True)

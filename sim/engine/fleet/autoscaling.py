@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
-from policies.control import PoolSeen, Seen, highest, most_at_once, remembers_s, stabilised
+from policies.control import PoolSeen, Seen, highest, most_at_once, remembers_s, stabilised, wanted_of
 from sim.engine.machine.any_machine import AnyMachine
 from sim.engine.spec.lifecycle import DRAINING, FAILED, OFF, READY, STARTING, Scaling
 from sim.engine.time.errors import PolicyError
@@ -153,11 +153,11 @@ class Controller:
         pool.past.append((now_ns, mine))
         past, now_s = tuple(seen for _, seen in pool.past), now_ns * 1e-9
         seen = Seen(now_s=now_s, interval_s=scaling.interval_s, mine=mine, pools=looks, past=past)
-        asked = cast(object, scaling.policy.wanted(seen))
+        asked = cast(object, wanted_of(scaling.policy)(seen))
         if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
             raise PolicyError(
-                f"{scaling.policy!r} asked for {asked!r} machines of pool {pool.name} at t={now_s:g} s; expected a number of at "
-                "least 0"
+                f"{scaling.policy!r} asked for {asked!r} machines of pool {pool.name} at t={now_s:g} s; expected a whole number "
+                "of at least 0"
             )
         pool.asked.append((now_s, asked))
         longest_s = max(scaling.down_window_s, scaling.up_window_s)
