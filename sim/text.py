@@ -69,6 +69,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def without_addresses(text: str) -> str:
+    """*text* with functions by their names, which addresses follow in their `repr`."""
+    return re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", text)
+
+
 def short_keys(keys: Sequence[str]) -> list[str]:
     """Dotted keys by as few of their last parts as tell them apart; those of a pool or a link have its name before these."""
     parts = [key.split(".") for key in keys]

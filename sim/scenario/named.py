@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from hwmodels.stacks import stacks
 from sim.errors import ScenarioError
 from sim.scenario.explain import describe, misspelt
 from sim.scenario.section import INNER
-from sim.text import shown, unknown
+from sim.text import shown, unknown, without_addresses
 
 SCHEDULERS: Mapping[str, str] = {
     "static": "policies.published:Static",
@@ -247,7 +246,7 @@ def limit_of(scheduler: Any, names: tuple[str, ...]) -> int | None:
 
 def shown_policy(policy: Any) -> str:
     """A policy as manifests show it: its settings; a function by its name, which an address would follow."""
-    return re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", repr(policy))
+    return without_addresses(repr(policy))
 
 
 def choice(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from policies.routers import (
     LlmD,
     Prefix,
     RoundRobin,
+    RoutedRequest,
     Router,
     SentBlocks,
     SessionAffinity,
@@ -27,6 +29,7 @@ from policies.routers import (
 from policies.vllm import Vllm
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.engine.gateway.routing import SentTo
+from sim.engine.time.errors import PolicyError
 from tests.engine.contents import trace_of_ids
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import an_experiment, assert_same
@@ -456,3 +459,24 @@ def test_machines_kept_in_order_of_their_loads_get_the_requests_that_a_look_at_e
         assert_same(in_order, asked)
         kept += len(np.unique(in_order.requests["replica"])) > 2
     assert kept > 3
+
+
+def _a_share(request: RoutedRequest, replicas: object) -> float:
+    return 0.5
+
+
+def _past_the_last(request: RoutedRequest, replicas: Sequence[object]) -> int:
+    return len(replicas)
+
+
+@pytest.mark.parametrize(("router", "answer"), [(_a_share, "0.5"), (_past_the_last, "2")])
+def test_an_answer_that_names_no_replica_ends_the_run_in_a_sentence(router: Any, answer: str) -> None:
+    """The function has its name there, and no address, which is another in every run."""
+    said = f"{router.__name__} sent request 0 to replica {answer}; expected a whole number, 0 to 1"
+    with pytest.raises(PolicyError, match=f"^{said}$"):
+        served(a_trace((0.0, [1])), router)
+
+
+def test_whole_numbers_of_numpy_name_replicas() -> None:
+    columns = served(a_trace((0.0, [1]), (1.0, [2])), lambda request, replicas: np.int64(1))
+    assert columns.requests["replica"].tolist() == [1, 1]

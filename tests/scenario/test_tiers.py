@@ -288,12 +288,17 @@ def _nothing(blocks: CachedBlocks) -> tuple[float, ...]:
     return ()
 
 
+def _no_number(blocks: CachedBlocks) -> float:
+    return float("nan")
+
+
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
         (_raises, r"_raises fails at CachedBlocks\(.*\): KeyError: "),
         (_a_name, "ranks by a number, or a tuple of numbers; got "),
         (_nothing, "ranks by a number, or a tuple of numbers; got "),
+        (_no_number, "ranks by a number, or a tuple of numbers; got nan"),
     ],
 )
 @pytest.mark.parametrize("where", ["memory.eviction", "memory.tiers.0.eviction"])

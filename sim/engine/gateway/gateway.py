@@ -11,8 +11,8 @@ from policies.routers import Refused, RoutedRequest, Router, route_of
 from sim.engine.gateway.in_order import InOrder
 from sim.engine.gateway.routing import routing_of
 from sim.engine.machine.any_machine import AnyMachine, M
+from sim.engine.machine.loads import place_of
 from sim.engine.requests.state import RequestState
-from sim.engine.time.errors import PolicyError
 from sim.engine.time.events import Clock
 from workloads import Workload
 
@@ -97,10 +97,7 @@ class Gateway(Generic[M]):
                 self._state.replica[id_] = machines[answer.at].core_number(request.model)
             self._rejects(id_, answer.reason)
             return None
-        if not 0 <= answer < len(machines):
-            raise PolicyError(
-                f"{self._router!r} sent request {id_} to replica {answer!r}; expected 0 to {len(machines) - 1}"
-            )
+        chosen = machines[place_of(answer, len(machines), router=self._router, request=id_, of="replica")]
         if routing is not None:
-            routing.sent(request, machines[answer])
-        return machines[answer]
+            routing.sent(request, chosen)
+        return chosen

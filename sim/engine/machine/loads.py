@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from operator import index
+from typing import SupportsIndex, cast
+
 from policies.routers import NO_ADAPTERS, AdapterLoad, Booked, RoutedRequest
 from sim.engine.batch.async_scheduling import came_after
 from sim.engine.serve.engine_core import EngineCore
 from sim.engine.serve.sequences import take_for_rounds
 from sim.engine.time.clock import TICK_BITS
+from sim.engine.time.errors import PolicyError
 from sim.engine.time.events import Clock
+
+
+def place_of(answer: object, n: int, *, router: object, request: int, of: str) -> int:
+    """The place among *n* (*of*: replicas, ranks) that a router's *answer* names; PolicyError where it names none."""
+    try:
+        place = index(cast(SupportsIndex, answer))
+    except TypeError:
+        place = -1
+    if not 0 <= place < n:
+        raise PolicyError(
+            f"{router!r} sent request {request} to {of} {answer!r}; expected a whole number, 0 to {n - 1}"
+        )
+    return place
 
 
 class CoreLoad:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from policies.routers import Refused, RoutedRequest, route_of, spread_of
 from policies.view import seats
 from sim.engine.machine.any_machine import AnyMachine
-from sim.engine.machine.loads import CoreLoad
+from sim.engine.machine.loads import CoreLoad, place_of
 from sim.engine.machine.machine import Machine
 from sim.engine.machine.one_queue import OneQueue
 from sim.engine.record.columns import ABORTED
@@ -134,9 +134,9 @@ class RankedMachine(Machine):
         )
         self._n_routed[hosted] += 1
         answer = self._route_of(request, self._loads_of(model))
-        if not isinstance(answer, Refused) and not 0 <= answer < len(ranks):
-            raise PolicyError(f"{self._router!r} sent request {id_} to rank {answer!r}; expected 0 to {len(ranks) - 1}")
-        return ranks, answer
+        if isinstance(answer, Refused):
+            return ranks, answer
+        return ranks, place_of(answer, len(ranks), router=self._router, request=id_, of="rank")
 
     def core_for(self, id_: int) -> EngineCore:
         ranks, rank = self._rank_for(id_)

@@ -76,7 +76,7 @@ def eviction_of(scenario: Scenario, asked: Eviction, key: str) -> Any:
                 f"{key}: {asked.policy} fails at {CachedBlocks()}: {type(error).__name__}: {error}"
             ) from error
         numbers = rank if isinstance(rank, tuple) else (rank,)
-        if not numbers or not all(isinstance(number, int | float) for number in numbers):
+        if not numbers or not all(isinstance(number, int | float) and number == number for number in numbers):
             raise ScenarioError(f"{key}: {asked.policy} ranks by a number, or a tuple of numbers; got {shown(rank)}")
     return policy
 
