@@ -229,20 +229,20 @@ class Gap:
 def explain_gap(experiment: Experiment, *, alone_requests: int = 150) -> Gap:
     """Why a deployment does not see the paper's speed-up, one effect after another, each step a pair of runs.
 
-    *experiment* speculates on a trace of arrivals. The paper's speed-up takes the mean acceptance length of its k at batch
-    one and c from the two cost models at the trace's mean context. Requests one by one add the ends of outputs (ratio of
-    decode times) and the target's prompts (ratio of end-to-end latencies, as from here on). The deployment's arrivals
-    then add waiting, batching and the token budget that drafts take, first with a verify step as short as a plain one
-    and prompts that cost the draft nothing; the width of the verify step, the fixed overhead and the draft's prompts
-    are added under that load, at the batches that it makes.
+    *experiment* speculates on a trace of arrivals, or for clients in a closed loop, whose number is the batch. The paper's
+    speed-up takes the mean acceptance length of its k at batch one and c from the two cost models at the mean context.
+    Requests one by one add the ends of outputs (ratio of decode times) and the target's prompts (ratio of end-to-end
+    latencies, as from here on). The deployment's load then adds waiting, batching and the token budget that drafts take,
+    first with a verify step as short as a plain one and prompts that cost the draft nothing; the width of the verify step,
+    the fixed overhead and the draft's prompts are added under that load, at the batches that it makes.
     """
     spec = experiment.replicas[0]
     if not isinstance(spec, ReplicaSpec) or any(replica != spec for replica in experiment.replicas):
         raise ValueError("explain_gap takes an experiment on replicas that are alike, with one model each")
     decoding, draft = spec.decoding, spec.draft_cost
-    if not isinstance(decoding, Speculative) or experiment.workload.planned_ns is None:
-        raise ValueError("explain_gap takes an experiment that speculates, on a trace of arrivals")
     trace = experiment.workload
+    if not isinstance(decoding, Speculative) or (trace.planned_ns is None and not isinstance(trace, ClosedLoop)):
+        raise ValueError("explain_gap takes an experiment that speculates, on a trace of arrivals or in a closed loop")
     prompts, outputs = trace.prompt_tokens[:alone_requests], trace.output_tokens[:alone_requests]
     some = outputs > 1
     prompts, outputs = prompts[some], outputs[some]

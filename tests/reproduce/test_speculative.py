@@ -111,6 +111,20 @@ def test_the_gap_ends_at_the_speed_up_of_the_deployment():
     assert explain_gap(build(made), alone_requests=5).speedups[-1] == pytest.approx(slow / fast, rel=1e-9)
 
 
+def test_the_gap_of_clients_in_a_closed_loop_is_wider_with_more_of_them():
+    """It ends at the ratio of their mean latencies, which for so many clients is that of throughputs."""
+    ends = []
+    for clients in (1, 64):
+        arrivals = {"process": "closed_loop", "concurrency": clients}
+        workload = {"arrivals": arrivals, "requests": 2 * clients, "prompt_tokens": 100, "output_tokens": 200}
+        made = reproduce.gap_scenario().with_value("workload", workload)
+        plain = made.with_value("decoding", {"method": "autoregressive"})
+        slow, fast = (float(e2el_s(simulate(s).columns.requests).mean()) for s in (plain, made))
+        ends.append(explain_gap(build(made), alone_requests=5).speedups[-1])
+        assert ends[-1] == pytest.approx(slow / fast, rel=1e-9)
+    assert ends[0] > 1.1 * ends[1]
+
+
 def test_only_the_effects_that_there_are_widen_the_gap():
     # A draft without a cost has no prompts either, and no overhead is asked for.
     section = {
