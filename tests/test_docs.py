@@ -90,6 +90,56 @@ def test_the_contributors_eviction_policy_runs_in_a_scenario(
     assert found.summary["prefix_cache"]["evictions"] > 0
 
 
+@pytest.mark.parametrize(
+    ("document", "name", "settings"),
+    [
+        (
+            "docs/how-to/routers.md",
+            "LongApart",
+            ("replicas=3", "parallel.pipeline=2", "router={policy: 'an_example:LongApart', long_tokens: 300}"),
+        ),
+        (
+            "docs/fleet.md",
+            "ByTail",
+            ("autoscale={policy: {policy: 'an_example:ByTail', ttft_s: 0.01}, max: 3, interval_s: 5, start: {}}",),
+        ),
+    ],
+)
+def test_the_router_and_the_control_policy_of_the_documents_run_in_a_scenario(
+    document: str, name: str, settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sim import Scenario, simulate
+
+    _save_example(document, name, tmp_path, monkeypatch)
+    drafts = "decoding={method: ngram, num_speculative_tokens: 3, acceptance: {alpha: 0.6}}"
+    result = simulate(Scenario.default().with_set("workload.limit=200", drafts, *settings))
+    assert result.summary["requests"]["finished"] == 200
+    assert set(result.requests["replica"]) == {0, 1, 2}
+
+
+def test_the_placement_search_of_the_documents_runs_in_a_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from sim.cli import build_app
+
+    _save_example("docs/multi_model.md", "Dealt", tmp_path, monkeypatch)
+    asked = ("--set", "placement={policy: 'an_example:Dealt', depths: [4, 8]}", "--set", "workload.duration_s=20")
+    example = str(ROOT / "examples" / "placement" / "alpaserve.yaml")
+    done = CliRunner().invoke(build_app(), ["place", example, *asked])
+    assert done.exit_code == 0, done.output
+    assert "\nGroups                    2 x (8, 1)" in done.output
+
+
+def _save_example(document: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the code of *document* that has the class *name* as the module an_example."""
+    (code,) = (code for each, code in blocks() if each == document and f"class {name}" in code)
+    (folder / "an_example.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "an_example", raising=False)
+
+
 def test_the_contributors_workload_runs_in_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sim import Scenario, simulate
 
