@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -72,6 +73,52 @@ def shown(value: Any) -> str:
 def without_addresses(text: str) -> str:
     """*text* with functions by their names, which addresses follow in their `repr`."""
     return re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", text)
+
+
+def told_apart(texts: Sequence[str]) -> list[str]:
+    """Sections in JSON by as few of their settings as tell them apart; a text that is no section as it is.
+
+    >>> told_apart([f'{{"policy": "vllm", "watermark": 0, "max_num_seqs": {n}}}' for n in (8, 16)])
+    ['vllm, max_num_seqs 8', 'vllm, max_num_seqs 16']
+    """
+    sections = {text: _settings(text) for text in texts if text.startswith("{")}
+    keys = list(dict.fromkeys(key for settings in sections.values() for key in settings))
+    said = [key for key in keys if key in _NAMES]
+
+    def label(text: str) -> str:
+        settings = sections.get(text, {})
+        return ", ".join(
+            settings[key] if key in _NAMES else f"{key} {settings[key]}" for key in said if key in settings
+        )
+
+    for key in keys:
+        told = len(set(map(label, sections)))
+        if told < len(sections) and key not in said:
+            said.append(key)
+            if len(set(map(label, sections))) == told:
+                said.pop()
+    labels = [label(text) or text for text in texts]
+    return labels if len(set(labels)) == len(set(texts)) else list(texts)
+
+
+_NAMES = ("policy", "method")
+"""Settings whose values say what a section is."""
+
+
+def _settings(text: str) -> dict[str, str]:
+    """The settings of a section in JSON by dotted key; none where it is no such text."""
+    try:
+        rest = list(json.loads(text).items())
+    except ValueError:
+        return {}
+    found: dict[str, str] = {}
+    while rest:
+        key, value = rest.pop(0)
+        if isinstance(value, dict) and value:
+            rest[:0] = [(f"{key}.{inner}", each) for inner, each in value.items()]
+        else:
+            found[key] = value if isinstance(value, str) else json.dumps(value)
+    return found
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.plots.style import MARKERS
-from sim.text import unknown
+from sim.text import told_apart, unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,18 +92,28 @@ def groups(frame: pd.DataFrame, hue: str | None) -> Iterator[tuple[str, pd.DataF
     if hue is None:
         yield "", frame
         return
-    texts = frame[hue].map(value_text)
-    names = ordered(frame[hue])
+    own = list(map(present, frame[hue]))
+    names = texts_of(frame[hue])
     if len(names) > MAX_HUES:
         raise ValueError(f"{hue} has {len(names)} values, and {MAX_HUES} lines are the most that can be told apart")
-    for name in names:
-        yield name, frame[texts == name]
+    for value, name in names.items():
+        yield name, frame[[each == value for each in own]]
 
 
-def ordered(column: pd.Series) -> list[str]:
-    """The different values as text: numbers by size, texts in order of appearance."""
-    values = list(dict.fromkeys(column))
-    return list(dict.fromkeys(map(value_text, sorted(values) if is_number(column) else values)))
+def texts_of(column: pd.Series) -> dict[Any, str]:
+    """The text of each different value, no two alike: numbers by size, texts in order of appearance, None for what is missing."""
+    values = list(dict.fromkeys(map(present, column)))
+    if is_number(column):
+        values.sort(key=lambda value: math.inf if value is None else value)
+    texts = dict(zip(values, told_apart([str(value) for value in values]), strict=True))
+    short = {value: value_text(text if isinstance(value, str) else value) for value, text in texts.items()}
+    told = list(short.values())
+    return {value: text if told.count(text) == 1 else texts[value] for value, text in short.items()}
+
+
+def present(value: Any) -> Any:
+    """*value*, and None where it is missing: no two values that are not a number are equal."""
+    return None if value is None or value != value else value
 
 
 def is_number(column: pd.Series) -> bool:
@@ -118,11 +129,11 @@ def saturated(frame: pd.DataFrame) -> Any:
 
 
 def value_text(value: Any) -> str:
-    """A cell as labels show it: four figures, thirty letters, - for what is missing."""
-    if value is None or value != value:
+    """A cell as labels show it: four figures, forty letters, - for what is missing."""
+    if present(value) is None:
         return "-"
     if isinstance(value, str):
-        return value if len(value) <= 30 else f"{value[:29]}…"
+        return value if len(value) <= 40 else f"{value[:39]}…"
     if isinstance(value, bool | np.bool_) or not isinstance(value, float | int | np.number):
         return str(value)
     small = isinstance(value, float | np.floating) and abs(value) < 1e4

@@ -16,9 +16,10 @@ from sim.plots.columns import (
     is_number,
     is_seconds,
     label,
-    ordered,
+    present,
     saturated,
     short,
+    texts_of,
     value_text,
 )
 from sim.plots.latency import ecdf, plot_latency_ecdf, share_axis
@@ -78,13 +79,13 @@ def lines(
     check(frame, x, y, *([hue] if hue else []))
     half = f"{y}.half_width"
     number = is_number(frame[x])
-    ticks = None if number else list(dict.fromkeys(map(value_text, frame[x])))
+    ticks = None if number else texts_of(frame[x])
     crossed = False
     for index, (name, group) in enumerate(groups(frame, hue)):
         at = (
             group[x].to_numpy(dtype=float)
             if ticks is None
-            else np.array([ticks.index(value_text(v)) for v in group[x]])
+            else np.array([list(ticks).index(present(v)) for v in group[x]])
         )
         order = np.argsort(at, kind="stable")
         at, value = at[order], group[y].to_numpy(dtype=float)[order]
@@ -102,7 +103,7 @@ def lines(
         ax.set_ylim(bottom=0)
         ax.set_ylim(top=ax.get_ylim()[1] * _TOP)
     if ticks is not None:
-        ax.set_xticks(range(len(ticks)), ticks)
+        ax.set_xticks(range(len(ticks)), list(ticks.values()))
     _seconds_axis(ax, y, log_y)
     if number:
         _plain_ticks(ax.xaxis, frame[x])
@@ -148,13 +149,13 @@ def heatmap(frame: pd.DataFrame, ax: Axes, *, x: str, y: str, value: str) -> Non
     check(frame, x, y, value)
     if frame.duplicated([x, y]).any():
         raise ValueError(f"several rows share one cell of {x} and {y}; filter the rest of the columns to one value")
-    columns, rows = (ordered(frame[key]) for key in (x, y))
+    columns, rows = (texts_of(frame[key]) for key in (x, y))
     grid = np.full((len(rows), len(columns)), np.nan)
     verdict = np.zeros(grid.shape, dtype=bool)
     for at_x, at_y, number, lost in zip(
-        map(value_text, frame[x]), map(value_text, frame[y]), frame[value].astype(float), saturated(frame), strict=True
+        map(present, frame[x]), map(present, frame[y]), frame[value].astype(float), saturated(frame), strict=True
     ):
-        place = rows.index(at_y), columns.index(at_x)
+        place = list(rows).index(at_y), list(columns).index(at_x)
         grid[place], verdict[place] = number, lost
     # cividis is built for colour-blind readers: Nunez, Anderton and Renslow, PLOS ONE 13(7), 2018.
     image = ax.imshow(grid, aspect="auto", origin="lower", cmap="cividis")
@@ -165,8 +166,8 @@ def heatmap(frame: pd.DataFrame, ax: Axes, *, x: str, y: str, value: str) -> Non
         text = "sat." if verdict[row, column] else "-" if math.isnan(number) else show(number)
         dark = not math.isnan(number) and number < middle
         ax.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
-    ax.set_xticks(range(len(columns)), columns, fontsize=8)
-    ax.set_yticks(range(len(rows)), rows, fontsize=8)
+    ax.set_xticks(range(len(columns)), list(columns.values()), fontsize=8)
+    ax.set_yticks(range(len(rows)), list(rows.values()), fontsize=8)
     ax.set_xlabel(label(x), fontsize=9)
     ax.set_ylabel(label(y), fontsize=9)
     bar = ax.figure.colorbar(image, ax=ax)
@@ -220,7 +221,9 @@ def pareto(
         ax.annotate(text, at[last - 1], xytext=(4, 4), textcoords="offset points", fontsize=8)
     lines = []
     for number, (_, row) in enumerate(front.iterrows(), start=1):
-        settings = (f"{key} {value_text(row[of])}" for key, of in zip(short_keys(named), named, strict=True))
+        settings = (
+            f"{key} {texts_of(frame[of])[present(row[of])]}" for key, of in zip(short_keys(named), named, strict=True)
+        )
         lines.append(f"{number}: {', '.join(settings)}")
     ax.text(0.0, -0.14, "\n".join(lines), transform=ax.transAxes, fontsize=8, va="top", ha="left")
 
@@ -351,9 +354,9 @@ def _seconds_axis(ax: Axes, key: str, log: bool) -> None:
 def _plain_ticks(axis: Any, values: pd.Series) -> None:
     from matplotlib.ticker import NullFormatter
 
-    found = sorted(set(values.dropna()))
+    found = texts_of(values.dropna())
     if len(found) <= 10:
-        axis.set_ticks(found, [value_text(value) for value in found])
+        axis.set_ticks(list(found), list(found.values()))
         axis.set_minor_formatter(NullFormatter())
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.plots.columns import MAX_HUES, check, is_number, label, saturated, short, value_text
+from sim.plots.columns import MAX_HUES, check, is_number, label, present, saturated, short, texts_of
 from sim.plots.frames import heatmap, lines, throughput_latency
 from sim.plots.style import figure
 
@@ -27,11 +27,11 @@ def sweep_figures(
     ValueError where nothing can be drawn.
     """
     check(table, *(key for key in (x, y, hue) if key is not None))
-    varied = [key for key in axes if len(set(map(value_text, table[key]))) > 1]
+    varied = [key for key in axes if len(texts_of(table[key])) > 1]
     if x is None:
         x = _along(table, varied)
     if hue is None:
-        others = [key for key in varied if key != x and len(set(map(value_text, table[key]))) <= MAX_HUES]
+        others = [key for key in varied if key != x and len(texts_of(table[key])) <= MAX_HUES]
         hue = others[0] if others else None
     shown, note = _held(table, [key for key in varied if key not in (x, hue)])
     ys = _metrics(shown, y)
@@ -65,9 +65,9 @@ def _held(table: pd.DataFrame, fixed: Sequence[str]) -> tuple[pd.DataFrame, str]
     """
     said = []
     for key in fixed:
-        first = value_text(table[key].iloc[0])
-        table = table[table[key].map(value_text) == first]
-        said.append(f"{label(key)} = {first}")
+        names, own = texts_of(table[key]), list(map(present, table[key]))
+        table = table[[each == own[0] for each in own]]
+        said.append(f"{label(key)} = {names[own[0]]}")
     return table, f" at {', '.join(said)}" if said else ""
 
 

@@ -28,7 +28,7 @@ from sim.study.progress import Progress, shown
 from sim.study.statistics import LEVEL
 from sim.study.store import Store
 from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
-from sim.text import is_share, points_text, seconds_text
+from sim.text import is_share, points_text, seconds_text, told_apart
 from workloads.write import write_whole
 
 if TYPE_CHECKING:
@@ -154,8 +154,9 @@ def short_table(result: SweepResult, *, most: int, errors: bool = True) -> tuple
     metrics += [name for name in ("costs.usd_per_month",) if name in table and table[name].nunique() > 1]
     heads = [*result.axes, *(metrics or ["outcome"])]
     rows = []
-    for values in table.to_dict("records"):
-        row = [_text(values[key]) for key in result.axes]
+    settings = [told_apart([_text(value) for value in table[key]]) for key in result.axes]
+    for at, values in enumerate(table.to_dict("records")):
+        row = [texts[at] for texts in settings]
         if not values["replications"]:
             failed = [f"failed: {values['error']}"] if errors else ["failed"] * (len(heads) - len(row))
             rows.append([*row, *failed, *[""] * (len(heads) - len(row) - len(failed))])

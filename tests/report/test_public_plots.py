@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 from typer.testing import CliRunner
 
 from sim import Scenario, plots, simulate, sweep
@@ -47,6 +48,27 @@ def test_lines_are_drawn_for_each_hue_with_error_bars_and_crosses_where_saturate
     assert [line.get_xdata().tolist() for line in crosses] == [[2.0]]
     assert ax.get_ylabel() == "p99 time to first token"
     assert ax.get_ylim()[0] == 0
+
+
+def test_settings_that_begin_alike_and_numbers_that_are_near_have_a_line_each():
+    """Their names differ too, so that no line joins the points of two settings."""
+    drafted = [f'{{"method": "draft_model", "draft": {{"step_s": 0}}, "num_speculative_tokens": {k}}}' for k in (2, 4)]
+    names = {
+        "decoding": (drafted, [f"draft_model, num_speculative_tokens {k}" for k in (2, 4)]),
+        "trace": ([f"{'a-folder/' * 6}{name}.csv" for name in "ab"],) * 2,
+        "share": ([0.12341, 0.12344], ["0.12341", "0.12344"]),
+    }
+    for key, (values, shown) in names.items():
+        table = TABLE.assign(**{key: [value for value in values for _ in range(3)]})
+        for hue, along in ((key, "workload.rate_scale"), ("workload.rate_scale", key)):
+            ax = axes()
+            plots.lines(table, ax, x=along, y="tpot_s.p99", hue=hue)
+            ticks = [text.get_text() for text in ax.get_xticklabels()]
+            legend = [text.get_text() for text in ax.get_legend().get_texts()]
+            assert (legend if hue == key else ticks) == shown
+            assert all(len(set(line.get_xdata())) == len(line.get_xdata()) for line in ax.lines)
+        made = plots.sweep_figures(table, [key, "workload.rate_scale"])
+        assert any(shown[1] in text.get_text() for text in made["sweep-by-workload-rate-scale"].findobj(Text))
 
 
 def test_texts_along_the_axis_keep_their_order():
