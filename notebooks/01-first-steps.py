@@ -39,7 +39,7 @@ result.requests.head()
 # Half of the requests see a first token within a few hundredths of a second; the tail waits behind long prompts.
 
 # %%
-figure = plots.figure(2, width=4.6)
+figure = plots.figure(2, title="One H100 keeps up: hardly a request waits while a dozen run", width=4.6)
 left, right = figure.subplots(1, 2)
 plots.latency_cdf(result.requests, left, column="ttft_s")
 plots.running(result.requests, right)
@@ -68,7 +68,7 @@ loads = sweep(base, axes={"workload.rate_scale": "0.5:3:6", "replicas": [1, 2]},
 loads
 
 # %%
-figure = plots.figure(2, width=4.6)
+figure = plots.figure(2, title="A second replica shortens both latencies, more so as the load grows", width=4.6)
 left, right = figure.subplots(1, 2)
 plots.lines(loads.table, left, x="workload.rate_scale", y="ttft_s.p99", hue="replicas")
 plots.throughput_latency(loads.table, right, y="tpot_s.p99", hue="replicas")

@@ -65,7 +65,7 @@ def decode_s(scenario):
 
 
 # %% [markdown]
-# Three seeds for each point: the interval shows what the luck of acceptance leaves open.
+# Three seeds for each point: the interval shows how much random acceptance leaves open.
 
 # %%
 rows = []

@@ -71,7 +71,7 @@ print(f"today {rate:.2f} requests/s; one H100 carries {limit}")
 
 # %%
 scales = sweep(drawn, axes={"workload.rate_scale": "0.5:4:8"}, replications=3)
-figure = plots.figure(2, width=4.8)
+figure = plots.figure(2, title="First tokens come late before throughput stops growing", width=4.8)
 left, right = figure.subplots(1, 2)
 plots.throughput_latency(scales.table, left, y="ttft_s.p99")
 plots.lines(scales.table, right, x="workload.rate_scale", y="slo_attainment")

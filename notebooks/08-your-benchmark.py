@@ -5,8 +5,6 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
-#       format_version: '1.3'
-#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -27,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import LogFormatter
 
 from rooftrace import plots
 from sim.bench.cases import cases_of, priors_of
@@ -117,7 +116,7 @@ if len(held_out):
     print(by.agg(mean=("size", "mean"), median=("size", "median"), held=("held", "mean")).round(3))
 
 # %%
-figure = plots.figure(title="Runs that the fit had not seen", width=9, height=4)
+figure = plots.figure(title="Runs that the fit had not seen, and the intervals predicted for them", width=9, height=4)
 for axes, quantity in zip(figure.subplots(1, 2), ("tpot_s", "ttft_s"), strict=True):
     some = (
         held_out[(held_out["quantity"] == quantity) & (held_out["fitted to"] == "two rates")] if len(held_out) else []
@@ -128,6 +127,8 @@ for axes, quantity in zip(figure.subplots(1, 2), ("tpot_s", "ttft_s"), strict=Tr
         axes.errorbar(some["requests/s"], 1e3 * middle, 1e3 * ends, fmt="o", capsize=3, label="predicted, 90 %")
         axes.plot(some["requests/s"], 1e3 * some["measured"], "x", color="black", label="measured")
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter())
         axes.legend()
     axes.set_xlabel("requests/s")
     axes.set_ylabel(f"{quantity.removesuffix('_s').upper()}, ms")

@@ -27,7 +27,7 @@ from sim.plots.levels import Blocks, mean_level, plot_level, token_rates
 from sim.plots.stages import COLOURS, plot_gantt
 from sim.plots.style import GREY, GRID, MARKERS, OKABE_ITO, dress
 from sim.study.optimize import pareto_front
-from sim.text import seconds_text, short_keys
+from sim.text import is_share, seconds_text, short_keys
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +72,7 @@ def lines(
     log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """*y* against *x*, a line for each value of *hue*, with intervals where *frame* has `y.half_width`.
+    """*y* against *x*, a line for each value of *hue*, with intervals where *frame* has `y.half_width`; of shares up to 0 and 1.
 
     Saturated points have no latency: they are crosses at the upper edge, above where they would be.
     """
@@ -90,6 +90,8 @@ def lines(
         order = np.argsort(at, kind="stable")
         at, value = at[order], group[y].to_numpy(dtype=float)[order]
         error = group[half].to_numpy(dtype=float)[order] if half in group and group[half].notna().any() else None
+        if error is not None and is_share(y):
+            error = np.minimum(error, [value, 1.0 - value])
         color, marker = _COLORS[index], MARKERS[index]
         ax.errorbar(
             at, value, yerr=error, color=color, marker=marker, markersize=4.5, linewidth=1.4, capsize=2.5, label=name

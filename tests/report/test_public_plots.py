@@ -50,6 +50,14 @@ def test_lines_are_drawn_for_each_hue_with_error_bars_and_crosses_where_saturate
     assert ax.get_ylim()[0] == 0
 
 
+def test_intervals_of_shares_end_at_none_and_at_all():
+    ax = axes()
+    table = pd.DataFrame({"x": [1, 2], "slo_attainment": [0.9, 0.1], "slo_attainment.half_width": [0.3, 0.2]})
+    plots.lines(table, ax, x="x", y="slo_attainment")
+    (bars,) = ax.collections
+    assert np.array([bar[:, 1] for bar in bars.get_segments()]) == pytest.approx(np.array([[0.6, 1.0], [0.0, 0.3]]))
+
+
 def test_settings_that_begin_alike_and_numbers_that_are_near_have_a_line_each():
     """Their names differ too, so that no line joins the points of two settings."""
     drafted = [f'{{"method": "draft_model", "draft": {{"step_s": 0}}, "num_speculative_tokens": {k}}}' for k in (2, 4)]
