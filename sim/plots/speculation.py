@@ -79,13 +79,24 @@ def plot_speedup_against_batch(
     ax.legend(fontsize=8, frameon=False)
 
 
-def plot_speedup_against_rate(ax: Axes, rate_per_s: FloatArray, measures: Mapping[str, FloatArray]) -> None:
-    """Speed-up of latencies against the request rate, one line for each measure."""
-    for i, (name, value) in enumerate(measures.items()):
+def plot_speedup_against_rate(
+    ax: Axes, rate_per_s: FloatArray, measures: Mapping[str, tuple[FloatArray, NDArray[np.bool_]]]
+) -> None:
+    """Speed-up of latencies against the request rate, one line for each measure, hollow where it comes with what is saturated."""
+    for i, (name, (value, saturated)) in enumerate(measures.items()):
+        style = {"marker": MARKERS[i], "markersize": 5, "linewidth": 1.2, "color": _COLORS[i % len(_COLORS)]}
+        ax.plot(rate_per_s, value, label=name, **style)
+        ax.plot(rate_per_s[saturated], value[saturated], **{**style, "linestyle": "", "markerfacecolor": "white"})
+    if any(saturated.any() for _, saturated in measures.values()):
         ax.plot(
-            rate_per_s, value, marker=MARKERS[i], markersize=5, linewidth=1.2, color=_COLORS[i % len(_COLORS)],
-            label=name,
-        )  # fmt: skip
+            [],
+            [],
+            "o",
+            color=GREY,
+            markerfacecolor="white",
+            markersize=5,
+            label="saturated, so that it depends on the run's length",
+        )
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_xlabel("requests per second", fontsize=9)

@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from policies.acceptance import BetaAlpha, Iid, MeanLength, PerPosition, Recorded, Tree
 from policies.decoding import Speculative
 from sim import simulate
 from sim.metrics import e2el_s
+from sim.plots.speculation import plot_speedup_against_rate
 from sim.reproduce import load_group, summary
 from sim.reproduce import speculative as reproduce
 from sim.reproduce.speculative import cache, sampling, servers, systems, tables
+from sim.reproduce.speculative.pictures import speedup_against_rate
 from sim.scenario.assembly import build
 from sim.study.speedup import Gap, alone, at_batch, costs_of, explain_gap, grid, plain_step_s, specdecode_speedup
 from sim.theory import speculative as theory
@@ -302,3 +305,16 @@ def test_every_picture_is_drawn(tmp_path):
     paths = reproduce.plots(tmp_path)
     assert len(paths) == 5
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000 for path in paths)
+
+
+def test_ratios_of_latencies_are_marked_where_arrivals_outrun_a_deployment():
+    """Their value there is that of so long a run; below, the rate decides."""
+    found = speedup_against_rate(np.array([2.0, 64.0]), mean_lengths=(2.0,), seconds=10.0)
+    ((name, (ratio, saturated)),) = found.items()
+    assert saturated.tolist() == [False, True]
+    ax = Figure().subplots()
+    plot_speedup_against_rate(ax, np.array([2.0, 64.0]), found)
+    line, hollow, _ = ax.lines
+    assert line.get_label() == name
+    assert (hollow.get_xdata().tolist(), hollow.get_markerfacecolor()) == ([64.0], "white")
+    assert hollow.get_ydata().tolist() == ratio[1:].tolist()

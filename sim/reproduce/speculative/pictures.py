@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.acceptance import Iid
-from sim.metrics import e2el_s
+from sim.metrics import e2el_s, saturated
 from sim.plots import speculation as draw
 from sim.plots.style import save
 from sim.reproduce.speculative.runs import iid_run
@@ -97,9 +97,10 @@ def _draw_load() -> Figure:
 
 def speedup_against_rate(
     rates_per_s: NDArray[np.float64], *, mean_lengths: tuple[float, ...] = (3.0, 2.0), seconds: float = 30.0
-) -> dict[str, NDArray[np.float64]]:
-    """Mean end-to-end latency of plain over speculative decoding under *seconds* of Poisson arrivals, by tokens a round."""
-    ratios: dict[str, list[float]] = {f"{mean:g} tokens a round": [] for mean in mean_lengths}
+) -> dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]:
+    """Mean end-to-end latency of plain over speculative decoding under *seconds* of Poisson arrivals, by tokens a round; and
+    whether either is saturated, so that the ratio would be another one in a longer run."""
+    ratios: dict[str, list[tuple[float, bool]]] = {f"{mean:g} tokens a round": [] for mean in mean_lengths}
     for rate in rates_per_s.tolist():
         base = Scenario(
             model="llama-3.1-8b",
@@ -112,7 +113,7 @@ def speedup_against_rate(
                 "requests": max(200, round(rate * seconds)),
             },
         )
-        plain_s = float(np.nanmean(e2el_s(simulate(base).columns.requests)))
+        plain = simulate(base).columns.requests
         for name, mean in zip(ratios, mean_lengths, strict=True):
             fast = base.with_value(
                 "decoding",
@@ -124,8 +125,10 @@ def speedup_against_rate(
                     "overhead_s": 1e-3,
                 },
             )
-            ratios[name].append(plain_s / float(np.nanmean(e2el_s(simulate(fast).columns.requests))))
-    return {name: np.array(values) for name, values in ratios.items()}
+            drafted = simulate(fast).columns.requests
+            ratio = float(np.nanmean(e2el_s(plain)) / np.nanmean(e2el_s(drafted)))
+            ratios[name].append((ratio, bool(saturated(plain) or saturated(drafted))))
+    return {name: (np.array([r for r, _ in found]), np.array([s for _, s in found])) for name, found in ratios.items()}
 
 
 def _draw_crossover() -> Figure:
