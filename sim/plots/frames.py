@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLORS = (*(color for name, color in OKABE_ITO.items() if name != "yellow"), GREY)
+_WIDE = 60
+"""Letters below an axis, all names together."""
 _TOP = 1.12
 
 
@@ -93,9 +96,12 @@ def lines(
         if error is not None and is_share(y):
             error = np.minimum(error, [value, 1.0 - value])
         color, marker = _COLORS[index], MARKERS[index]
+        # Between names there is nothing.
+        wide = 1.4 if ticks is None else 0.0
         ax.errorbar(
-            at, value, yerr=error, color=color, marker=marker, markersize=4.5, linewidth=1.4, capsize=2.5, label=name
-        )
+            at, value, yerr=error, color=color, marker=marker, markersize=4.5, linewidth=wide, elinewidth=1.4, capsize=2.5,
+            label=name,
+        )  # fmt: skip
         crossed |= _crosses(ax, at[saturated(group)[order] & np.isnan(value)], color)
     if log_x:
         ax.set_xscale("log")
@@ -105,7 +111,8 @@ def lines(
         ax.set_ylim(bottom=0)
         ax.set_ylim(top=ax.get_ylim()[1] * _TOP)
     if ticks is not None:
-        ax.set_xticks(range(len(ticks)), list(ticks.values()))
+        letters = max(_WIDE // max(len(ticks), 1), 8)
+        ax.set_xticks(range(len(ticks)), [fill(text, letters, break_on_hyphens=False) for text in ticks.values()])
     _seconds_axis(ax, y, log_y)
     if number:
         _plain_ticks(ax.xaxis, frame[x])

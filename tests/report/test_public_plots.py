@@ -1,5 +1,6 @@
 """Drawings, read back from the Axes."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +72,11 @@ def test_settings_that_begin_alike_and_numbers_that_are_near_have_a_line_each():
         for hue, along in ((key, "workload.rate_scale"), ("workload.rate_scale", key)):
             ax = axes()
             plots.lines(table, ax, x=along, y="tpot_s.p99", hue=hue)
-            ticks = [text.get_text() for text in ax.get_xticklabels()]
+            ticks = [text.get_text().replace("\n", "") for text in ax.get_xticklabels()]
             legend = [text.get_text() for text in ax.get_legend().get_texts()]
-            assert (legend if hue == key else ticks) == shown
+            assert (legend if hue == key else ticks) == [
+                text if hue == key else text.replace(", ", ",") for text in shown
+            ]
             assert all(len(set(line.get_xdata())) == len(line.get_xdata()) for line in ax.lines)
         made = plots.sweep_figures(table, [key, "workload.rate_scale"])
         assert any(shown[1] in text.get_text() for text in made["sweep-by-workload-rate-scale"].findobj(Text))
@@ -84,6 +87,21 @@ def test_texts_along_the_axis_keep_their_order():
     frame = pd.DataFrame({"hardware": ["h100", "a100"], "tpot_s.p99": [1.0, 2.0]})
     plots.lines(frame, ax, x="hardware", y="tpot_s.p99")
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["h100", "a100"]
+    assert ax.lines[0].get_linewidth() == 0.0, "there is nothing between two names"
+
+
+def test_long_texts_along_the_axis_do_not_overlap():
+    figure = plots.figure(3)
+    ax = figure.subplots(1, 3)[0]
+    names = [
+        "vllm",
+        *(f'{{"policy": "sarathi", "token_budget": {n}}}' for n in (512, 1024, 2048)),
+        "my_module:MyScheduler",
+    ]
+    plots.lines(pd.DataFrame({"scheduler": names, "tpot_s.p99": 1.0}), ax, x="scheduler", y="tpot_s.p99")
+    figure.canvas.draw()
+    boxes = [tick.get_window_extent() for tick in ax.get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_throughput_and_latency_are_joined_along_the_load():
