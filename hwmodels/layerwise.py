@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hwmodels.cost import Work
 from hwmodels.device import Device
 from hwmodels.graphs import padded
+from hwmodels.kernels.compressed import work_of_decodes, work_of_prompts
 from hwmodels.kernels.ops import ARRAYS, SCALARS, DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import Kernels
 from hwmodels.kernels.single import SINGLE, DecodeTimes, PromptTimes
@@ -502,6 +503,9 @@ class LayerwiseCost:
         self._still = RowTable(self._still_s)
         self._work_terms = self._linear_work()
         self._tiles = self._query_tiles()
+        self._compressed = [
+            shape for stage in self._stages for shape in stage.work.attention if shape.kind == "compressed"
+        ]
 
     @property
     def work_by_stage(self) -> tuple[StageWork, ...]:
@@ -664,10 +668,11 @@ class LayerwiseCost:
                 terms["row_flops"] += each
                 terms["expert_flops"] += each
             for shape in stage.work.attention:
+                if shape.kind == "compressed":
+                    continue
                 prefix, n = ("window_" if shape.windowed else ""), shape.layers * t
                 terms[f"{prefix}pair_flops"] += shape.prefill_flops_per_pair * n
                 terms["past_flops"] += shape.expand_flops * n
-                terms["row_flops"] += shape.flops_per_row * n
                 terms[f"{prefix}query_flops"] += shape.decode_flops_per_pair * n
                 terms[f"{prefix}kv_bytes"] += shape.kv_bytes * n / self.parallel.decode_context
             if stage.work.recurrence is not None:
@@ -725,6 +730,12 @@ class LayerwiseCost:
             + (prompt_kv_window + kv_window) * w["window_kv_bytes"]
             + (seqs + chunks) * w["sequence_bytes"]
         )
+        for shape in self._compressed:
+            prompts = work_of_prompts(shape, ops, ops.maximum(prompt, 1), chunks, pairs, prompt_kv)
+            decodes = work_of_decodes(shape, ops, seqs_1, rows - prompt, kv)
+            copies = shape.layers * self.parallel.tensor
+            flops = flops + (prompts[0] * (pairs > 0) + decodes[0]) * copies
+            hbm_bytes = hbm_bytes + (prompts[1] + decodes[1]) * copies
         tile_flops = 0.0 if multiplied is None else ops.maximum(multiplied - rows * w["expert_flops"], 0.0)
         for windowed, tokens, each in self._tiles:
             tile_flops = tile_flops + ops.maximum(tokens - queries, 0) * (kv_window if windowed else kv) * each
