@@ -88,7 +88,7 @@ class StackKernels:
     def sources(self) -> tuple[str, ...]:
         """The software whose measured kernels stand for the stack's, the best first: on AMD's devices AITER, which engines take."""
         own = "aiter" if self.device.vendor == "AMD" else self.stack.kernels
-        return tuple(dict.fromkeys((own, *servers(), "vidur", "torch", "jax", "aiter")))
+        return tuple(dict.fromkeys((own, *servers(), "vidur", "torch", "jax", "aiter", "lss")))
 
     def attention_variants(self, shape: AttentionShape, cache_bytes: float, *, prompts: bool) -> list[str]:
         """Parameter sets that may price softmax attention over a cache of `cache_bytes` a number, the best first.
