@@ -523,12 +523,11 @@ class LayerwiseCost:
         kv_precision: str | None = None,
     ) -> LayerwiseCost:
         """With the peaks of *device*; ValueError if it lacks the arithmetic of the model's MLPs."""
-        fmt = spec.mlp_precision
         return cls(
             spec,
             parallel,
             kernels,
-            peak_flops_per_s=device.first_peak(precision(fmt).math, f"precision {precision(fmt)}"),
+            peak_flops_per_s=device.peak_of(spec.mlp_precision),
             peak_bytes_per_s=device.hbm_bytes_per_s,
             devices_per_node=device.devices_per_node,
             kv_precision=kv_precision,

@@ -49,9 +49,7 @@ class RooflineKernels:
                 raise ValueError(f"{name} must be a finite time of at least 0; got {getattr(self, name)!r}")
 
     def _flops_per_s(self, fmt: str) -> float:
-        return (
-            self.device.first_peak(number_format(fmt).math, f"precision {number_format(fmt)}") * self.compute_efficiency
-        )
+        return self.device.peak_of(fmt) * self.compute_efficiency
 
     @property
     def _bytes_per_s(self) -> float:
@@ -179,5 +177,5 @@ def Roofline(
         link_efficiency=link_efficiency,
     )
     for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
-        device.first_peak(number_format(fmt).math, f"precision {number_format(fmt)}")
+        device.peak_of(fmt)
     return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
