@@ -94,7 +94,7 @@ _HEAD = """\
 # Validation
 
 Written by `rooftrace validate --measured DIR --markdown docs/validation.md --out docs/validation/files.csv`. Errors are relative,
-in percent; bias is the mean of predicted / measured - 1.
+in percent; bias is the mean of predicted / measured - 1, in groups of served rows its median.
 
 | question | where |
 | --- | --- |
