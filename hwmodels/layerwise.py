@@ -229,7 +229,10 @@ class _Stage:
             pairs = 2 * pairs - prompt_f
         if prompt:
             for prefill, _, windowed in self.attention:
-                seconds += prefill(SCALARS, prompt_f, chunks, pairs_window if windowed else pairs, prompt_kv)
+                if windowed:
+                    seconds += prefill(SCALARS, prompt_f, chunks, pairs_window, prompt_kv, pairs - pairs_window)
+                else:
+                    seconds += prefill(SCALARS, prompt_f, chunks, pairs, prompt_kv)
         if seqs:
             for _, decode, windowed in self.attention:
                 if windowed:
@@ -269,7 +272,8 @@ class _Stage:
         if some_prompt.any():
             rows_1, chunks_1 = np.where(some_prompt, prompt, 1), np.where(some_prompt, chunks, 1)
             for prefill, _, windowed in self.attention:
-                one = prefill(ARRAYS, rows_1, chunks_1, pairs_window if windowed else pairs, prompt_kv)
+                of_pairs = (pairs_window, prompt_kv, pairs - pairs_window) if windowed else (pairs, prompt_kv)
+                one = prefill(ARRAYS, rows_1, chunks_1, *of_pairs)
                 yield "prompt_attention", np.where(some_prompt, one, 0.0)
         if some_decode.any():
             seqs_1 = np.where(some_decode, seqs, 1)

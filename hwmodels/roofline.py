@@ -87,18 +87,18 @@ class RooflineKernels:
         window = shape.window_tokens
         if window is not None and not shape.absorbed:
 
-            def windowed(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+            def windowed(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
                 return ops.maximum(pairs * pair_s, ops.minimum(kv, chunks * window + rows) * kv_s)
 
             return windowed
         if past_s:
 
-            def latent(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+            def latent(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
                 return ops.maximum(pairs * pair_s + ops.maximum(kv - rows, 0) * past_s, kv * kv_s)
 
             return latent
 
-        def plain(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        def plain(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
             return ops.maximum(pairs * pair_s, kv * kv_s)
 
         return plain

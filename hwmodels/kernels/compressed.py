@@ -116,7 +116,7 @@ def prefill_form(
     compress, window, most = shape.compress, shape.window, shape.most
     launch, more, layers = params.launch_s - shape.in_blocks * params.block_starts_s, params.sequence_s, run.layers
 
-    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
         keys = pairs if window == math.inf else attended(ops, rows, chunks, pairs, window)[0]
         seconds = launch + more * (chunks - 1.0) * ops.where(rows > chunks, 1.0, 0.0) + rows * by_row + kv * by_kv
         if compress:
