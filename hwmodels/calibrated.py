@@ -18,7 +18,6 @@ from hwmodels.model import CompressedAttention, LatentAttention, ModelSpec
 from hwmodels.operations import StageWork
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
-from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile, borrow_for, load_profile
 from hwmodels.stacks import servers, stacks
 from hwmodels.tpu import TpuKernels
@@ -157,7 +156,7 @@ class Calibrated:
             return cpu_cost(spec, profile, device=device, parallel=parallel, kv_precision=kv_precision)
         _check_vendor((self.stack.name, self.stack.kernels), device)
         for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
-            device.first_peak(number_format(fmt).math, f"precision {number_format(fmt)}")
+            device.peak_of(fmt)
         if "fp32" in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
             raise ValueError(
                 f"fp32 has been measured on CPUs alone, and the kernels of {device.name} would price it at the rate of 16 bits; "

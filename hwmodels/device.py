@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hwmodels.precision import math_of, precision
 from hwmodels.prices import list_prices
 from hwmodels.tables import is_profile, read_toml
 
@@ -101,6 +102,10 @@ class Device:
                 f"it offers {', '.join(self.peak_flops_per_s)}"
             )
         return value
+
+    def peak_of(self, fmt: str) -> float:
+        """Dense FLOP/s of the arithmetic that multiplies the format *fmt*; ValueError where there is none."""
+        return self.first_peak(math_of(fmt, self.peak_flops_per_s, self.vendor), f"precision {precision(fmt)}")
 
     def first_peak(self, choices: tuple[str, ...], what: str) -> float:
         """Dense FLOP/s of the first of *choices* that the device offers; *what* names the format in the error."""

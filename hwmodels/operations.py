@@ -163,16 +163,7 @@ class AttentionShape:
         """The operations of one query token and one KV token, one layer."""
         if self.kind == "mla":
             return 2.0 * self.n_heads * (2 * self.latent_dim + self.rope_dim)
-        if self.kind == "compressed":
-            if self.chosen:
-                return self.index_flops / self.compress
-            return 4.0 * self.n_heads * self.qk_dim / self.compress if self.compress else 0.0
         return 2.0 * self.n_heads * (self.qk_dim + self.v_dim)
-
-    @property
-    def flops_per_row(self) -> float:
-        """The operations of one token on keys whose number does not grow with its context, one layer; of contexts beyond them."""
-        return 4.0 * self.n_heads * self.qk_dim * (self.near + self.chosen) if self.kind == "compressed" else 0.0
 
     @property
     def prefill_flops_per_pair(self) -> float:

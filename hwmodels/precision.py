@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -63,3 +64,14 @@ def precision(name: str) -> Precision:
         near = difflib.get_close_matches(name, PRECISIONS, n=2) or list(PRECISIONS)
         raise ValueError(f"{name!r} is not a precision; valid here: {', '.join(near)}")
     return found
+
+
+def math_of(fmt: str, peaks: Collection[str], vendor: str) -> tuple[str, ...]:
+    """The arithmetic that multiplies *fmt* on a device of *vendor* that has *peaks*, first choice first.
+
+    NVIDIA's cores that know block-scaled formats take MXFP4 weights beside MXFP8 activations, at the fp8 rate; AITER brings the
+    activations to MXFP4 as well. Others expand the weights.
+    """
+    if fmt == "mxfp4" and "fp4" in peaks and "fp8" in peaks:
+        return ("fp4",) if vendor == "AMD" else ("fp8",)
+    return precision(fmt).math

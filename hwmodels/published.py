@@ -162,7 +162,7 @@ class PublishedKernels(RooflineKernels):
         kv_s = shape.kv_bytes * shape.layers
         kv_s /= self.device.hbm_bytes_per_s * self.efficiency.decode_attention_bandwidth
 
-        def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
             return ops.maximum(pairs * pair_s, kv * kv_s)
 
         return form

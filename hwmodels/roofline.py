@@ -49,9 +49,7 @@ class RooflineKernels:
                 raise ValueError(f"{name} must be a finite time of at least 0; got {getattr(self, name)!r}")
 
     def _flops_per_s(self, fmt: str) -> float:
-        return (
-            self.device.first_peak(number_format(fmt).math, f"precision {number_format(fmt)}") * self.compute_efficiency
-        )
+        return self.device.peak_of(fmt) * self.compute_efficiency
 
     @property
     def _bytes_per_s(self) -> float:
@@ -89,18 +87,18 @@ class RooflineKernels:
         window = shape.window_tokens
         if window is not None and not shape.absorbed:
 
-            def windowed(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+            def windowed(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
                 return ops.maximum(pairs * pair_s, ops.minimum(kv, chunks * window + rows) * kv_s)
 
             return windowed
         if past_s:
 
-            def latent(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+            def latent(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
                 return ops.maximum(pairs * pair_s + ops.maximum(kv - rows, 0) * past_s, kv * kv_s)
 
             return latent
 
-        def plain(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        def plain(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
             return ops.maximum(pairs * pair_s, kv * kv_s)
 
         return plain
@@ -179,5 +177,5 @@ def Roofline(
         link_efficiency=link_efficiency,
     )
     for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
-        device.first_peak(number_format(fmt).math, f"precision {number_format(fmt)}")
+        device.peak_of(fmt)
     return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)

@@ -19,6 +19,7 @@ from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_form
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts, Recurrence
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
+from hwmodels.precision import math_of
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
 from hwmodels.stacks import default_stack, kernels_of, servers
@@ -88,7 +89,7 @@ class StackKernels:
     def sources(self) -> tuple[str, ...]:
         """The software whose measured kernels stand for the stack's, the best first: on AMD's devices AITER, which engines take."""
         own = "aiter" if self.device.vendor == "AMD" else self.stack.kernels
-        return tuple(dict.fromkeys((own, *servers(), "vidur", "torch", "jax", "aiter")))
+        return tuple(dict.fromkeys((own, *servers(), "vidur", "torch", "jax", "aiter", "lss")))
 
     def attention_variants(self, shape: AttentionShape, cache_bytes: float, *, prompts: bool) -> list[str]:
         """Parameter sets that may price softmax attention over a cache of `cache_bytes` a number, the best first.
@@ -157,11 +158,10 @@ class StackKernels:
         """The arithmetic the device multiplies *fmt* in, the bytes of a weight, and whether weights are expanded."""
         number = number_format(fmt)
         peaks = self.profile.datasheet.peak_flops_per_s
-        if fmt == "mxfp4" and "fp4" in peaks and "fp8" in peaks:
-            # NVIDIA's cores that know block-scaled formats take MXFP4 weights beside MXFP8 activations, at the fp8 rate; AITER
-            # brings the activations to MXFP4 as well.
-            return "fp4" if self.device.vendor == "AMD" else "fp8", number.weight_bytes, False
-        names = ["bf16" if choice in ("fp16", "fp32") else choice for choice in number.math]
+        math = math_of(fmt, peaks, self.device.vendor)
+        if math != number.math:
+            return math[0], number.weight_bytes, False
+        names = ["bf16" if choice in ("fp16", "fp32") else choice for choice in math]
         dtype = next((name for name in names if name in peaks), "bf16")
         return dtype, number.weight_bytes, number.weight_bytes < 0.75 * WIDTH[dtype]
 

@@ -33,8 +33,9 @@ def work_done(experiment: Experiment, columns: Columns, power: Sequence[PowerMod
     is busy; and prompt_share, the part of the busy time that prompts take, by the time that prompts and decodes of each iteration
     would take on a roofline of their own, with prompt_attention_share and decode_kv_share, the parts of these that attention over
     what came before takes, by what the roofline is without. Within a span only the KV tokens read change, evenly, and work is
-    affine in them: the mean of its first and last iteration is that of all; power and shares are the mean of the two. Empty where
-    a model is known by a table of latencies only, which says nothing of its work.
+    affine in them, but where contexts grow beyond the keys that a query chooses: the mean of its first and last iteration is that
+    of all; power and shares are the mean of the two. Empty where a model is known by a table of latencies only, which says nothing
+    of its work.
     """
     done: dict[str, Any] = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
     done |= {"prompt_s": 0.0, "prompt_attention_s": 0.0, "decode_kv_s": 0.0}

@@ -201,7 +201,7 @@ def prefill_form(
             loss, (layers, launch, before_s, lost_s),
         )  # fmt: skip
 
-    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
         if single is not None and ops is SCALARS:
             return single.seconds(rows, chunks, pairs, kv)
         if window is None:
@@ -212,8 +212,9 @@ def prefill_form(
             in_tile = ops.minimum(kv, chunks * (window + _TILE))
             compute = pairs * by_pair + rows * by_row + in_tile * by_kv + beyond * edge
             if waste:
-                everything = rows * (kv - 0.5 * rows) / ops.maximum(1.0, chunks)
-                compute = compute + ops.maximum(0.0, everything - pairs) * (waste * by_pair)
+                if outside is None:
+                    outside = rows * (kv - 0.5 * rows) / ops.maximum(1.0, chunks) - pairs
+                compute = compute + ops.maximum(0.0, outside) * (waste * by_pair)
             kv = ops.minimum(kv, chunks * window + rows)
         compute = compute / (1.0 - throttle * compute / (compute + after))
         memory = rows * row_bytes_s + kv * kv_bytes_s

@@ -116,7 +116,7 @@ def prefill_form(
     compress, window, most = shape.compress, shape.window, shape.most
     launch, more, layers = params.launch_s - shape.in_blocks * params.block_starts_s, params.sequence_s, run.layers
 
-    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
         keys = pairs if window == math.inf else attended(ops, rows, chunks, pairs, window)[0]
         seconds = launch + more * (chunks - 1.0) * ops.where(rows > chunks, 1.0, 0.0) + rows * by_row + kv * by_kv
         if compress:
@@ -191,37 +191,47 @@ def _flat_s(
     return params.flat_s * ops.where(slow > 0.0, 1.0, 0.0) + on_sms
 
 
-def bound_of_prompts(shape: AttentionShape, flops_per_s: float, bytes_per_s: float) -> PrefillForm:
-    """All layers of *shape* on a datasheet: the longer of their arithmetic on scored and attended keys and of reading the cache."""
+def work_of_prompts(shape: AttentionShape, ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> tuple[Any, Any]:
+    """Operations of one layer of *shape* on scored and attended keys, and bytes of the cache that it reads."""
     most = float(shape.chosen * shape.compress) if shape.chosen else None
+    keys, _ = attended(ops, rows, chunks, pairs, float(shape.near))
+    flops = 0.0
+    if shape.compress:
+        some = pairs if most is None else attended(ops, rows, chunks, pairs, most)[0]
+        keys = keys + some / shape.compress
+        flops = pairs * (shape.index_flops / shape.compress)
+    return flops + keys * (4.0 * shape.n_heads * shape.qk_dim), kv * shape.kv_bytes
+
+
+def work_of_decodes(shape: AttentionShape, ops: Ops, seqs: Any, queries: Any, kv: Any) -> tuple[Any, Any]:
+    """As `work_of_prompts`, of decodes, which read the indexer's keys and those that they attend to."""
+    most = float(shape.chosen * shape.compress) if shape.chosen else None
+    scored_bytes = shape.kv_bytes - shape.entry_bytes / shape.compress if shape.compress else 0.0
+    each = kv / seqs
+    keys = ops.minimum(each, float(shape.near))
+    flops = 0.0
+    if shape.compress:
+        keys = keys + _numbers(ops, each, most, shape.compress)
+        flops = each * (shape.index_flops / shape.compress)
+    flops = queries * (flops + keys * (4.0 * shape.n_heads * shape.qk_dim))
+    return flops, seqs * keys * shape.entry_bytes + kv * scored_bytes
+
+
+def bound_of_prompts(shape: AttentionShape, flops_per_s: float, bytes_per_s: float) -> PrefillForm:
+    """All layers of *shape* on a datasheet: the longer of their arithmetic and of reading the cache."""
 
     def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
-        keys, _ = attended(ops, rows, chunks, pairs, float(shape.near))
-        flops = 0.0
-        if shape.compress:
-            some = pairs if most is None else attended(ops, rows, chunks, pairs, most)[0]
-            keys = keys + some / shape.compress
-            flops = pairs * (shape.index_flops / shape.compress)
-        flops = flops + keys * (4.0 * shape.n_heads * shape.qk_dim)
-        return shape.layers * ops.maximum(flops / flops_per_s, kv * shape.kv_bytes / bytes_per_s)
+        flops, moved = work_of_prompts(shape, ops, rows, chunks, pairs, kv)
+        return shape.layers * ops.maximum(flops / flops_per_s, moved / bytes_per_s)
 
     return form
 
 
 def bound_of_decodes(shape: AttentionShape, flops_per_s: float, bytes_per_s: float) -> DecodeForm:
-    """As `bound_of_prompts`, of decodes, which read the indexer's keys and those that they attend to."""
-    most = float(shape.chosen * shape.compress) if shape.chosen else None
-    scored_bytes = shape.kv_bytes - shape.entry_bytes / shape.compress if shape.compress else 0.0
+    """As `bound_of_prompts`, of decodes."""
 
     def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
-        each = kv / seqs
-        keys = ops.minimum(each, float(shape.near))
-        flops = 0.0
-        if shape.compress:
-            keys = keys + _numbers(ops, each, most, shape.compress)
-            flops = each * (shape.index_flops / shape.compress)
-        flops = queries * (flops + keys * (4.0 * shape.n_heads * shape.qk_dim))
-        moved = seqs * keys * shape.entry_bytes + kv * scored_bytes
+        flops, moved = work_of_decodes(shape, ops, seqs, queries, kv)
         return shape.layers * ops.maximum(flops / flops_per_s, moved / bytes_per_s)
 
     return form

@@ -93,7 +93,7 @@ def attention_form(
     # Half of the new square lies above the diagonal; (rows per sequence)^2 / 2 pairs of it for each sequence.
     row_s, above, loss = layers * heads * params.row_s, 0.5 * params.masked_share, params.overlap_loss
 
-    def form(ops: Ops, rows: Any, sequences: Any, pairs: Any, kv: Any) -> Any:
+    def form(ops: Ops, rows: Any, sequences: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
         compute_s = (pairs + above * rows * ops.maximum(0.0, rows / sequences - 1.0)) * pair_s
         memory_s = kv * kv_s
         gap = compute_s - memory_s

@@ -28,8 +28,11 @@ class Ops(Protocol):
 SCALARS: Ops = scalars
 ARRAYS: Ops = arrays
 
-PrefillForm = Callable[[Ops, Any, Any, Any, Any], Any]
-"""(ops, prompt rows, chunks, query-key pairs, KV tokens) -> seconds of all the shape's layers."""
+PrefillForm = Callable[..., Any]
+"""(ops, prompt rows, chunks, query-key pairs, KV tokens) -> seconds of all the shape's layers.
+
+Forms of windowed layers may be given, as a fifth argument, the pairs outside the window beside those within.
+"""
 DecodeForm = Callable[..., Any]
 """(ops, sequences, query tokens of all of them, KV tokens of all of them) -> seconds of all the shape's layers.
 

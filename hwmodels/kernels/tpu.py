@@ -90,7 +90,7 @@ def prefill_form(params: TpuAttentionParams, *, width: Any, layers: float = 1.0)
     by_pair, by_row = params.prefill_pair_s * scale, params.prefill_row_s * scale
     by_kv, launch, loss = params.prefill_token_s * scale, params.prefill_launch_s, params.overlap_loss
 
-    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any, outside: Any = None) -> Any:
         x, y = pairs * by_pair, rows * by_row + kv * by_kv
         gap = x - y
         return layers * (launch + 0.5 * (x + y + ops.sqrt(gap * gap + loss * (x * y))))

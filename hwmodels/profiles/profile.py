@@ -42,6 +42,11 @@ class Provenance:
     longest_us: float | None = None
 
     @property
+    def judged(self) -> bool:
+        """Whether some shapes were left out of a fit; where there were too few, `held_*` are the errors of the fit itself."""
+        return (self.held_mape_pct, self.held_median_pct) != (self.fit_mape_pct, self.fit_median_pct)
+
+    @property
     def spread(self) -> Spread:
         """The 90 % interval of a prediction; profiles that do not state its ends have the 90th percentile of the errors."""
         p90 = min(self.held_p90_pct, 1e4)

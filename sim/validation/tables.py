@@ -94,7 +94,7 @@ _HEAD = """\
 # Validation
 
 Written by `rooftrace validate --measured DIR --markdown docs/validation.md --out docs/validation/files.csv`. Errors are relative,
-in percent; bias is the mean of predicted / measured - 1.
+in percent; bias is the mean of predicted / measured - 1, in groups of served rows its median.
 
 | question | where |
 | --- | --- |
@@ -119,7 +119,7 @@ a file, over the files of a kind of kernel. [files.csv](validation/files.csv) ha
 _NAMES = """\
 Mean errors on shapes that the scored fit did not see, as the profiles (`hwmodels/profiles/DEVICE.toml`) state them for each
 parameter set: the median over the sets of a device, and the largest in brackets. [Kernels](validation/kernels.md) names the
-sets beyond 15 %.
+sets beyond 15 %. Sets of one shape or few, which no other shape judges, are not in it.
 """
 
 
@@ -128,7 +128,7 @@ def _held_back() -> Iterator[str]:
     held: dict[tuple[str, str], list[float]] = {}
     for name in devices:
         for kernel in load_profile(name).kernels:
-            if not kernel.provenance.borrowed_from:
+            if not kernel.provenance.borrowed_from and kernel.provenance.judged:
                 held.setdefault((kernel.family, name), []).append(kernel.provenance.held_mape_pct)
     yield f"| kernel | {' | '.join(devices)} |"
     yield f"| --- | {' | '.join('--:' for _ in devices)} |"

@@ -325,6 +325,17 @@ def test_spread_experts_take_more_for_each_operation_where_no_graph_replays_them
     assert decodes(4096) == seconds_of_a_layers_experts("fp8_block", 8)(4096)
 
 
+@pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
+def test_experts_that_other_software_alone_was_timed_with_on_a_device_are_priced_by_that(stack):
+    """RTX PRO 6000 in 16 bits: one layer of Qwen3-30B-A3B, by LLMServingSim, which keeps others from lending theirs."""
+    found = deploy(model="qwen3-30b-a3b", hardware="rtx-pro-6000", cost=Calibrated.for_stack(stack))
+    # The experts that eight tokens wake are read, 50 of 128 where each chooses 8 evenly.
+    read_s = 48 * 128 * (1 - (1 - 8 / 128) ** 8) * 3 * 2048 * 768 * 2 / 1.6e12
+    assert read_s < found.cost.iteration_s(DECODE) < 2 * read_s
+    said = f"rtx-pro-6000: bf16 experts under {stack} are priced as bf16/lss was measured on rtx-pro-6000."
+    assert said in found.stand_ins
+
+
 def test_a_tpu_says_which_products_were_not_timed():
     def said(precision):
         found = deploy(model="llama-3.1-8b", hardware="tpu-v6e", precision=precision, cost=Calibrated.for_stack("vllm"))

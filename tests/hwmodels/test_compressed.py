@@ -281,3 +281,43 @@ def test_steps_of_more_context_take_longer():
     cost = Calibrated.for_stack("sglang")(load_model("deepseek-v4-flash"), H200, ParallelConfig(tensor=8))
     times = [cost.iteration_s(Totals(16, 0, 0, 0, 0, 16, 16 * kv, 16)) for kv in (100, 2000, 50_000, 500_000)]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("model", ["deepseek-v4-flash", "minimax-m3"])
+@pytest.mark.parametrize("past", [0, 1000, 100_000])
+def test_work_counts_the_keys_that_queries_attend_to_and_score(model, past):
+    """Of 64 prompt tokens and of three decodes, against the sum over queries; as numbers and as arrays."""
+    cost = Roofline(load_model(model), H200)
+    shapes = [shape for shape in cost.work_by_stage[0].attention if shape.kind == "compressed"]
+    full = [shape for shape in cost.work_by_stage[0].attention if shape.kind != "compressed"]
+
+    def keys_of(shape, context):
+        if not shape.compress:
+            return min(context, shape.near)
+        most = shape.chosen * shape.compress if shape.chosen else context
+        return min(context, shape.near) + min(context, most) / shape.compress
+
+    def flops_of(contexts):
+        own = sum(4 * shape.layers * shape.n_heads * shape.qk_dim * sum(contexts) for shape in full)
+        for shape in shapes:
+            one = 4 * shape.n_heads * shape.qk_dim
+            scored = shape.index_flops / shape.compress if shape.compress else 0
+            own += shape.layers * sum(one * keys_of(shape, c) + scored * c for c in contexts)
+        return own
+
+    contexts = [past + i + 1 for i in range(64)]
+    prompt = Totals(64, 64, 1, sum(contexts), past + 64, 0, 0, 0)
+    bare = cost.work(Totals(64, 64, 1, 0, 0, 0, 0, 0))
+    assert cost.work(prompt).flops - bare.flops == pytest.approx(flops_of(contexts), rel=1e-3)
+    context = past + 64
+    decodes = Totals(3, 0, 0, 0, 0, 3, 3 * context, 3)
+    found, bare = cost.work(decodes), cost.work(decodes._replace(decode_kv_tokens=0))
+    assert found.flops - bare.flops == pytest.approx(flops_of([context] * 3))
+    moved = sum(shape.layers * shape.kv_bytes * 3 * context for shape in full)
+    for shape in shapes:
+        scored = shape.kv_bytes - shape.entry_bytes / shape.compress if shape.compress else 0
+        moved += 3 * shape.layers * (keys_of(shape, context) * shape.entry_bytes + scored * context)
+    assert found.hbm_bytes - bare.hbm_bytes == pytest.approx(moved)
+    for totals in (prompt, decodes):
+        arrays = cost.work(Totals(*(np.array([each]) for each in totals)))
+        assert [float(np.asarray(each).ravel()[0]) for each in arrays] == [float(each) for each in cost.work(totals)]

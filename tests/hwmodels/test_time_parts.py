@@ -24,6 +24,7 @@ DEPLOYMENTS: dict[str, tuple[str, str, str, dict[str, int]]] = {
     "latent attention on ranks": ("deepseek-v3", "h200-sxm", "sglang", {"data": 8, "expert": 8}),
     "windows": ("gpt-oss-20b", "b200", "vllm", {}),
     "linear attention": ("qwen3-next-80b-a3b", "h100-sxm", "vllm", {"tensor": 4}),
+    "modules timed whole": ("deepseek-v4-flash", "b200", "sglang", {"tensor": 4}),
     "without graphs": ("llama-3.1-8b", "a100-80gb-sxm", "eager", {}),
 }
 

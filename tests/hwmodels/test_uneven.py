@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hwmodels.cache import StageCache, held_bytes, keeps_every_token, paged
+from hwmodels.calibrated import Calibrated
+from hwmodels.deployment import deploy
 from hwmodels.device import load_device
 from hwmodels.model import Attention, load_model, spec_from_config
 from hwmodels.parallel import ParallelConfig
 from hwmodels.roofline import Roofline
-from hwmodels.totals import Totals
+from hwmodels.totals import Totals, pairs_within
 from hwmodels.work import stage_work
 
 H200 = load_device("h200")
@@ -141,3 +144,22 @@ def test_pages_of_layers_with_fewer_bytes_a_token_hold_more_tokens():
         kinds=("full", "window"), layers=range(2), token_bytes=20.0, local_token_bytes=10.0, state_bytes=0.0, window_tokens=64
     )  # fmt: skip
     assert (paged(narrow, 16).page_tokens, paged(narrow, 16).local_page_tokens) == (16, 32)
+
+
+@pytest.mark.parametrize(("model", "device", "tensor"), [("mimo-v2-flash", "b200", 4), ("gemma-4-26b-a4b", "h200", 1)])
+def test_windowed_layers_that_multiply_all_keys_cost_the_pairs_of_each_prompt(model, device, tensor):
+    """SGLang's Triton kernels of wide heads multiply keys outside the window too: of a long prompt no fewer beside a short one."""
+    cost = deploy(model=model, hardware=device, parallel={"tensor": tensor}, cost=Calibrated.for_stack("sglang")).cost
+
+    def seconds(*prompts):
+        columns = [
+            (q, q, 1, pairs_within(past, q, 1 << 40), past + q, 0, 0, 1, pairs_within(past, q, cost.window_tokens), 0)
+            for q, past in prompts
+        ]
+        totals = Totals(*map(sum, zip(*columns, strict=True)))
+        arrays = Totals(*(np.array([each]) for each in totals))
+        assert cost.iteration_s(arrays).tolist() == [cost.iteration_s(totals)]
+        return cost.iteration_s(totals)
+
+    long, short = (2048, 60_000), (2, 0)
+    assert seconds(long) <= seconds(long, short) < 1.05 * seconds(long)

@@ -629,6 +629,18 @@ def test_the_page_shows_the_least_the_median_and_the_largest_error_of_a_kind(tmp
     assert "| gemm | 3 | 9 | 0.0 | 25.0 | 100.0 | gemm_h200_bf16_vllm0.24.csv |" in page
 
 
+def test_sets_that_no_shape_was_left_to_judge_are_in_no_table_of_errors_held_back():
+    """Nine products of TPU v7 and one layer of AMD's experts in two formats, whose errors are of their own rows."""
+    rows = [line for line in to_markdown([]).splitlines() if line.startswith("| ")]
+    heads = [cell.strip() for cell in next(line for line in rows if line.startswith("| kernel | a100")).split("|")]
+    cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")] for line in rows}
+    assert cells["tpu_gemm"][heads.index("tpu-v7")] == "-"
+    of_one = load_profile("mi355x").kernel("moe", ["bf16/aiter"])
+    assert not of_one.provenance.judged
+    judged = [k.provenance for k in load_profile("mi300x").kernels if k.family == "moe" and k.provenance.judged]
+    assert cells["moe"][heads.index("mi300x")] == f"{judged[0].held_mape_pct:.1f} ({judged[0].held_mape_pct:.1f})"
+
+
 def test_the_page_has_a_part_for_separate_pools_with_fitted_and_held_back_apart():
     tpot, ttft = served([("trtllm", "a", 4), ("sglang", "a", 300)], [1.1, 0.7])
     halves = {"half": np.array(["fitted", "held back"])}

@@ -152,8 +152,8 @@ def _completed(
 def _print(fitted: Profile) -> None:
     """Print the errors of each fitted kernel, on the shapes of the fit and on those held back."""
     rows = [
-        (f"{kernel.family} {kernel.variant}", f"{p.points:,}", f"{p.fit_mape_pct:.1f}", f"{p.held_mape_pct:.1f}",
-         f"{p.held_median_pct:.1f}", f"{p.held_p90_pct:.1f}")
+        (f"{kernel.family} {kernel.variant}", f"{p.points:,}", f"{p.fit_mape_pct:.1f}",
+         *(f"{each:.1f}" if p.judged else "-" for each in (p.held_mape_pct, p.held_median_pct, p.held_p90_pct)))
         for kernel in fitted.kernels
         for p in (kernel.provenance,)
     ]  # fmt: skip
