@@ -336,18 +336,6 @@ def test_with_and_without_a_file_the_scheduler_is_the_same():
     assert Scenario.from_yaml("{}").scheduler == Scenario.default().scheduler
 
 
-def test_a_file_that_names_no_scheduler_is_told_what_it_had_before(tmp_path):
-    def notes(text):
-        (tmp_path / "mine.yaml").write_text(text)
-        found = resolve(Scenario.load(tmp_path / "mine.yaml")).manifest["notes"]
-        return [note for note in found if "names no scheduler" in note]
-
-    (note,) = notes("serving_stack: sglang")
-    assert "it is the serving stack's (sglang)" in note
-    assert "scheduler: sarathi gives what they gave" in note
-    assert not notes("scheduler: vllm")
-
-
 @pytest.mark.parametrize("section", ["slo", "memory", "window", "parallel", "decoding"])
 def test_a_section_that_is_null_is_as_left_out(section):
     assert Scenario.from_mapping({section: None}) == Scenario()

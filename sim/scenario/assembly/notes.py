@@ -58,7 +58,6 @@ def notes_of(
         about_encoding(scenario, [each.model for each in deployments], workload),
         about_adapters(scenario, hosted, workload),
         about_grammars(scenario, pools),
-        _scheduler_left_out(scenario.source, scenarios),
         _router(scenario, router, pools, workload),
         *(_of_two_engines(each) for each in scenarios),
         _priorities(schedulers, workload),
@@ -78,18 +77,6 @@ def _prefixes(hosted: Sequence[tuple[Scenario, Deployment]], workload: Workload)
             yield from windows_left_behind(each, deployment.model)
     elif any(each.memory.prefix_caching for each, _ in hosted):
         yield "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."
-
-
-def _scheduler_left_out(source: str, scenarios: Sequence[Scenario]) -> Iterator[str]:
-    """A note where the file *source* names no scheduler: such a file had another before."""
-    if not source.endswith((".yaml", ".yml")):
-        return
-    left_out = [each for each in scenarios if "scheduler" not in each.model_fields_set]
-    for name in dict.fromkeys(each.scheduler.policy for each in left_out):
-        yield (
-            f"{source} names no scheduler, so that it is the serving stack's ({name}); versions before 0.1 took sarathi: "
-            f"scheduler: sarathi gives what they gave, scheduler: {name} leaves this note out."
-        )
 
 
 def _left_out(workload: Workload, hosted: Set[str]) -> Iterator[str]:
