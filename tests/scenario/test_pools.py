@@ -171,6 +171,14 @@ def test_a_trace_says_by_its_column_which_models_are_asked_for(tmp_path):
     assert "priority" not in simulate(pools()).requests
 
 
+def test_a_log_may_call_the_only_model_by_another_name(tmp_path):
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens,model\n0,9,2,acme-chat\n1,9,2,acme-code\n")
+    apart = {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}}
+    built = resolve(pools(model=SMALL, pools=apart, links={"net": {}}, workload={"trace": str(tmp_path / "t.csv")}))
+    assert (run(built.experiment).requests["status"] == FINISHED).all()
+    assert f"The trace asks for 2 models (acme-chat, acme-code); all requests go to {SMALL}." in built.manifest["notes"]
+
+
 def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_path):
     (tmp_path / "t.csv").write_text(
         "arrival_s,prompt_tokens,output_tokens,priority\n" + "".join(f"0,500,2,{p}\n" for p in (0, 3, -1, 2))

@@ -15,7 +15,7 @@ from workloads import Workload
 def asked_for(scenario: Scenario, workload: Workload, pools: list[PoolOf]) -> tuple[Workload, dict[str, int]]:
     """The workload with the pools' models among its own, and the row of each; no rows where all pools host one model.
 
-    ScenarioError where requests ask for a model that no pool hosts.
+    ScenarioError where requests ask for a model that no pool hosts, unless a log names it and there is only one to go to.
     """
     names = list(dict.fromkeys(name for pool in pools for name in pool.serves))
     if len(names) == 1 and not workload.models:
@@ -37,6 +37,8 @@ def asked_for(scenario: Scenario, workload: Workload, pools: list[PoolOf]) -> tu
     index = np.zeros(len(workload), np.int64) if workload.model_index is None else workload.model_index
     counts = np.bincount(index, minlength=len(workload.models)).tolist()
     asked = [name if name in names else aliases.get(name, name) for name in workload.models]
+    if len(names) == 1 and scenario.workload.models is None and not set(asked) <= set(names):
+        return workload, {}  # a log has the name that clients know, as without pools
     for name, count in zip(asked, counts, strict=True):
         if count and name not in names:
             what = f"{scenario.source}: {count:,} requests ask for {name}, which no pool hosts"
