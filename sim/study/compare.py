@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from sim.errors import RooftraceError
 from sim.results import Result
+from sim.run import simulate
 from sim.scenario import Scenario
 from sim.study import statistics as st
 from sim.study.notes import Noted, Notes
@@ -35,6 +37,8 @@ METRICS = (
 )
 REPLICATIONS = 10
 """Pairs of scenarios: of 5 at a load of 0.9 the skewness shows too little to be allowed for (docs/coverage.md)."""
+_TO_BE_ALIKE = 3
+"""Replications that are equal in every digit, after which nothing is taken to be random."""
 _NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL", "queue_s": "queueing"}
 _MORE_IS_BETTER = {
     "requests_per_s": "request throughput",
@@ -187,7 +191,8 @@ def compare(
 ) -> Comparison:
     """The difference of *b* from *a*, with intervals over pairs that share their random numbers.
 
-    Both are of one kind. Scenarios (or their files) are run *replications* times each with the same seeds. Sweeps (or
+    Both are of one kind. Scenarios (or their files) are run *replications* times each with the same seeds, or where
+    nothing in them is random, which three equal ones say, once and compared as results. Sweeps (or
     their folders) are paired point by point and seed by seed. A change is mean(B) / mean(A) - 1 over the pairs, and is
     about runs as long as these (`sim.study.statistics.ratio_interval`). Results (or their folders) of the same requests
     are paired stretch by stretch, and the change is about the long run (`sim.study.paired.latency_change`); where the
@@ -242,25 +247,51 @@ def _scenarios(
 ) -> Comparison:
     if a.seed != b.seed:
         raise RooftraceError(f"A has seed {a.seed} and B seed {b.seed}; pairs share their seeds: give both the same")
-    both = [sweep(Sweep(base=each, replications=replications), jobs=jobs) for each in (a, b)]
-    for name, each in zip("AB", both, strict=True):
-        failures = each.failures(1)
-        if failures:
-            raise RooftraceError(f"{name} cannot be run: {failures[0]['error']}")
-    return Comparison(
-        a=f"{a.source}: {_label(both[0])}",
-        b=f"{b.source}: {_label(both[1])}",
-        differences=tuple(_sweeps(both[0], both[1], metrics, level)),
-        how=_how(both, f"{replications} replications on the same random numbers", level),
-        level=level,
-        notes=_notes(*(map(str, side.notes) for side in both)),
-        trusted=(_of_one_point(both[0]), _of_one_point(both[1])),
-    )
+    # Finished runs are found again in the folder, so that the first few cost nothing where all are needed.
+    with tempfile.TemporaryDirectory(prefix="rooftrace-compare-") as folder:
+
+        def of_both(n: int) -> list[SweepResult]:
+            plans = (("a", Sweep(base=a, replications=n)), ("b", Sweep(base=b, replications=n)))
+            return [sweep(plan, jobs=jobs, out=Path(folder) / name) for name, plan in plans]
+
+        both = of_both(min(replications, _TO_BE_ALIKE))
+        for name, each in zip("AB", both, strict=True):
+            failures = each.failures(1)
+            if failures:
+                raise RooftraceError(f"{name} cannot be run: {failures[0]['error']}")
+        labels = [f"{each.source}: {_label(side)}" for each, side in zip((a, b), both, strict=True)]
+        nothing_random = all(map(_is_alike, both))
+        if nothing_random:
+            results = simulate(a), simulate(b)
+            if _same_requests(*results):
+                found = _results(*results, metrics, level, ("", ""), random=False)
+                how = f"nothing in these scenarios is random, so that one run of each is compared: {found.how}"
+                return replace(found, a=labels[0], b=labels[1], how=how)
+        elif replications > _TO_BE_ALIKE:
+            both = of_both(replications)
+        return Comparison(
+            a=labels[0],
+            b=labels[1],
+            differences=tuple(_sweeps(both[0], both[1], metrics, level)),
+            how=(
+                "nothing in these scenarios is random and their requests differ: there are no pairs, and no intervals"
+                if nothing_random
+                else _how(both, f"{replications} replications on the same random numbers", level)
+            ),
+            level=level,
+            notes=_notes(*(map(str, side.notes) for side in both)),
+            trusted=(_of_one_point(both[0]), _of_one_point(both[1])),
+        )
+
+
+def _is_alike(result: SweepResult) -> bool:
+    """Whether nothing is random in any point of a sweep of several replications."""
+    return result.counts["alike"] == result.counts["points"]
 
 
 def _how(both: Sequence[SweepResult], pairs: str, level: float) -> str:
     """The sentence that says where intervals come from, and in which of two sweeps nothing is random."""
-    alike = [name for name, each in zip("AB", both, strict=True) if each.counts["alike"] == each.counts["points"]]
+    alike = [name for name, each in zip("AB", both, strict=True) if _is_alike(each)]
     if len(alike) == 2:
         return (
             "nothing in these scenarios is random, so that replications are equal and there are no intervals; compare "
@@ -351,13 +382,12 @@ def _paired(
     return Difference(metric=metric, where=where, a=means[0], b=means[1], change=change, why=why, bounds=bounds)
 
 
-def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, places: Sequence[str]) -> Comparison:
+def _results(
+    a: Result, b: Result, metrics: Sequence[str] | None, level: float, places: Sequence[str], *, random: bool = True
+) -> Comparison:
+    """A and B request by request; without anything *random* in them no sentence sends to replications."""
     first, second = a.requests, b.requests
-    same = len(first) == len(second) and all(
-        np.array_equal(a.columns.requests[name], b.columns.requests[name])
-        for name in ("arrival_ns", "prompt_tokens", "output_tokens")
-    )
-    if not same:
+    if not _same_requests(a, b):
         raise RooftraceError(
             f"the runs replay different requests ({len(first):,} and {len(second):,}), so that there are no pairs; give "
             "both the same workload and seed, or compare their scenarios"
@@ -368,6 +398,7 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
     kept = a.in_window & b.in_window
     order = np.flatnonzero(kept)[np.argsort(a.columns.requests["arrival_ns"][kept], kind="stable")]
     stretches = min(_stretches(each, order) for each in (a, b))
+    hint = {} if random else {"otherwise": ""}
     differences = []
     for metric in chosen:
         head, _, statistic = metric.rpartition(".")
@@ -381,11 +412,11 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
             why = "no relative change from 0"
         elif head in _PER_REQUEST and statistic in STATISTICS:
             before, after = (each[head].to_numpy()[order] for each in (first, second))
-            change, why = latency_change(before, after, statistic, stretches=stretches, level=level)
+            change, why = latency_change(before, after, statistic, stretches=stretches, level=level, **hint)
         if change is None and not why:
             mean = _change(metric, *value)
             change = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level)
-            why = "one run has no interval; compare scenarios"
+            why = "one run has no interval" + ("; compare scenarios" if random else "")
         bounds = _bounds(metric, [[side] for side in flat])
         differences.append(
             Difference(metric=metric, where={}, a=value[0], b=value[1], change=change, why=why, bounds=bounds)
@@ -398,11 +429,18 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
         how=(
             f"the same {len(first):,} requests{part} in {st.RATIO_BATCHES} batches by arrival, paired; intervals hold at "
             f"{level:.0%}"
+            if any(each.change is not None and not math.isnan(each.change.half_width) for each in differences)
+            else f"the same {len(first):,} requests{part}, paired; there are no intervals"
         ),
         level=level,
         notes=_notes(*(each.manifest.get("notes", ()) for each in (a, b))),
         trusted=(_trusted(a.summary), _trusted(b.summary)),
     )
+
+
+def _same_requests(a: Result, b: Result) -> bool:
+    names = ("arrival_ns", "prompt_tokens", "output_tokens")
+    return all(np.array_equal(a.columns.requests[name], b.columns.requests[name]) for name in names)
 
 
 def _stretches(result: Result, order: np.ndarray) -> float:

@@ -32,12 +32,14 @@ def latency_change(
     *,
     stretches: float = math.inf,
     level: float = st.LEVEL,
+    otherwise: str = ", or compare the scenarios over replications",
 ) -> tuple[st.Change | None, str]:
     """The change of *statistic* from latencies *a* to *b* of the same requests, in order of arrival, and why it is unsure.
 
     Shapes [n]; requests without a value in either are left out. *stretches*: how many independent ones the queues allow
     for (`queue_stretches`); the correlation of the latencies, or of being beyond the quantile, may allow for fewer. Where
-    there are too few of them, or of requests, the change has no interval and the sentence says how many would do. None
+    there are too few of them, or of requests, the change has no interval and the sentence says how many would do, and what
+    would *otherwise*. None
     for the change where *a* has no value above 0. Intervals of means are exact to a percent or two, those of quantiles
     err on the wide side (docs/coverage.md).
     """
@@ -52,8 +54,7 @@ def latency_change(
     least = in_a_batch * st.RATIO_BATCHES
     if a.size < least:
         return alone, (
-            f"{a.size:,} requests are too few for an interval of this: {least:,} are the least; replay more, or compare "
-            "the scenarios over replications"
+            f"{a.size:,} requests are too few for an interval of this: {least:,} are the least; replay more{otherwise}"
         )
     if probability is None:
         seen = min(st.independent_values(each) for each in (a, b, b - b.mean() / a.mean() * a))
@@ -72,7 +73,7 @@ def latency_change(
     if share < 1:
         return alone, (
             f"{a.size:,} requests are too few for an interval of this at this load: about "
-            f"{_round_up(a.size * aim / share)} would do; replay so many, or compare the scenarios over replications"
+            f"{_round_up(a.size * aim / share)} would do; replay so many{otherwise}"
         )
     return st.batch_ratio(a, b, of, stretches=min(stretches, seen), level=level), ""
 

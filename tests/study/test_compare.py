@@ -98,6 +98,28 @@ def test_what_is_said_of_intervals_holds_of_those_that_are_there(tmp_path, a, b,
     assert some == ("no intervals" not in found.how) == ("intervals hold" in found.how)
 
 
+def test_scenarios_in_which_nothing_is_random_are_paired_request_by_request(tmp_path, monkeypatch):
+    """A log of one's own behind a router that draws nothing: equal replications tell nothing, the requests do."""
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{i / 4},{100 + i * 37 % 900},{5 + i % 30}\n" for i in range(400))
+    trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
+    a = Scenario.default().with_set(f"workload.trace={trace}")
+    b = a.with_set("hardware=a100-80gb-sxm")
+    sizes = []
+    monkeypatch.setattr(
+        "sim.study.compare.sweep", lambda plan, **given: sizes.append(plan.replications) or sweep(plan, **given)
+    )
+    found = compare(a, b, jobs=1)
+    assert sizes == [3, 3]  # of 10
+    assert [each.change for each in found] == [each.change for each in compare(simulate(a), simulate(b))]
+    assert {each.metric: each for each in found}["e2el_s.mean"].certain
+    assert "nothing in these scenarios is random" in found.how
+    assert not any("compare" in each.verdict for each in found)  # no sending from scenarios to folders and back
+    differ = compare(a, b.with_set("workload.rate_scale=2"), jobs=1)
+    assert "their requests differ" in differ.how
+    assert {each.why for each in differ} == {"equal replications have no interval"}
+
+
 def test_a_scenario_equals_itself():
     found = compare(BUSY, BUSY, replications=2, jobs=1)
     assert {each.verdict.startswith("A and B are equal") or each.change is None for each in found} == {True}
