@@ -372,6 +372,19 @@ def test_the_model_that_was_asked_for_is_the_one_that_is_served() -> None:
     assert "vllm serve meta-llama/Llama-3.1-70B-Instruct" in export(Chosen(scenario=scenario, reasons=()), "vllm").text
 
 
+@pytest.mark.parametrize(
+    ("file", "loaded", "named"), [("mine/config.json", "mine", False), ("mine.json", "mine.json", True)]
+)
+def test_a_server_loads_no_description_of_a_model(tmp_path: Path, file: str, loaded: str, named: bool) -> None:
+    """A config.json stands for the folder that it lies in; of another file it is said that no server loads it."""
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((Path(__file__).parents[1] / "hwmodels/models/llama-3.1-8b.json").read_text())
+    found = export(Chosen(scenario=Scenario(model=str(path)), reasons=()), "vllm")
+    assert f"vllm serve {tmp_path / loaded}\n" in f"{found.text}\n"
+    assert any("holds no weights" in each for each in found.left_out) == named
+
+
 def test_one_side_of_a_handover_alone_is_said_to_be_one() -> None:
     config = '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}'
     found = scenario_from(f"vllm serve Qwen/Qwen3-32B --kv-transfer-config '{config}'", hardware="h200")

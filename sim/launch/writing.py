@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -41,6 +42,9 @@ def model_name(scenario: Scenario) -> str:
 
 
 def to_load(model: str) -> str:
+    """A config.json stands for its folder, where its weights would be."""
+    if Path(model).name == "config.json":
+        return str(Path(model).parent)
     return model if "/" in model else hub_name(model) or model
 
 
@@ -77,6 +81,10 @@ class Writing:
         self.carries("model", "scheduler", "memory", "pools", "replicas", "router.policy", *_NOT_OF_A_SERVER)
         if scenario.replicas == 1 and not scenario.pools:
             self.carries("router")
+        if model_name(scenario).endswith(".json"):
+            self._left.append(
+                f"{scenario.model} describes a model and holds no weights: write their folder or repository in its place"
+            )
         self._scheduler = self._own_scheduler()
         if scenario.memory.tiers:
             self._memory["tiers"] = scenario.memory.tiers
