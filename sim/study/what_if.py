@@ -50,14 +50,22 @@ def bound(explained: Explained) -> str:
         )
     share = {cause: seconds / busy_s for cause, seconds in explained.busy_s.items()}
     groups = {name: sum(share[cause] for cause in causes) for name, (causes, _) in _BOUNDS.items()}
-    first = max(groups, key=lambda name: groups[name])
-    causes, said = _BOUNDS[first]
-    parts = ", ".join(f"{share[cause]:.0%} {said[cause]}" for cause in causes if share[cause] >= 0.005)
+    first, *others = sorted(groups, key=lambda name: -groups[name])
+    named = [first, *(name for name in others if groups[name] >= _NEARLY * groups[first])]
+
+    def parts(name: str) -> str:
+        causes, said = _BOUNDS[name]
+        return ", ".join(f"{share[cause]:.0%} {said[cause]}" for cause in causes if share[cause] >= 0.005)
+
+    beside = f", and {' and '.join(map(str.lower, named[1:]))} nearly as much" if len(named) > 1 else ""
     return (
-        f"{first} {'bound' if first.endswith('s') else 'bounds'} it: of the time that its machines are busy, {parts}."
+        f"{first} {'bound' if first.endswith('s') else 'bounds'} it{beside}: of the time that its machines are busy, "
+        f"{'; '.join(map(parts, named))}."
     )
 
 
+_NEARLY = 0.8
+"""A resource to which so much of the first one's time goes is named beside it, for chance decides which of them is first."""
 _BOUNDS: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "Memory bandwidth": (
         ("weights", "kv", "elementwise"),

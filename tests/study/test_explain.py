@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -169,6 +170,21 @@ def test_a_handover_is_from_the_end_of_the_prompt_until_its_kv_has_landed() -> N
 def test_the_bound_is_the_one_that_is_known(settings: dict[str, Any], sentence: str) -> None:
     found, _, _, _ = of_scenario(settings)
     assert bound(found).startswith(sentence), bound(found)
+
+
+def test_a_resource_that_takes_nearly_as_long_is_named_beside_the_first() -> None:
+    found, _, _, _ = of_scenario(ALONE)
+    none = dict.fromkeys(found.busy_s, 0.0)
+    tie = replace(found, busy_s={**none, "weights": 5.0, "arithmetic": 4.5, "collectives": 0.5})
+    assert bound(tie) == (
+        "Memory bandwidth bounds it, and arithmetic nearly as much: of the time that its machines are busy, 50% goes to reading "
+        "weights; 45% goes to the products of many rows."
+    )
+    clear = replace(found, busy_s={**none, "weights": 6.0, "arithmetic": 3.5, "collectives": 0.5})
+    assert (
+        bound(clear)
+        == "Memory bandwidth bounds it: of the time that its machines are busy, 60% goes to reading weights."
+    )
 
 
 def test_more_of_a_resource_helps_what_it_bounds() -> None:
