@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,8 +122,32 @@ def headline(found: Replayed, quantity: str) -> tuple[str, float | None, float |
     return name, found.measured.get(name), found.predicted.get(name), found.error(name)
 
 
-def strange_model(scenario: Scenario, runs: Sequence[BenchRun]) -> list[str]:
-    """A sentence for each model that files name and that is not the scenario's."""
+def strange(scenario: Scenario, runs: Sequence[BenchRun]) -> list[str]:
+    """A sentence for each model and each engine that files name and that is not the scenario's."""
+    return [*_strange_models(scenario, runs), *_strange_engines(scenario, runs)]
+
+
+_SERVED_BY = {
+    **{
+        ("sglang.bench_serving", name): "sglang"
+        for name in ("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat")
+    },
+    **{("sglang.bench_serving", name): "vllm" for name in ("vllm", "vllm-chat")},
+    ("sglang.bench_serving", "trt"): "trtllm",
+    ("vllm bench serve", "tensorrt-llm"): "trtllm",
+}
+"""The engines that the backends of a benchmark ask, by their --help; vllm bench serve's others ask any server."""
+
+
+def _strange_engines(scenario: Scenario, runs: Sequence[BenchRun]) -> Iterator[str]:
+    ours = scenario.stack_name
+    backends = [(run.format, run.config.get("backend")) for run in runs]
+    for key in dict.fromkeys(backends) if ours in _SERVED_BY.values() else ():
+        if _SERVED_BY.get(key, ours) != ours:
+            yield f"files were measured with the backend {key[1]}, and the scenario simulates {ours}"
+
+
+def _strange_models(scenario: Scenario, runs: Sequence[BenchRun]) -> list[str]:
     try:
         ours = (catalogue_base(scenario.model) or load_model(scenario.model)).name
     except ValueError:

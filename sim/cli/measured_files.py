@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from sim.bench import BenchRun
-from sim.bench.compare import strange_model
+from sim.bench.compare import strange
 from sim.bench.facts import all_with_facts, divided
 from sim.bench.load import assumed
 from sim.bench.reading import read_files
@@ -54,7 +54,7 @@ def read_both(
     settings, facts = divided(set_ or ())
     chosen = read_scenario(scenario, settings)
     runs = read(files, facts, where or (), before)
-    print_notes(strange_model(chosen, runs))
+    print_notes(strange(chosen, runs))
     return chosen, runs
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.bench.cases import cases_of, priors_of
-from sim.bench.compare import compared, load_text, strange_model
+from sim.bench.compare import compared, load_text, strange
 from sim.bench.fitting import Case
 from sim.bench.fitting import fit as fitted
 from sim.bench.load import shortened
@@ -45,7 +45,7 @@ def bench(asked: Asked, name: str, data: bytes) -> Events:
     """The measured runs of a file beside their simulation on the deployment that is asked about."""
     runs, problems = runs_in(name, data)
     found = compared(asked.scenario, runs, replications=1)
-    notes = [*problems, *strange_model(asked.scenario, runs), *found.problems]
+    notes = [*problems, *strange(asked.scenario, runs), *found.problems]
     notes += dict.fromkeys(text for each in found.replays for text in (*each.run.notes, *each.assumed))
     yield "bench", {"name": name, "points": [_point(each) for each in found.replays], "notes": notes}
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from sim.bench import BenchRun, to_frame
+from sim.bench.compare import strange
 from sim.bench.facts import with_facts
 from sim.bench.load import load_of
 from sim.bench.reading import read_bytes, read_files
 from sim.errors import RooftraceError
+from sim.scenario import Scenario
 from tests.bench import own
 from tests.bench.fuzz import FIXTURES
 
@@ -421,6 +423,21 @@ def test_a_file_without_metrics_is_refused_as_the_one_before(tmp_path: Path) -> 
     (tmp_path / "after.prom").write_text(VLLM_LATER)
     with pytest.raises(RooftraceError, match=r"log.csv: it has no metrics of a server"):
         read_files([tmp_path / "after.prom"], before=tmp_path / "log.csv")
+
+
+def test_files_of_another_model_or_engine_are_noted() -> None:
+    beside = {"perf_analyzer": {"stimulus": {"concurrency": 1}}, "model_names": ["Qwen/Qwen3-32B"]}
+    (of_model,) = of({**own.GENAI_PERF, "input_config": beside})
+    (of_engine,) = of(own.SGLANG)
+    scenario = Scenario.default()
+    assert strange(scenario, [of_model]) == [
+        "files name the model Qwen/Qwen3-32B, and the scenario simulates llama-3.1-8b"
+    ]
+    assert strange(scenario, [of_engine]) == [
+        f"files were measured with the backend {own.SGLANG['backend']}, and the scenario simulates vllm"
+    ]
+    assert strange(scenario.with_set("serving_stack=sglang", "scheduler=sglang"), [of_engine]) == []
+    assert strange(scenario.with_set("serving_stack=ideal"), [of_engine]) == []
 
 
 def of_phases(*phases: dict[str, Any]) -> BenchRun:

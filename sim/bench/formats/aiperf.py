@@ -228,7 +228,8 @@ def _run(figures: Mapping[str, Fields], asked: Fields, name: str, file: str, kin
     if whole.values.get("was_cancelled"):
         notes.append("the run was cancelled before its end")
     duration = figures.get("benchmark_duration")
-    models = asked.inner("endpoint").values.get("model_names")
+    # genai-perf has the models beside the endpoint.
+    models = asked.inner("endpoint").values.get("model_names") or asked.values.get("model_names")
     tpot = _latency(figures, "inter_token_latency")
     ttft, e2el = _latency(figures, "ttft"), _latency(figures, "request_latency")
     if ttft is None and e2el is None and tpot is None:
