@@ -39,6 +39,7 @@ class Stream(IntEnum):
     IMAGES = 130
     AUDIO = 131
     GRAMMARS = 125
+    SPREAD = 132
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

@@ -227,7 +227,7 @@ class _Source(NamedTuple):
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _AMOUNTS = ("requests", "duration_s")
 _OF_FILES = (
-    *("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed"),
+    *("format", "sort", "drop_empty", "spread_arrivals", "columns", "missing_output", "keep_failed"),
     *("tokenizer", "since", "until", "component_order"),
 )
 _WHEN = "say in arrivals when {what} start (poisson, deterministic, ...)"
@@ -305,6 +305,8 @@ class Workload(Section):
     """Accept a file whose arrivals are out of order."""
     drop_empty: bool = False
     """Leave out rows with neither prompt nor output tokens."""
+    spread_arrivals: bool = False
+    """Spread arrivals that the log rounded, to whole seconds and the like, evenly over that time, drawn by the seed."""
     columns: dict[str, Annotated[str, Field(min_length=1)]] | None = None
     """The column of each field of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
     end, duration, max_tokens, encoder_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON.
@@ -387,6 +389,10 @@ class Workload(Section):
         """Check what the source's settings say together with others."""
         if self.shared_prefix is not None and len(self.shared_prefix.stages) > 1 and self.rate_scale != 1.0:
             raise ValueError("rate_scale does not reach stages, which begin when others have ended; change their rates")
+        if self.spread_arrivals and self.arrivals is not None:
+            raise ValueError(
+                "spread_arrivals is of the times of a trace, and arrivals draws others; leave out one of them"
+            )
         for name in _LENGTHS if self.protocol is not None else ():
             if getattr(self, name).distribution != "fixed":
                 raise ValueError(

@@ -21,6 +21,7 @@ from sim.scenario.settings import Scenario
 from sim.text import shown, unknown
 from workloads import assign_models, azure_conversation_like, read_rates, read_sessions, read_trace
 from workloads.loops import think_times_ns
+from workloads.ticks import rounded, spread
 
 if TYPE_CHECKING:
     from workloads import ClosedLoop, Trace
@@ -70,7 +71,10 @@ def _made(scenario: Scenario, settings: Workload) -> workloads.Workload:
         return _by_protocol(settings, scenario.seed)
     source = _read(scenario, settings) if settings.trace is not None else None
     if source is not None and settings.arrivals is None:
-        return source
+        if settings.spread_arrivals:
+            return spread(source, scenario.seed)
+        note = rounded(source)
+        return replace(source, notes=(*source.notes, note)) if note else source
     return _generate(scenario, source)
 
 

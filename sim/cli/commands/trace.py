@@ -53,6 +53,8 @@ def describe(
     as_json: Json = False,
 ) -> None:
     """Print what a trace holds and what of its file is left out: arrivals, lengths, bursts, sessions, reuse."""
+    from workloads.ticks import rounded
+
     _check_picture(out)
     trace = _read(
         file, format_, columns, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, missing_output=missing_output,
@@ -60,7 +62,8 @@ def describe(
     )  # fmt: skip
     with under_way("Describing"):
         found, curve = _described(trace)
-    print_notes(trace.notes)
+    notes = [*trace.notes, *filter(None, [rounded(trace)])]
+    print_notes(notes)
     if out is not None:
         from sim.plots.style import save
         from sim.plots.trace import plot_trace
@@ -68,7 +71,7 @@ def describe(
         with _picture(out):
             save(plot_trace(trace, curve), out, svg=False)
     if as_json:
-        print_json({**found, "notes": trace.notes})
+        print_json({**found, "notes": notes})
         return
     _print_described(found)
     if out is not None:
