@@ -189,7 +189,8 @@ def _choose(rows: Rows, rules: Rules) -> _Chosen:
         for each in _paths(said, path):
             if not rows.has(each):
                 raise ValueError(
-                    f"{rows.path}: no column {each!r}, which {said} is said to be in; it has {_listed(rows.names)}"
+                    f"{rows.path}: no column {each!r}, which {said} is said to be in; it has {_listed(rows.names)}: "
+                    f"name another with --map {said}=COLUMN (workload.columns)"
                 )
     return _chosen(rows.names, rules)
 

@@ -186,7 +186,8 @@ def test_columns_that_are_named_go_before_those_that_are_found_and_may_be_sums(w
     for columns, message in (
         (
             {"prompt_tokens": "usage.inputs"},
-            "no column 'usage.inputs', which prompt_tokens is said to be in; it has timestamp, usage",
+            r"no column 'usage.inputs', which prompt_tokens is said to be in; it has timestamp, usage.*: name another with "
+            r"--map prompt_tokens=COLUMN \(workload.columns\)$",
         ),
         ({"prompts": "n.b.in"}, "'prompts' is no column of a trace; did you mean prompt?"),
         ({"tokens_that_came": "n.b.in"}, "'tokens_that_came' is no column of a trace; known are arrival"),
