@@ -14,7 +14,7 @@ from sim.metrics.columns import REJECTED
 _TREND_BINS = 16
 _TREND_T = 2.602  # Student's t, one-sided 1 %, 15 degrees of freedom (16 bins)
 _TREND_GROWTH = 0.05  # of the arrivals in the window: less than this is no overload worth the name
-_TREND_MIN_ARRIVALS = 64  # in the window: fewer than 4 arrivals a bin say nothing
+TREND_MIN_ARRIVALS = 64  # in the window: fewer than 4 arrivals a bin say nothing
 
 
 def saturated(requests: Mapping[str, NDArray[Any]]) -> bool | None:
@@ -37,7 +37,7 @@ def saturated(requests: Mapping[str, NDArray[Any]]) -> bool | None:
     arrived = np.searchsorted(arrival_ns, at, side="right")
     waiting = arrived - np.searchsorted(scheduled_ns, at, side="right")
     arrivals = int(arrived[-1] - arrived[0])
-    if arrivals < _TREND_MIN_ARRIVALS:
+    if arrivals < TREND_MIN_ARRIVALS:
         return None
     steps = np.diff(waiting)
     grew = float(waiting[-1] - waiting[0])

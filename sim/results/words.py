@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sim.metrics as metrics
+from sim.metrics.trend import TREND_MIN_ARRIVALS
 from sim.results.trust import INTERVAL_HEADS, interval_rows, trust_rows
 from sim.text import seconds_text
 
@@ -483,7 +484,11 @@ def _speculation(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ]
 
 
-_SATURATED = {True: "yes: the queue still grows when arrivals end", False: "no", None: "cannot be said"}
+_SATURATED = {
+    True: "yes: the queue still grows when arrivals end",
+    False: "no",
+    None: f"cannot be said: it takes {TREND_MIN_ARRIVALS} arrivals, one after another, in the second half of their time",
+}
 
 
 def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
