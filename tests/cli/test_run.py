@@ -331,6 +331,9 @@ def test_an_empty_folder_is_no_trace_and_no_run():
         left=["traces"],
     )
     assert_refused(rooftrace("plot", "traces"), "traces is not the folder of a run or a sweep", left=["traces"])
+    assert_refused(
+        rooftrace("plot", "traces", "--out", "p.png"), "--out is the folder of the pictures", left=["traces"]
+    )
 
 
 @patches_the_engine

@@ -42,6 +42,8 @@ def plot(
     from sim.results import Result
     from sim.study.sweep import FORMAT, SweepResult
 
+    if out is not None and out.suffix.lower() in (".png", ".svg", ".pdf"):
+        raise RooftraceError(f"--out is the folder of the pictures, of which there may be several; got {out}")
     try:
         kind = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("format")
     except (OSError, ValueError, RecursionError, AttributeError):
