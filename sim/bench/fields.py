@@ -241,11 +241,21 @@ def _contradictions(run: BenchRun) -> Iterable[str]:
     yield from _contradictory_latencies(run)
 
 
+_POSSIBLE_S = {"ttft": (1e-3, math.inf), "tpot": (1e-4, 10.0)}
+"""Between which a mean or median lies: a step of the smallest models takes longer than the least, and beyond the most nobody reads.
+Figures beyond them are most often of another unit than they are said to be."""
+
+
 def _contradictory_latencies(run: BenchRun) -> Iterable[str]:
     for name in ("ttft", "tpot", "itl", "e2el"):
         found: Latency | None = getattr(run, name)
         if found is None:
             continue
+        middle = found.mean_s if found.mean_s is not None else found.median_s
+        least, most = _POSSIBLE_S.get(name, (0.0, math.inf))
+        of_one_token = name == "tpot" and run.offered.output.mean_tokens == 1
+        if middle is not None and not least <= middle <= most and not of_one_token:
+            yield f"a {name.upper()} of {middle * 1e3:.4g} ms is of no server: is its unit another than the file says?"
         points = sorted(found.quantiles_s.items())
         if found.median_s is not None:
             points = sorted([*points, (MEDIAN, found.median_s)])

@@ -425,6 +425,25 @@ def test_a_file_without_metrics_is_refused_as_the_one_before(tmp_path: Path) -> 
         read_files([tmp_path / "after.prom"], before=tmp_path / "log.csv")
 
 
+@pytest.mark.parametrize(
+    ("ttft_ms", "tpot_ms", "said"),
+    [
+        (90, 12, []),
+        (0.09, 12, ["a TTFT of 0.09 ms is of no server"]),
+        (90_000, 12_000, ["a TPOT of 1.2e+04 ms is of no server"]),
+        (90, 0, ["a TPOT of 0 ms is of no server"]),
+    ],
+)
+def test_latencies_of_another_unit_than_they_are_said_to_be_are_noted(
+    ttft_ms: float, tpot_ms: float, said: list[str]
+) -> None:
+    columns = "rate_req_s,requests,prompt_tokens,output_tokens,ttft_mean_ms,tpot_mean_ms"
+    (run,) = of(f"{columns}\n1,100,1000,200,{ttft_ms},{tpot_ms}\n")
+    assert [note.split(":")[0] for note in run.notes] == said
+    (one_token,) = of(f"{columns}\n1,100,1000,1,90,0\n")
+    assert not one_token.notes
+
+
 def test_files_of_another_model_or_engine_are_noted() -> None:
     beside = {"perf_analyzer": {"stimulus": {"concurrency": 1}}, "model_names": ["Qwen/Qwen3-32B"]}
     (of_model,) = of({**own.GENAI_PERF, "input_config": beside})
