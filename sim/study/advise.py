@@ -463,6 +463,10 @@ def _by_precision(found: _Found) -> None:
             found.said.append(f"precision: the weights are in {name} already.")
         else:
             found.propose(f"{called} weights", precision=name)
+    if found.deployment.kv_precision in ("bf16", "fp16", "fp32"):
+        found.propose("FP8 KV cache", kv_precision="fp8")
+    else:
+        found.said.append(f"precision: the KV cache is in {found.deployment.kv_precision} already.")
 
 
 def _by_prefix(found: _Found) -> None:
@@ -553,7 +557,7 @@ GROUPS: Mapping[str, tuple[str, Callable[[_Found], None]]] = {
     "machines": ("one machine more or fewer, and the least that keep the SLO", _by_machines),
     "devices": ("other devices that hold the model", _by_device),
     "tensor": ("half and twice the tensor parallelism", _by_tensor),
-    "precision": ("FP8 and FP4 weights", _by_precision),
+    "precision": ("FP8 and FP4 weights, and an FP8 KV cache", _by_precision),
     "prefix": ("prefix caching", _by_prefix),
     "memory": ("host memory behind the KV cache", _by_host_memory),
     "speculation": ("drafted tokens, with published acceptance", _by_speculation),

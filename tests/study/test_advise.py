@@ -47,9 +47,17 @@ def test_what_keeps_the_slo_is_ranked_by_cost_and_equals_share_a_rank():
     costs = [row.usd_per_hour or 0.0 for row in found.rows if row.keeps]
     assert costs == sorted(costs)
     ranks = {row.candidate.name: rank for row, rank in zip(found.rows, found.ranks(), strict=True)}
-    assert ranks["as it is"] == ranks["FP8 weights"] == 1
-    assert ranks["2 machines"] == ranks["tensor parallel 2"] == 4
+    assert ranks["as it is"] == ranks["FP8 weights"] == ranks["FP8 KV cache"] == 1
+    assert ranks["2 machines"] == ranks["tensor parallel 2"] == 5
     assert found.least == 1
+
+
+def test_an_fp8_kv_cache_is_tried_once():
+    found = names(advise(BASE, only=["precision"], replications=1, jobs=1))
+    assert found["FP8 KV cache"].candidate.settings["kv_precision"] == "fp8"
+    again = advise(BASE.with_set("kv_precision=fp8"), only=["precision"], replications=1, jobs=1)
+    assert "FP8 KV cache" not in names(again)
+    assert "precision: the KV cache is in fp8 already." in again.said
 
 
 def test_the_least_machines_are_found_beyond_those_that_were_proposed():
