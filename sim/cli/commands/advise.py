@@ -129,7 +129,7 @@ def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None
         print_table(
             ("cannot be", "why"), [(each.candidate.name, each.reason) for each in found.refused], left=1, fold=1
         )
-    print_facts([("Not tried" if i == 0 else "", text) for i, text in enumerate(found.said)])
+    print_facts([("Groups" if i == 0 else "", text) for i, text in enumerate(found.said)])
     typer.echo("\nTo run one of them:")
     for name, command in commands.items():
         typer.echo(f"  {name}: {command}")
