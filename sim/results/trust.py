@@ -180,7 +180,11 @@ def trust_text(trust: Mapping[str, Any]) -> str:
     if "measured_kernels" in trust:
         text += f" ({trust['measured_kernels']} sets of the device, {trust['borrowed_kernels']} lent)"
     if "stack" in trust:
-        of = f" {trust['stack_release']}, fitted to {trust['stack_fitted_to']}" if "stack_release" in trust else ""
+        of = (
+            f" from release {trust['stack_release']}, fitted to {trust['stack_fitted_to']}"
+            if "stack_release" in trust
+            else ""
+        )
         text += f"; overheads of {trust['stack']}{of}"
     return text
 
