@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -149,19 +149,30 @@ class Choice:
 
     def __str__(self) -> str:
         best = self.best
+        unknown = self._places(self.table[self.table["keeps"] & self.table[self.column].isna()].to_dict("records"))
+        left_out = ""
+        if unknown:
+            way_out = " (costs.usd_per_device_hour says it)" if self.goal == "cost" else ""
+            left_out = f". Within the SLO at a {self.goal} that is not known{way_out}: {_some(unknown)}"
         if best is None:
-            return f"none of {len(self.table)} candidates keeps {self.asked}"
-        places = [", ".join(f"{key}={row[key]}" for key in self.axes) for row in self.least]
+            known = f" at a {self.goal} that is known" if unknown else ""
+            return f"none of {len(self.table)} candidates keeps {self.asked}{known}{left_out}"
+        places = self._places(self.least)
         said = f"least {self.goal}: {places[0]} at {best[self.column]:,.4g} {UNITS[self.goal]}"
-        if len(places) == 1:
-            return said
-        more = f" and {len(places) - 1 - _TIES} more" if len(places) - 1 > _TIES else ""
-        return f"{said}, and as little of it: {'; '.join(places[1 : 1 + _TIES])}{more}"
+        return said + (f", and as little of it: {_some(places[1:])}" if len(places) > 1 else "") + left_out
+
+    def _places(self, rows: Sequence[Mapping[Any, Any]]) -> list[str]:
+        return [", ".join(f"{key}={row[key]}" for key in self.axes) for row in rows]
 
     def _repr_html_(self) -> str:
         shown = [*self.axes, self.column, "slo_attainment", "tokens_per_s_per_gpu", "tokens_per_s_per_user", "keeps"]
         ranked = self.table.sort_values(["keeps", self.column], ascending=[False, True])
         return f"<b>{escape(str(self))}</b>{ranked[shown].head(12).to_html(index=False, float_format=lambda value: f'{value:.4g}')}"
+
+
+def _some(places: Sequence[str]) -> str:
+    more = f" and {len(places) - _TIES} more" if len(places) > _TIES else ""
+    return f"{'; '.join(places[:_TIES])}{more}"
 
 
 def cheapest(

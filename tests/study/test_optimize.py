@@ -1,4 +1,6 @@
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -167,6 +169,21 @@ class Finished:
 
     def failures(self, n):
         return []
+
+
+def test_candidates_within_the_slo_whose_price_is_not_known_are_named():
+    # Nobody lists a price of a B300.
+    found = cheapest(BASE, {"hardware": ["b300", "h100"]}, replications=2, jobs=1)
+    assert found.best["hardware"] == "h100"
+    assert str(found).endswith(
+        ". Within the SLO at a cost that is not known (costs.usd_per_device_hour says it): hardware=b300"
+    )
+    none = replace(found, table=found.table.assign(usd_per_mtoken=math.nan))
+    assert none.best is None
+    assert str(none) == (
+        "none of 2 candidates keeps 99.0% of requests within the SLO at a cost that is known. Within the SLO at a cost that is not "
+        "known (costs.usd_per_device_hour says it): hardware=b300; hardware=h100"
+    )
 
 
 def test_a_candidate_keeps_the_slo_with_confidence_without_saturation_and_in_every_run():
