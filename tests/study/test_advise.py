@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 
 import pytest
@@ -109,6 +110,20 @@ def test_without_an_slo_one_is_assumed_and_in_the_command():
                                             "--only", "release", "--replications", "1", "--jobs", "1"])  # fmt: skip
     assert "assumed, as the scenario has no SLO" in done.output
     assert "tpot_p95_s" in done.output.split("To run one of them:")[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], "list prices of different providers and dates (rooftrace hardware show NAME); --set costs.provider="),
+        (["--set", "costs.provider=aws"], "list prices of aws, of different dates (rooftrace hardware show NAME)\n"),
+    ],
+)
+def test_whose_prices_the_rows_have_is_said(settings, said, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    given = ["advise", "--set", "workload.requests=20", "--only", "devices", "--replications", "1", "--jobs", "1"]
+    done = CliRunner().invoke(build_app(), [*given, *settings])
+    assert said in re.sub(r" +\n", "\n", done.output)
 
 
 def test_pools_and_unknown_groups_are_refused():

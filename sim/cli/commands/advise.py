@@ -223,8 +223,10 @@ def _about_rows(found: Advice) -> Iterator[tuple[str, str]]:
         "by what the deployment costs an hour, among those that keep the SLO; what costs as much has the same rank",
     )
     if len({row.figures.get("costs.price_basis") for row in found.rows}) > 1:
-        text = "list prices of different providers and dates (rooftrace hardware show NAME); --set costs.provider=... takes one"
-        yield "Prices", text
+        one = found.base.costs is not None and found.base.costs.provider
+        of = f"{one}, of different dates" if one else "different providers and dates"
+        more = "" if one else "; --set costs.provider=... takes one"
+        yield "Prices", f"list prices of {of} (rooftrace hardware show NAME){more}"
     if found.replications > 1:
         n = found.replications
         text = f"those of the first seed, as the commands below print them; ± half-widths, and what is missed, are over {n} seeds"
