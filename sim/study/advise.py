@@ -126,6 +126,11 @@ class Advice:
         return min(kept, default=None)
 
     @property
+    def least_is_known(self) -> bool:
+        """Whether so many were tried that no fewer, or if none keeps the SLO no more, are left to try."""
+        return self.base.autoscale is None and not _more_machines(self.base, self.rows)
+
+    @property
     def adapter_slots(self) -> slots.SlotAdvice | None:
         """How many slots to have for adapters; None where no number was tried beside the scenario's own."""
         tried = list(_of_slots(self.base, self.rows))

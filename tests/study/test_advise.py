@@ -61,6 +61,15 @@ def test_an_fp8_kv_cache_is_tried_once():
     assert "precision: the KV cache is in fp8 already." in again.said
 
 
+def test_the_machines_that_are_needed_are_not_said_where_fewer_were_not_tried(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    idle = ["--set", "workload.requests=20", "--set", "replicas=3", "--replications", "1", "--jobs", "1"]
+    of_one = CliRunner().invoke(build_app(), ["advise", *idle, "--only", "release"]).output
+    assert "3 or fewer, and 3 now: not searched for, which --only machines does" in of_one
+    searched = CliRunner().invoke(build_app(), ["advise", *idle, "--only", "machines"]).output
+    assert re.search(r"Machines needed +1, and 3 now", searched)
+
+
 def test_the_least_machines_are_found_beyond_those_that_were_proposed():
     few = BASE.with_set("slo={tpot_p95_s: 0.0065}", "workload.arrivals.rate_per_s=40")
     found = advise(few, only=["machines"], replications=1, jobs=1)

@@ -90,6 +90,7 @@ def _facts(found: Advice, commands: Mapping[str, str]) -> dict[str, Any]:
         "attainment": found.target.attainment,
         "replications": found.replications,
         "least_machines": found.least,
+        "least_machines_is_known": found.least_is_known,
         "candidates": [
             {
                 "group": row.candidate.group,
@@ -276,12 +277,15 @@ def _needs(found: Advice) -> list[tuple[str, str]]:
     uses = [f"busy {busy:.0%} of the time"] if busy is not None else []
     uses += [f"KV memory {kv:.0%} full at most"] if kv is not None else []
     least = "more than were tried" if found.least is None else f"{found.least}, and {base.replicas} now"
+    if not found.least_is_known:
+        few = "" if found.least is None else f"{found.least} or fewer, and {base.replicas} now: "
+        least = f"{few}not searched for, which --only machines does"
     return [
         ("Traffic", f"{total:,} requests in {span_s:,.0f} s, {figures['total_tokens_per_s']:,.0f} tokens/s in and out"),
         ("Deployment", f"{base.model} on {base.replicas} x {base.parallel.gpus} {base.device_name}; {', '.join(uses)}"),
         ("SLO", limits),
         ("Now", "keeps it" if now.keeps else now.judgement.why),
-        ("Machines needed", least),
+        *([("Machines needed", least)] if base.autoscale is None else []),
     ]
 
 
