@@ -127,7 +127,7 @@ def strange(scenario: Scenario, runs: Sequence[BenchRun]) -> list[str]:
     return [*_strange_models(scenario, runs), *_strange_engines(scenario, runs)]
 
 
-_SERVED_BY = {
+_SERVED_BY: Mapping[tuple[str, object], str] = {
     **{
         ("sglang.bench_serving", name): "sglang"
         for name in ("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat")
