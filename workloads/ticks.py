@@ -24,8 +24,12 @@ def tick_ns(arrival_ns: IntArray) -> int:
     n = len(arrival_ns)
     if len(instants) < _LEAST_INSTANTS or n < _LEAST_REQUESTS or counts[counts > 1].sum() < _LEAST_TOGETHER * n:
         return 0
-    tick = int(np.gcd.reduce(np.diff(instants)))
+    tick = _multiple_of(instants)
     return tick if tick >= _LEAST_TICK_NS else 0
+
+
+def _multiple_of(instants: IntArray) -> int:
+    return int(np.gcd.reduce(np.diff(instants))) if len(instants) > 1 else 0
 
 
 def rounded(trace: Trace) -> str:
@@ -42,12 +46,16 @@ def rounded(trace: Trace) -> str:
 
 
 def spread(trace: Trace, seed: int) -> Trace:
-    """The same requests in the same order, each later by a time drawn evenly from the tick; ValueError where there is none."""
-    tick = tick_ns(trace.arrival_ns)
+    """The same requests in the same order, each later by a time drawn evenly from what all arrivals are multiples of.
+
+    ValueError where that is shorter than a log rounds to. Requests that all come at one instant stay so: nothing says for how long.
+    """
+    tick = _multiple_of(np.unique(trace.arrival_ns))
     if not tick:
+        return trace
+    if tick < _LEAST_TICK_NS:
         raise ValueError(
-            "spread_arrivals: the arrivals of the trace are not multiples of a time of which many requests share one; "
-            "leave it out"
+            f"spread_arrivals: the arrivals of the trace are no multiples of {_LEAST_TICK_NS / NS_PER_S:g} s or more; leave it out"
         )
     drawn = stream(seed, Stream.SPREAD).integers(0, tick, len(trace))
     # Sorted within a tick, so that requests that were logged in order stay so.

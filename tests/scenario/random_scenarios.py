@@ -65,6 +65,8 @@ def write_files(folder: Path) -> None:
     head = "backend,batch_size,new_tokens,cached_tokens,latency_ms"
     (folder / "steps.csv").write_text("\n".join([head, *(f"a,{row}" for row in steps), "b,1,8,0,3.0"]) + "\n")
     (folder / "popularity.txt").write_text("\n".join(str(1 + i % 7) for i in range(128)) + "\n")
+    rows = [f"{i // 3 / 10},{100 + 10 * i},{5 + i}" for i in range(24)]
+    (folder / "tenths.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "\n".join(rows) + "\n")
     (folder / "rates.csv").write_text("start_s,rate_per_s\n0,40\n1,5\n2,80\n3,0\n")
     rows = [f"{i},{r},{rng.randrange(4)}" for i in range(5) for r in range(4 * _LONGEST)]
     (folder / "accepted.csv").write_text("request,round,accepted\n" + "\n".join(rows) + "\n")
@@ -1199,6 +1201,8 @@ def _protocol(rng: Random) -> _Load:
 def _export(rng: Random) -> _Load:
     columns = {"arrival": "at", "prompt_tokens": "usage.in", "output_tokens": "usage.out", "max_tokens": "limit"}
     found = {"trace": "export.jsonl", "columns": columns, "missing_output": rng.choice(["drop", "max_tokens", "draw"])}
+    if rng.random() < 0.2:
+        return _Load({"trace": "tenths.csv", "spread_arrivals": True}, longest=360)
     return _Load(
         found | _some(rng, 0.3, keep_failed=[True], since=[0.1, "2026-09-21T14:13:20.2Z"], until=[0.7]),
         columns=frozenset({"max_tokens"}),

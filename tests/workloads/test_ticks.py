@@ -1,5 +1,7 @@
 """Arrivals that a log rounded are told, and spread again on request."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,11 @@ def test_spreading_keeps_rows_and_seconds_and_is_drawn_by_the_seed(exact_and_who
     assert (spread(trace, 0).arrival_ns == found.arrival_ns).all()
     assert (spread(trace, 1).arrival_ns != found.arrival_ns).any()
     assert "multiples of 1 s" in found.notes[-1]
+    # A few rows of the same log are spread too, and those of one instant left.
+    few = spread(trace.limit(12), 0)
+    assert (few.arrival_ns // S == trace.arrival_ns[:12] // S).all()
+    at_once = replace(trace, arrival_ns=np.zeros(len(trace), np.int64))
+    assert spread(at_once, 0) is at_once
 
 
 def test_whole_seconds_make_requests_wait_and_spreading_takes_it_back(exact_and_whole):
@@ -61,9 +68,7 @@ def test_what_cannot_be_spread_is_one_sentence(exact_and_whole):
     exact, whole = exact_and_whole
     assert rounded(read_trace(exact)) == ""
     scenario = Scenario.default().with_set(f"workload.trace={exact}", "workload.spread_arrivals=true")
-    with pytest.raises(
-        ScenarioError, match=r"are not multiples of a time of which many requests share one; leave it out$"
-    ):
+    with pytest.raises(ScenarioError, match=r"are no multiples of 0.1 s or more; leave it out$"):
         simulate(scenario)
     arrivals = {"process": "poisson", "rate_per_s": 4}
     with pytest.raises(ScenarioError, match=r"arrivals draws others; leave out one of them"):
