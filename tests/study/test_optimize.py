@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from sim import RooftraceError, Scenario
 from sim.cli import build_app
+from sim.cli.commands.optimize import attained_text
 from sim.launch import recommended
 from sim.study.optimize import cheapest, choose, pareto_front, with_costs
 from sim.study.rates import Target, highest_rate, judge, target_of
@@ -184,6 +185,11 @@ def test_candidates_within_the_slo_whose_price_is_not_known_are_named():
         "none of 2 candidates keeps 99.0% of requests within the SLO at a cost that is known. Within the SLO at a cost that is not "
         "known (costs.usd_per_device_hour says it): hardware=b300; hardware=h100"
     )
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.98969, "98.97%"), (0.99, "99.0%"), (0.98, "98.0%"), (0.9951, "99.5%")])
+def test_a_share_below_the_target_is_not_shown_as_the_target(share, text):
+    assert attained_text(share, 0.99) == text
 
 
 def test_a_candidate_keeps_the_slo_with_confidence_without_saturation_and_in_every_run():

@@ -305,6 +305,11 @@ def _where(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
+def attained_text(share: float, target: float | None) -> str:
+    """The share that was attained, with a digit more where one fewer would hide that it is below the *target*."""
+    return f"{share:.2%}" if target is not None and share < target <= round(share, 3) else f"{share:.1%}"
+
+
 def _print(found: Choice, scenario: Scenario, target: Target, out: Path | None, part: str) -> None:
     from sim.results import figure_text
     from sim.study.optimize import UNITS
@@ -315,7 +320,14 @@ def _print(found: Choice, scenario: Scenario, target: Target, out: Path | None, 
     rows = [
         (
             *(str(row[key]) for key in found.axes),
-            *("-" if row.get(key) is None or row[key] != row[key] else figure_text(key, row[key]) for key in columns),
+            *(
+                "-"
+                if row.get(key) is None or row[key] != row[key]
+                else attained_text(row[key], target.attainment)
+                if key == "slo_attainment"
+                else figure_text(key, row[key])
+                for key in columns
+            ),
             "yes" if row["keeps"] else "no",
             "yes" if row["on_front"] else "",
         )
