@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.model import catalogue_base, load_model
+from sim.bench.formats import sglang_bench, vllm_bench
 from sim.bench.load import NotReplayable
 from sim.bench.measured import BenchRun
 from sim.bench.replay import LATENCIES, Replayed, replay
@@ -127,16 +128,9 @@ def strange(scenario: Scenario, runs: Sequence[BenchRun]) -> list[str]:
     return [*_strange_models(scenario, runs), *_strange_engines(scenario, runs)]
 
 
-_SERVED_BY: Mapping[tuple[str, object], str] = {
-    **{
-        ("sglang.bench_serving", name): "sglang"
-        for name in ("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat")
-    },
-    **{("sglang.bench_serving", name): "vllm" for name in ("vllm", "vllm-chat")},
-    ("sglang.bench_serving", "trt"): "trtllm",
-    ("vllm bench serve", "tensorrt-llm"): "trtllm",
+_SERVED_BY = {
+    (tool.FORMAT, backend): engine for tool in (vllm_bench, sglang_bench) for backend, engine in tool.ENGINES.items()
 }
-"""The engines that the backends of a benchmark ask, by their --help; vllm bench serve's others ask any server."""
 
 
 def _strange_engines(scenario: Scenario, runs: Sequence[BenchRun]) -> Iterator[str]:

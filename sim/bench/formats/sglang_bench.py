@@ -16,6 +16,12 @@ from sim.bench.formats import vllm_bench
 from sim.bench.measured import BenchRun, Lengths, Offered, ServerSide
 
 FORMAT = "sglang.bench_serving"
+ENGINES = {
+    **dict.fromkeys(("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat"), "sglang"),
+    **dict.fromkeys(("vllm", "vllm-chat"), "vllm"),
+    "trt": "trtllm",
+}
+"""The engine that a backend asks, by its --help; the other backends ask any server."""
 
 
 def is_one(document: Any) -> bool:

@@ -30,6 +30,8 @@ from sim.bench.fields import (
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, RequestRows, ServerSide
 
 FORMAT = "vllm bench serve"
+ENGINES = {"tensorrt-llm": "trtllm"}
+"""The engine that a backend asks, by its --help; the other backends ask any server."""
 _FIGURE = re.compile(r"^(mean|median|std|p\d+(?:\.\d+)?)_(ttft|tpot|itl|e2el|e2e_latency)(_ms)?$")
 _DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
 _KNOWN = {
