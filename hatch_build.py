@@ -73,9 +73,13 @@ static int raise_it(void *error) {
     return -1;
 }
 
+static int is_integer(PyObject *factor) {  // and not of a class with a product of its own, which may fail each time
+    return PyLong_Check(factor) && Py_TYPE(factor)->tp_as_number->nb_multiply == PyLong_Type.tp_as_number->nb_multiply;
+}
+
 PyObject *rooftrace_multiply(PyObject *left, PyObject *right) {
     PyObject *product = PyNumber_Multiply(left, right);
-    while (product == NULL && PyLong_Check(left) && PyLong_Check(right) && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
+    while (product == NULL && is_integer(left) && is_integer(right) && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
         PyErr_NormalizeException(&type, &error, &trace);

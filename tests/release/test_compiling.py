@@ -6,6 +6,9 @@ import ast
 import hashlib
 import importlib.util
 import json
+import shlex
+import shutil
+import subprocess
 import sys
 import sysconfig
 import typing
@@ -117,6 +120,63 @@ def test_a_changed_source_is_run_as_it_is(finder: compiled_finder._Finder, tmp_p
 
 def test_without_its_folder_all_is_plain(tmp_path: Path) -> None:
     assert compiled_finder._Finder(str(tmp_path / "gone")).find_spec("policies.vllm", ["policies"]) is None
+
+
+MULTIPLYING = """
+#include <Python.h>
+PyObject *rooftrace_multiply(PyObject *, PyObject *);
+
+static PyObject *multiply(PyObject *self, PyObject *factors) {
+    return rooftrace_multiply(PyTuple_GET_ITEM(factors, 0), PyTuple_GET_ITEM(factors, 1));
+}
+static PyMethodDef METHODS[] = {{"multiply", multiply, METH_VARARGS, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "multiplying", "", -1, METHODS};
+PyMODINIT_FUNC PyInit_multiplying(void) { return PyModule_Create(&MODULE); }
+"""
+
+MULTIPLIED = """
+import signal
+from multiplying import multiply
+
+class Refuses(int):
+    def __mul__(self, other):
+        raise ArithmeticError("never")
+
+def interrupt(*_):
+    raise KeyboardInterrupt("by the signal")
+
+assert multiply(6, True) == 6 and multiply(0.5, 3) == 1.5
+signal.alarm(20)  # ends what would go on for ever
+try:
+    multiply(Refuses(3), 4)
+except ArithmeticError as error:
+    print(error)
+signal.signal(signal.SIGALRM, interrupt)
+large = 3**1_000_000
+signal.setitimer(signal.ITIMER_REAL, 0.001)
+try:
+    for _ in range(1000):
+        multiply(large, large)
+except KeyboardInterrupt as error:
+    print(error)
+"""
+
+
+def test_products_of_integers_go_on_when_a_signal_comes_and_others_fail_as_ever(
+    hook: ModuleType, tmp_path: Path
+) -> None:
+    compiler = shlex.split(sysconfig.get_config_var("LDSHARED") or "")
+    headers = Path(sysconfig.get_paths()["include"])
+    if not compiler or shutil.which(compiler[0]) is None or not (headers / "Python.h").is_file():
+        pytest.skip("no C compiler, or no headers of Python")
+    (tmp_path / "multiply.c").write_text(hook.MULTIPLY)
+    (tmp_path / "module.c").write_text(MULTIPLYING)
+    subprocess.run(
+        [*compiler, "-fPIC", "-Wall", "-Werror", f"-I{headers}", "multiply.c", "module.c", "-o", "multiplying.so"],
+        cwd=tmp_path, check=True,
+    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", MULTIPLIED], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "never\nby the signal\n", "")
 
 
 def test_the_build_says_why_it_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
