@@ -187,7 +187,12 @@ def test_candidates_within_the_slo_whose_price_is_not_known_are_named():
     )
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.98969, "98.97%"), (0.99, "99.0%"), (0.98, "98.0%"), (0.9951, "99.5%")])
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.98969, "98.97%"), (0.98997, "98.997%"), (0.99, "99.0%"), (0.98, "98.0%"), (0.9951, "99.5%"),
+    ],
+)  # fmt: skip
 def test_a_share_below_the_target_is_not_shown_as_the_target(share, text):
     assert attained_text(share, 0.99) == text
 

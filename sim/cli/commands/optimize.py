@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -306,8 +307,10 @@ def _where(settings: Mapping[str, Any]) -> str:
 
 
 def attained_text(share: float, target: float | None) -> str:
-    """The share that was attained, with a digit more where one fewer would hide that it is below the *target*."""
-    return f"{share:.2%}" if target is not None and share < target <= round(share, 3) else f"{share:.1%}"
+    """The share that was attained, with as many digits as show where it is below the *target*."""
+    least = math.inf if target is None or share >= target else target
+    digits = next((n for n in range(1, 9) if round(share, n + 2) < least), 9)
+    return f"{share:.{digits}%}"
 
 
 def _print(found: Choice, scenario: Scenario, target: Target, out: Path | None, part: str) -> None:
