@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Protocol
+from typing import Protocol, cast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Control(Protocol):
 
 def wanted_of(control: Control | Callable[[Seen], int]) -> Callable[[Seen], int]:
     """The function that decides: the policy's method, or the function itself."""
-    return control if callable(control) else control.wanted
+    return cast("Callable[[Seen], int]", getattr(control, "wanted", control))
 
 
 def remembers_s(control: object) -> float:

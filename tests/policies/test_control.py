@@ -21,6 +21,7 @@ from policies.control import (
     Seen,
     TargetTracking,
     stabilised,
+    wanted_of,
 )
 from policies.control.hpa import Hpa, highest, most_at_once
 from policies.control.rates import waits_longer
@@ -304,3 +305,13 @@ def test_every_control_policy_is_at_most_fifty_lines() -> None:
         lines = inspect.getsource(getattr(control, name)).splitlines()
         assert len(lines) <= 50, name
         assert ast.parse("\n".join(lines))
+
+
+def test_a_policy_decides_by_its_method_and_a_function_by_itself() -> None:
+    class Called(Concurrency):
+        def __call__(self) -> None: ...
+
+    called = Called(target=10.0)
+    method = called.wanted
+    assert wanted_of(called) == method
+    assert wanted_of(method) == method
