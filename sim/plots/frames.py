@@ -94,7 +94,7 @@ def lines(
         at, value = at[order], group[y].to_numpy(dtype=float)[order]
         error = group[half].to_numpy(dtype=float)[order] if half in group and group[half].notna().any() else None
         if error is not None and is_share(y):
-            error = np.minimum(error, [value, 1.0 - value])
+            error = np.minimum(error, np.maximum([value, 1.0 - value], 0.0))
         color, marker = _COLORS[index], MARKERS[index]
         # Between names there is nothing.
         wide = 1.4 if ticks is None else 0.0

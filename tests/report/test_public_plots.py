@@ -59,6 +59,15 @@ def test_intervals_of_shares_end_at_none_and_at_all():
     assert np.array([bar[:, 1] for bar in bars.get_segments()]) == pytest.approx(np.array([[0.6, 1.0], [0.0, 0.3]]))
 
 
+def test_a_share_above_one_is_drawn_where_it_is():
+    """Bandwidth beyond the one that a datasheet states, and a mean of ones that is rounded up."""
+    ax = axes()
+    table = pd.DataFrame({"x": [1, 2], "mbu": [1.02, 0.5], "mbu.half_width": [0.01, 0.1]})
+    plots.lines(table, ax, x="x", y="mbu")
+    (bars,) = ax.collections
+    assert np.array([bar[:, 1] for bar in bars.get_segments()]) == pytest.approx(np.array([[1.01, 1.02], [0.4, 0.6]]))
+
+
 def test_settings_that_begin_alike_and_numbers_that_are_near_have_a_line_each():
     """Their names differ too, so that no line joins the points of two settings."""
     drafted = [f'{{"method": "draft_model", "draft": {{"step_s": 0}}, "num_speculative_tokens": {k}}}' for k in (2, 4)]
