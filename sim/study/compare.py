@@ -192,7 +192,7 @@ def compare(
     """The difference of *b* from *a*, with intervals over pairs that share their random numbers.
 
     Both are of one kind. Scenarios (or their files) are run *replications* times each with the same seeds, or where
-    nothing in them is random, which three equal ones say, once and compared as results. Sweeps (or
+    nothing in them is random, which three equal ones say (all, where failures are drawn), once and compared as results. Sweeps (or
     their folders) are paired point by point and seed by seed. A change is mean(B) / mean(A) - 1 over the pairs, and is
     about runs as long as these (`sim.study.statistics.ratio_interval`). Results (or their folders) of the same requests
     are paired stretch by stretch, and the change is about the long run (`sim.study.paired.latency_change`); where the
@@ -254,7 +254,8 @@ def _scenarios(
             plans = (("a", Sweep(base=a, replications=n)), ("b", Sweep(base=b, replications=n)))
             return [sweep(plan, jobs=jobs, out=Path(folder) / name) for name, plan in plans]
 
-        both = of_both(min(replications, _TO_BE_ALIKE))
+        first = replications if any(map(_may_fail, (a, b))) else min(replications, _TO_BE_ALIKE)
+        both = of_both(first)
         for name, each in zip("AB", both, strict=True):
             failures = each.failures(1)
             if failures:
@@ -267,7 +268,7 @@ def _scenarios(
                 found = _results(*results, metrics, level, ("", ""), random=False)
                 how = f"nothing in these scenarios is random, so that one run of each is compared: {found.how}"
                 return replace(found, a=labels[0], b=labels[1], how=how)
-        elif replications > _TO_BE_ALIKE:
+        elif replications > first:
             both = of_both(replications)
         return Comparison(
             a=labels[0],
@@ -282,6 +283,11 @@ def _scenarios(
             notes=_notes(*(map(str, side.notes) for side in both)),
             trusted=(_of_one_point(both[0]), _of_one_point(both[1])),
         )
+
+
+def _may_fail(scenario: Scenario) -> bool:
+    """Whether failures of machines are drawn: rare ones leave a few replications equal by chance."""
+    return scenario.failures is not None and scenario.failures.mean_up_s is not None
 
 
 def _is_alike(result: SweepResult) -> bool:

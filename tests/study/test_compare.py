@@ -118,6 +118,13 @@ def test_scenarios_in_which_nothing_is_random_are_paired_request_by_request(tmp_
     differ = compare(a, b.with_set("workload.rate_scale=2"), jobs=1)
     assert "their requests differ" in differ.how
     assert {each.why for each in differ} == {"equal replications have no interval"}
+    # In the first three replications no machine fails, in the fourth one does.
+    sizes.clear()
+    failing = [
+        each.with_set("failures={mean_up_s: 500, mean_down_s: 20, in_flight: retry}", "seed=3") for each in (a, b)
+    ]
+    assert "nothing in these scenarios" not in compare(*failing, replications=4, jobs=1).how
+    assert sizes == [4, 4]
 
 
 def test_a_scenario_equals_itself():
