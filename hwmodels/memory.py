@@ -522,6 +522,8 @@ def memory_plan(
     share = _share(deployment, rules, share)
     if not 0 <= reserve_bytes < math.inf:
         raise ValueError(f"reserve_bytes must be a finite number of at least 0; got {reserve_bytes!r}")
+    if block_tokens is not None and block_tokens < 1:
+        raise ValueError(f"block_tokens must be an integer of at least 1; got {block_tokens!r}")
     block_tokens = _block_tokens(parallel, rules, block_tokens)
     total = device.memory_bytes if rules is None else visible_bytes(device)
     in_pages = rules is not None and stacks()[rules.stack].pages_by_group

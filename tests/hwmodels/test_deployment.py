@@ -87,9 +87,19 @@ def test_a_model_that_fits_nowhere_says_so():
         plan(found, share=0.1)
 
 
-def test_a_reserve_that_leaves_too_little_is_refused():
-    with pytest.raises(ValueError, match="does not fit"):
-        plan(deploy(model="llama-3.1-8b", hardware="h100-sxm"), reserve_bytes=70e9)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"share": 1.5}, r"the share of the memory lies in \(0, 1\]; got 1.5"),
+        ({"reserve_bytes": -1.0}, "reserve_bytes must be a finite number of at least 0; got -1.0"),
+        ({"block_tokens": 0}, "block_tokens must be an integer of at least 1; got 0"),
+        ({"reserve_bytes": 80e9}, "leaves nothing"),
+        ({"reserve_bytes": 70e9}, "does not fit"),
+    ],
+)
+def test_bad_memory_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        plan(deploy(model="llama-3.1-8b", hardware="h100-sxm"), **settings)
 
 
 def test_equal_arguments_give_the_same_deployment():
