@@ -146,7 +146,8 @@ def plot_gap(ax: Axes, gap: Gap) -> None:
         color = OKABE_ITO["vermillion"] if after < before else OKABE_ITO["green"]
         ax.bar(i, abs(before - after), bottom=min(before, after), color=color, width=0.65)
         ax.plot([i - 1 + 0.325, i - 0.325], [before, before], color=GREY, linewidth=0.8)
-        ax.text(i, max(before, after) + 0.015 * first, f"{round(after - before, 2) + 0.0:+.2f}", ha="center", va="bottom", fontsize=9)
+        said = f"{round(after - before, 2) + 0.0:+.2f}"
+        ax.text(i, max(before, after) + 0.015 * first, said, ha="center", va="bottom", fontsize=9)
     ax.plot([len(labels) - 2 + 0.325, len(labels) - 1.325], [last, last], color=GREY, linewidth=0.8)
     for at, value in ((0, first), (len(labels) - 1, last)):
         ax.text(at, value + 0.015 * first, f"{value:.2f}", ha="center", va="bottom", fontsize=10, weight="bold")
