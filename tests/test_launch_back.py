@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import hwmodels
 from sim import simulate
 from sim.errors import RooftraceError
 from sim.launch import export, recommended, scenario_from
@@ -379,7 +380,7 @@ def test_a_server_loads_no_description_of_a_model(tmp_path: Path, file: str, loa
     """A config.json stands for the folder that it lies in; of another file it is said that no server loads it."""
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
-    path.write_text((Path(__file__).parents[1] / "hwmodels/models/llama-3.1-8b.json").read_text())
+    path.write_text(Path(hwmodels.__file__).with_name("models").joinpath("llama-3.1-8b.json").read_text())
     found = export(Chosen(scenario=Scenario(model=str(path)), reasons=()), "vllm")
     assert f"vllm serve {tmp_path / loaded}\n" in f"{found.text}\n"
     assert any("holds no weights" in each for each in found.left_out) == named

@@ -29,7 +29,7 @@ _OF_THE_WHOLE_RUN = {
     "prefix_cache": "prefix_cache.evictions",
     "kv_tiers": "kv_tiers, but for hits and load_s",
 }
-"""What stays that of the whole run in the sections that a run may have."""
+"""Figures of the sections that a run may have which stay those of the whole run."""
 
 
 def summary(
