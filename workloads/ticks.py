@@ -19,7 +19,7 @@ _LEAST_INSTANTS, _LEAST_REQUESTS = 3, 20
 
 
 def tick_ns(arrival_ns: IntArray) -> int:
-    """The step of time that all arrivals are multiples of, from the first on, where many come together; 0 where it is short or few do."""
+    """The step that all arrivals are multiples of, from the first on, where many come together; 0 where it is short or few do."""
     instants, counts = np.unique(arrival_ns, return_counts=True)
     n = len(arrival_ns)
     if len(instants) < _LEAST_INSTANTS or n < _LEAST_REQUESTS or counts[counts > 1].sum() < _LEAST_TOGETHER * n:
