@@ -398,31 +398,36 @@ def _results(
             f"the runs replay different requests ({len(first):,} and {len(second):,}), so that there are no pairs; give "
             "both the same workload and seed, or compare their scenarios"
         )
-    saturated = (a.summary[SATURATED], b.summary[SATURATED])
     flat = [_flat(each.summary) for each in (a, b)]
     chosen = _chosen(metrics, [name for name in flat[0] if name in flat[1]])
     kept = a.in_window & b.in_window
     order = np.flatnonzero(kept)[np.argsort(a.columns.requests["arrival_ns"][kept], kind="stable")]
     stretches = min(_stretches(each, order) for each in (a, b))
+    saturated = (a.summary[SATURATED], b.summary[SATURATED])
     hint = {} if random else {"otherwise": ""}
-    differences = []
-    for metric in chosen:
+
+    def change_of(metric: str, value: Sequence[Any]) -> tuple[st.Change | None, str]:
+        """The change of one metric, and the reason where it has no interval."""
         head, _, statistic = metric.rpartition(".")
-        value = [side[metric] for side in flat]
-        change, why = None, ""
         if any(saturated) and metric.startswith(UNSTEADY):
-            why = _saturated_text(*saturated)
-        elif not all(map(_known, value)):
-            why = "no value"
-        elif value[0] <= 0 and not is_share(metric):
-            why = "no relative change from 0"
-        elif head in _PER_REQUEST and statistic in STATISTICS:
+            return None, _saturated_text(*saturated)
+        if not all(map(_known, value)):
+            return None, "no value"
+        if value[0] <= 0 and not is_share(metric):
+            return None, "no relative change from 0"
+        if head in _PER_REQUEST and statistic in STATISTICS:
             before, after = (each[head].to_numpy()[order] for each in (first, second))
             change, why = latency_change(before, after, statistic, stretches=stretches, level=level, **hint)
-        if change is None and not why:
-            mean = _change(metric, *value)
-            change = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level)
-            why = "one run has no interval" + ("; compare scenarios" if random else "")
+            if change is not None or why:
+                return change, why
+        mean = _change(metric, *value)
+        change = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level)
+        return change, "one run has no interval" + ("; compare scenarios" if random else "")
+
+    differences = []
+    for metric in chosen:
+        value = [side[metric] for side in flat]
+        change, why = change_of(metric, value)
         bounds = _bounds(metric, [[side] for side in flat])
         differences.append(
             Difference(metric=metric, where={}, a=value[0], b=value[1], change=change, why=why, bounds=bounds)

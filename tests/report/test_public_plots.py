@@ -51,21 +51,20 @@ def test_lines_are_drawn_for_each_hue_with_error_bars_and_crosses_where_saturate
     assert ax.get_ylim()[0] == 0
 
 
-def test_intervals_of_shares_end_at_none_and_at_all():
+@pytest.mark.parametrize(
+    ("share", "values", "half_widths", "drawn"),
+    [
+        ("slo_attainment", [0.9, 0.1], [0.3, 0.2], [[0.6, 1.0], [0.0, 0.3]]),
+        # Bandwidth beyond the one that a datasheet states.
+        ("mbu", [1.02, 0.5], [0.01, 0.1], [[1.01, 1.02], [0.4, 0.6]]),
+    ],
+)
+def test_intervals_of_shares_end_at_none_and_at_all(share, values, half_widths, drawn):
     ax = axes()
-    table = pd.DataFrame({"x": [1, 2], "slo_attainment": [0.9, 0.1], "slo_attainment.half_width": [0.3, 0.2]})
-    plots.lines(table, ax, x="x", y="slo_attainment")
+    table = pd.DataFrame({"x": [1, 2], share: values, f"{share}.half_width": half_widths})
+    plots.lines(table, ax, x="x", y=share)
     (bars,) = ax.collections
-    assert np.array([bar[:, 1] for bar in bars.get_segments()]) == pytest.approx(np.array([[0.6, 1.0], [0.0, 0.3]]))
-
-
-def test_a_share_above_one_is_drawn_where_it_is():
-    """Bandwidth beyond the one that a datasheet states, and a mean of ones that is rounded up."""
-    ax = axes()
-    table = pd.DataFrame({"x": [1, 2], "mbu": [1.02, 0.5], "mbu.half_width": [0.01, 0.1]})
-    plots.lines(table, ax, x="x", y="mbu")
-    (bars,) = ax.collections
-    assert np.array([bar[:, 1] for bar in bars.get_segments()]) == pytest.approx(np.array([[1.01, 1.02], [0.4, 0.6]]))
+    assert np.array([bar[:, 1] for bar in bars.get_segments()]) == pytest.approx(np.array(drawn))
 
 
 def test_settings_that_begin_alike_and_numbers_that_are_near_have_a_line_each():
