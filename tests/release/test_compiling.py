@@ -127,7 +127,10 @@ MULTIPLYING = """
 PyObject *rooftrace_multiply(PyObject *, PyObject *);
 
 static PyObject *multiply(PyObject *self, PyObject *factors) {
-    return rooftrace_multiply(PyTuple_GET_ITEM(factors, 0), PyTuple_GET_ITEM(factors, 1));
+    PyObject *product = rooftrace_multiply(PyTuple_GET_ITEM(factors, 0), PyTuple_GET_ITEM(factors, 1));
+    if (product == NULL && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
+        Py_FatalError("a product that a signal interrupted was not made");  // as mypyc ends the process
+    return product;
 }
 static PyMethodDef METHODS[] = {{"multiply", multiply, METH_VARARGS, ""}, {NULL, NULL, 0, NULL}};
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "multiplying", "", -1, METHODS};

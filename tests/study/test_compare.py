@@ -162,6 +162,12 @@ def test_the_change_of_two_results_is_that_of_the_figures_shown():
     assert each.change.mean == pytest.approx(each.b / each.a - 1, rel=1e-12)
 
 
+def test_what_is_nothing_in_a_has_no_relative_change():
+    run = BUSY.with_set("workload.requests=20")
+    (each,) = compare(simulate(run), simulate(run.with_set("seed=0")), metrics=["preemptions"])
+    assert (each.a, each.change, each.why) == (0, None, "no relative change from 0")
+
+
 def test_figures_of_a_window_are_compared_over_the_requests_of_both():
     run = BUSY.with_set("workload.requests=600", "window={from_s: 10, to_s: 25}")
     a, b = simulate(run), simulate(run.with_set("hardware=a100-80gb-sxm"))
