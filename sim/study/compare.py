@@ -250,16 +250,14 @@ def _scenarios(
     # Finished runs are found again in the folder, so that the first few cost nothing where all are needed.
     with tempfile.TemporaryDirectory(prefix="rooftrace-compare-") as folder:
 
-        def of_both(n: int) -> list[SweepResult]:
-            plans = (("a", Sweep(base=a, replications=n)), ("b", Sweep(base=b, replications=n)))
-            return [sweep(plan, jobs=jobs, out=Path(folder) / name) for name, plan in plans]
+        def replicated(name: str, scenario: Scenario, n: int) -> SweepResult:
+            found = sweep(Sweep(base=scenario, replications=n), jobs=jobs, out=Path(folder) / name)
+            if failures := found.failures(1):
+                raise RooftraceError(f"{name} cannot be run: {failures[0]['error']}")
+            return found
 
         first = replications if any(map(_may_fail, (a, b))) else min(replications, _TO_BE_ALIKE)
-        both = of_both(first)
-        for name, each in zip("AB", both, strict=True):
-            failures = each.failures(1)
-            if failures:
-                raise RooftraceError(f"{name} cannot be run: {failures[0]['error']}")
+        both = replicated("A", a, first), replicated("B", b, first)
         labels = [f"{each.source}: {_label(side)}" for each, side in zip((a, b), both, strict=True)]
         nothing_random = all(map(_is_alike, both))
         if nothing_random:
@@ -269,7 +267,7 @@ def _scenarios(
                 how = f"nothing in these scenarios is random, so that one run of each is compared: {found.how}"
                 return replace(found, a=labels[0], b=labels[1], how=how)
         elif replications > first:
-            both = of_both(replications)
+            both = replicated("A", a, replications), replicated("B", b, replications)
         return Comparison(
             a=labels[0],
             b=labels[1],

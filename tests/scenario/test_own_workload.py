@@ -146,6 +146,19 @@ def careless(batches, lowest=1, names=("a",)):
     return Batches(prompt_tokens=prompts, output_tokens=np.full(len(prompts), 2), size=max(batches))
 
 
+def failing_late(*, requests: int, seed: int) -> Workload:
+    if seed > 3:
+        raise ValueError("nothing to send")
+    return Batches.drawn(requests=requests, size=4, seed=seed)
+
+
+def test_a_comparison_is_refused_where_a_later_replication_fails() -> None:
+    """Not only one of the first few, which say whether anything is random."""
+    late = scenario(policy="batches:failing_late", size=None)
+    with pytest.raises(RooftraceError, match=r"A cannot be run: .*nothing to send"):
+        rooftrace.compare(late, late, replications=6, jobs=1)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
