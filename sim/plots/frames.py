@@ -83,13 +83,10 @@ def lines(
     half = f"{y}.half_width"
     number = is_number(frame[x])
     ticks = None if number else texts_of(frame[x])
+    places = {value: index for index, value in enumerate(ticks or ())}
     crossed = False
     for index, (name, group) in enumerate(groups(frame, hue)):
-        at = (
-            group[x].to_numpy(dtype=float)
-            if ticks is None
-            else np.array([list(ticks).index(present(v)) for v in group[x]])
-        )
+        at = group[x].to_numpy(dtype=float) if ticks is None else np.array([places[present(v)] for v in group[x]])
         order = np.argsort(at, kind="stable")
         at, value = at[order], group[y].to_numpy(dtype=float)[order]
         error = group[half].to_numpy(dtype=float)[order] if half in group and group[half].notna().any() else None
@@ -159,12 +156,13 @@ def heatmap(frame: pd.DataFrame, ax: Axes, *, x: str, y: str, value: str) -> Non
     if frame.duplicated([x, y]).any():
         raise ValueError(f"several rows share one cell of {x} and {y}; filter the rest of the columns to one value")
     columns, rows = (texts_of(frame[key]) for key in (x, y))
+    at_column, at_row = ({value: index for index, value in enumerate(each)} for each in (columns, rows))
     grid = np.full((len(rows), len(columns)), np.nan)
     verdict = np.zeros(grid.shape, dtype=bool)
     for at_x, at_y, number, lost in zip(
         map(present, frame[x]), map(present, frame[y]), frame[value].astype(float), saturated(frame), strict=True
     ):
-        place = list(rows).index(at_y), list(columns).index(at_x)
+        place = at_row[at_y], at_column[at_x]
         grid[place], verdict[place] = number, lost
     # cividis is built for colour-blind readers: Nunez, Anderton and Renslow, PLOS ONE 13(7), 2018.
     image = ax.imshow(grid, aspect="auto", origin="lower", cmap="cividis")
@@ -229,10 +227,9 @@ def pareto(
         text = str(first) if first == last else f"{first}, {last}" if last == first + 1 else f"{first} to {last}"
         ax.annotate(text, at[last - 1], xytext=(4, 4), textcoords="offset points", fontsize=8)
     lines = []
+    texts = {key: texts_of(frame[key]) for key in named}
     for number, (_, row) in enumerate(front.iterrows(), start=1):
-        settings = (
-            f"{key} {texts_of(frame[of])[present(row[of])]}" for key, of in zip(short_keys(named), named, strict=True)
-        )
+        settings = (f"{key} {texts[of][present(row[of])]}" for key, of in zip(short_keys(named), named, strict=True))
         lines.append(f"{number}: {', '.join(settings)}")
     ax.text(0.0, -0.14, "\n".join(lines), transform=ax.transAxes, fontsize=8, va="top", ha="left")
 
